@@ -1,0 +1,73 @@
+"""The engines a params file can name, one schema each; ``engine`` says which.
+
+``model: policy`` stands for the model the iteration starts from; any other value is a folder with a model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from selfimprove.params_base import Section
+
+
+class TransformersEngineConfig(Section):
+    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/transformers.py``)."""
+
+    engine: Literal["transformers"]
+    model: str = "policy"
+    chat_template: str | None = None
+    slots: int = Field(default=64, ge=1, description="rows decoded at once")
+    context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
+    prefill_rows: int = Field(default=16, ge=1)
+    prefill_block: int = Field(default=32, ge=1, description="tokens of a prompt that are read at once")
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    trust_remote_code: bool = False
+
+
+class VllmEngineConfig(Section):
+    """vLLM in this process (``engines/vllm.py``); by server, use ``openai``."""
+
+    engine: Literal["vllm"]
+    model: str = "policy"
+    chat_template: str | None = None
+    context: int = Field(default=4096, ge=16)
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    tensor_parallel: int = Field(default=1, ge=1)
+    gpu_memory: float = Field(default=0.9, gt=0, le=1)
+    max_sequences: int = Field(default=256, ge=1)
+    prefix_caching: bool = True
+    enforce_eager: bool = False
+    trust_remote_code: bool = False
+
+
+class OpenAiEngineConfig(Section):
+    """Any OpenAI-compatible endpoint (``engines/openai.py``). The key comes from the environment or a key file only."""
+
+    engine: Literal["openai"]
+    base_url: str
+    model: str
+    api_key_env: str | None = Field(default="OPENAI_API_KEY", description="null: the endpoint wants no key")
+    api_key_file: str | None = Field(default=None, description="read when the variable is unset (a line KEY: value)")
+    concurrency: int = Field(default=32, ge=1)
+    timeout: float = Field(default=120.0, gt=0, description="seconds a call may take")
+    tries: int = Field(default=6, ge=1)
+    backoff: float = Field(default=1.0, ge=0, description="seconds before the first retry, doubling, with jitter")
+    backoff_max: float = Field(default=60.0, ge=0)
+    send_seed: bool = Field(default=True, description="off for endpoints that refuse the field")
+    n_per_call: int = Field(default=16, ge=1, description="samples asked of one call; more calls make up the rest")
+
+
+class ScriptedEngineConfig(Section):
+    """The environment's own expert in a teacher's place; wrong, by a plausible slip, at the declared rate."""
+
+    engine: Literal["scripted"]
+    error_rate: float = Field(default=0.0, ge=0, le=1)
+
+
+EngineConfig = Annotated[
+    TransformersEngineConfig | VllmEngineConfig | OpenAiEngineConfig | ScriptedEngineConfig,
+    Field(discriminator="engine"),
+]

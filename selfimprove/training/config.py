@@ -1,0 +1,73 @@
+"""Everything a finetune stage can be told; the defaults are those of the released RISE trainer where it has any."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.params_base import Section
+
+
+class LoraConfig(Section):
+    """Low-rank adapters, merged into the weights when training ends."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    quantize: Literal["none", "8bit", "4bit"] = "none"
+
+
+class LauncherConfig(Section):
+    """How the trainer is started: in this process, by torchrun (DDP), or by torchrun with DeepSpeed ZeRO."""
+
+    kind: Literal["single", "torchrun", "deepspeed"] = "single"
+    processes: int = Field(default=1, ge=1, description="processes on each node")
+    nodes: int = Field(default=1, ge=1)
+    rendezvous: str | None = Field(default=None, description="host:port of node 0, for more than one node")
+    zero_stage: Literal[2, 3] = 3
+    offload: bool = Field(default=False, description="ZeRO: optimiser state (and parameters in stage 3) to CPU memory")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> LauncherConfig:
+        if self.kind == "single" and self.processes * self.nodes > 1:
+            raise ValueError("kind 'single' has one process; use torchrun or deepspeed for more")
+        if self.nodes > 1 and self.rendezvous is None:
+            raise ValueError("more than one node needs rendezvous: host:port of node 0")
+        return self
+
+
+class FinetuneParams(Section):
+    """One fine-tuning run. ``batch_size`` counts examples in an optimiser step, over all processes."""
+
+    epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 keeps the model as it is")
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="stop after the step that reads this many tokens (epochs are then a minimum of 1)"
+    )
+    batch_size: int = Field(default=64, ge=1)
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once")
+    row_tokens: int = Field(default=1024, ge=1, description="width that conversations are packed to")
+    max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
+    lr: float = Field(default=1e-5, gt=0)
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    grad_clip: float = Field(default=1.0, gt=0)
+    reduction: Literal["example_mean", "token_mean"] = Field(
+        default="example_mean", description="RISE: mean token loss of each example, then the batch mean"
+    )
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tf32: bool = False
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    launcher: LauncherConfig = LauncherConfig()
+    device: Literal["cpu", "cuda"] = "cpu"
+    save_steps: int = Field(default=100, ge=1)
+    save_total_limit: int = Field(default=2, ge=1)
+    logging_steps: int = Field(default=10, ge=1)
+    report_to: Literal["none", "wandb", "tensorboard"] = "none"
+    chat_template: str | None = None
+    trust_remote_code: bool = False
