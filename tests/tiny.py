@@ -18,7 +18,7 @@ LINES = (
 
 
 def train_tokenizer(folder: Path, *, vocab_size: int = 320) -> int:
-    """Write a byte-level tokenizer (single digits) and the ``plain`` template; returns how many ids it has."""
+    """Write a byte-level tokenizer (single digits) with the ``plain`` template; returns its number of ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def make_tiny_model(
 ) -> Path:
     """Write config, safetensors weights and tokenizer of a random Llama to ``folder``, and return it.
 
-    The embeddings are untied; the head dimension is ``hidden / heads`` (32: what vLLM on CPU wants). ``spread``
+    The embeddings are untied; the head dimension is ``hidden / heads`` (32 suits vLLM on CPU). ``spread``
     is the weights' standard deviation: large enough that the next token's distribution is far from uniform.
     """
     import torch
