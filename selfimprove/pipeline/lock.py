@@ -1,0 +1,89 @@
+"""One process at a time works on a stage.
+
+A second run is refused with a sentence, except when the first is an orphan: ``kill -9`` of dvc leaves its stage
+working. The orphan's results are as good as ours, so we wait for it and take them over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from filelock import FileLock, Timeout
+
+from selfimprove.errors import UserError
+
+POLL_SECONDS = 0.2
+
+
+@contextmanager
+def stage_lock(folder: Path, stage: str) -> Iterator[None]:
+    """Hold the stage's lock.
+
+    Raises:
+        UserError: a living run of the stage, started by a living parent, holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
+    said = False
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            holder = _holder(owner)
+            if holder is None:
+                time.sleep(POLL_SECONDS)  # between its acquiring the lock and its writing its name
+                continue
+            if not _is_orphan(holder):
+                raise UserError(
+                    f"stage {stage} is already running (process {holder['pid']}); wait for it, or end that process."
+                ) from None
+            if not said:
+                print(
+                    f"{stage}: process {holder['pid']} of a killed run is still at work on this stage; waiting for it",
+                    file=sys.stderr, flush=True,
+                )  # fmt: skip
+                said = True
+            time.sleep(POLL_SECONDS)
+    try:
+        me = psutil.Process()
+        parents = [[p.pid, p.create_time()] for p in me.parents()[:2]]
+        temporary = owner.with_suffix(f".{os.getpid()}.part")
+        temporary.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), "parents": parents}))
+        os.replace(temporary, owner)
+        yield
+    finally:
+        owner.unlink(missing_ok=True)
+        lock.release()
+
+
+def _holder(owner: Path) -> dict[str, object] | None:
+    try:
+        value: dict[str, object] = json.loads(owner.read_text())
+        return value if _lives(value["pid"], value["created"]) else None
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _is_orphan(holder: dict[str, object]) -> bool:
+    """Whether one of the two processes above it (dvc, and the shell dvc starts stages with) has gone."""
+    parents = holder["parents"]
+    assert isinstance(parents, list)
+    return not all(_lives(pid, created) for pid, created in parents)
+
+
+def _lives(pid: object, created: object) -> bool:
+    try:
+        process = psutil.Process(int(str(pid)))
+        return (
+            abs(process.create_time() - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        )
+    except psutil.Error:
+        return False

@@ -1,0 +1,113 @@
+"""Reads params.yaml: closed schemas, and one sentence for whatever does not fit.
+
+A stage validates the sections it uses; an unknown top-level key is refused by every stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from selfimprove.errors import UserError
+from selfimprove.params_base import Section
+
+SECTIONS = ("run", "tokenizer", "base", "rise")
+"""Top-level keys of params.yaml, in the pipeline's order."""
+
+
+class RunParams(Section):
+    """What holds for every stage. Seed and threads are part of every result's identity."""
+
+    seed: int = Field(ge=0)
+    threads: int = Field(default=2, ge=1, description="CPU threads; other counts give other last bits")
+
+
+S = TypeVar("S", bound=Section)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file as plain objects (YAML 1.2, as DVC reads it).
+
+    Raises:
+        UserError: missing, not YAML, or not a mapping.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"{path} does not exist; run from the repository's root, or `make use PROFILE=default`."
+        )
+    try:
+        value = YAML(typ="safe", pure=True).load(path)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise UserError(f"{path}, line {line}: not YAML ({error.problem}); mend the line.") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML ({error}); mend the file.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a mapping of sections was expected ({', '.join(SECTIONS)}).")
+    return value
+
+
+def load_section(values: dict[str, Any], name: str, schema: type[S], where: str) -> S:
+    """Validate one section.
+
+    Raises:
+        UserError: names the first key that does not fit and, for an unknown one, the nearest that exists.
+    """
+    unknown = [key for key in values if key not in SECTIONS]
+    if unknown:
+        raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}.")
+    if name not in values:
+        raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
+    try:
+        return schema.model_validate(values[name])
+    except ValidationError as error:
+        raise UserError(f"{where}: {_explain(error, name, values[name])}") from None
+
+
+def _explain(error: ValidationError, section: str, value: Any) -> str:
+    first = error.errors()[0]
+    place = _keys(first["loc"], value)
+    path = ".".join([section, *place])
+    kind = first["type"]
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}."
+    if kind == "missing":
+        return f"{path}: missing; add it."
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {first['input']!r}"
+    return f"{path}: {message[0].lower()}{message[1:]}{shown}; mend it."
+
+
+def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
+    """The keys that stand in the file: pydantic's location without the tag of a union (the engine's kind)."""
+    keys, node = [], value
+    for part in loc:
+        if isinstance(node, dict) and part not in node and node.get("engine") == part:
+            continue
+        keys.append(str(part))
+        if isinstance(node, dict):
+            node = node.get(part)
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+    return keys
+
+
+def _known_keys() -> set[str]:
+    known: set[str] = set()
+    waiting = list(Section.__subclasses__())
+    while waiting:
+        schema = waiting.pop()
+        known.update(schema.model_fields)
+        waiting.extend(schema.__subclasses__())
+    return known
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "; remove it or mend its name"

@@ -1,0 +1,47 @@
+"""Files appear whole or not at all: written aside, then moved into place with ``os.replace``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+
+def publish(source: Path, target: Path, trash: Path) -> None:
+    """Move a finished file or folder to ``target``; whatever stood there goes to ``trash`` (same file system)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        trash.mkdir(parents=True, exist_ok=True)
+        os.replace(target, trash / uuid4().hex)
+    os.replace(source, target)
+
+
+def link_copy(source: Path, target: Path) -> None:
+    """A second name (hard link, else a copy) for a file, or for every file of a folder."""
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _link(str(source), str(target))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys: equal values give equal bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(
+        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
+        encoding="utf-8",
+    )
+    os.replace(temporary, path)
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target

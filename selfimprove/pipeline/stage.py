@@ -1,0 +1,200 @@
+"""The stage runner: what every stage script shares, so that the script itself only says what the stage does.
+
+A stage reads validated params, takes its lock, works in a scratch folder named by the hash of its inputs, params and
+code, and publishes its outputs at the end by renaming. Killed at any moment and started again, it resumes from what
+the scratch folder holds and ends with the same bytes. DVC deletes a stage's outputs before running it; a finished
+scratch folder therefore keeps second names of them, and a re-run with the same identity publishes those at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Generic
+
+from selfimprove.errors import UserError
+from selfimprove.pipeline.journal import Journal
+from selfimprove.pipeline.lock import stage_lock
+from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
+from selfimprove.pipeline.progress import StageProgress
+from selfimprove.pipeline.publish import link_copy, publish, write_json
+
+PARAMS_FILE = Path("params.yaml")
+SCRATCH = Path(".scratch")
+CODE = ("selfimprove", "stages", "requirements/main.lock")
+
+
+class Stage(Generic[S]):
+    """One run of one stage.
+
+    Attributes:
+        name: the stage's name in dvc.yaml, such as ``rise-generate@iter1``.
+        item: what follows the ``@`` ("" if nothing does).
+        run: the ``run`` section; ``params``: the method's section.
+    """
+
+    def __init__(self, name: str, item: str, run: RunParams, params: S, identity: Any) -> None:
+        self.name, self.item, self.run, self.params = name, item, run, params
+        self._identity = identity
+        self._inputs: dict[str, Path] = {}
+        self._outputs: dict[Path, Path] = {}
+        self.timing: dict[str, float] = {}
+
+    def input(self, path: str) -> Path:
+        """Declare and return an input; its content is part of the run's identity.
+
+        Raises:
+            UserError: it does not exist.
+        """
+        if "scratch" in self.__dict__:
+            raise RuntimeError(f"{self.name}: input {path} was declared after the work began")
+        place = Path(path)
+        if not place.exists():
+            raise UserError(
+                f"{path} does not exist; run `dvc repro {self.name}`, which makes what the stage needs first."
+            )
+        self._inputs[path] = place
+        return place
+
+    def narrow(self, identity: Any) -> None:
+        """Say which part of the params this stage reads; the rest is not part of its identity."""
+        self._identity = identity
+
+    @cached_property
+    def scratch(self) -> Path:
+        """The run's own folder, named by its identity; scratch of other identities of this stage is removed."""
+        home = SCRATCH / "stages" / self.name.replace("@", "-")
+        folder = home / self._key()
+        home.mkdir(parents=True, exist_ok=True)
+        for other in home.iterdir():
+            if other != folder:
+                shutil.rmtree(other, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def output(self, path: str) -> Path:
+        """Declare an output; returns where to write it for now (a fresh place; published when the stage ends)."""
+        place = self.scratch / "out" / path
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self._outputs[Path(path)] = place
+        return place
+
+    def journal(self, name: str) -> Journal:
+        """The run's journal of that name, with whatever an earlier, killed run of the same identity wrote."""
+        return Journal(self.scratch / f"{name}.journal")
+
+    def progress(self, total: int, *, done: int = 0) -> StageProgress:
+        """Progress over ``total`` units of this stage."""
+        return StageProgress(self.name, total, done=done)
+
+    def finished(self) -> bool:
+        """Whether an earlier run of this identity finished its work (its outputs are then published again)."""
+        return (self.scratch / "done").is_dir()
+
+    def publish(self) -> None:
+        """Move every output into place; keep second names of them in the scratch folder."""
+        done, trash = self.scratch / "done", self.scratch / "trash"
+        if not done.is_dir():
+            staged = self.scratch / "done.part"
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()
+            for path, place in self._outputs.items():
+                if not place.exists():
+                    raise RuntimeError(f"{self.name}: output {path} was declared but not written")
+                (staged / path).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(place, staged / path)
+            (staged / "OUTPUTS").write_text("".join(f"{path}\n" for path in self._outputs))
+            os.replace(staged, done)
+        for line in (done / "OUTPUTS").read_text().splitlines():
+            fresh = self.scratch / "fresh"
+            shutil.rmtree(fresh, ignore_errors=True)
+            link_copy(done / line, fresh / line)
+            publish(fresh / line, Path(line), trash)
+        for left in self.scratch.iterdir():
+            if left.name != "done":
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def _key(self) -> str:
+        digest = blake2b(digest_size=16)
+        digest.update(repr((self.name, self.run, self._identity)).encode())
+        for declared, path in sorted(self._inputs.items()):
+            digest.update(declared.encode())
+            for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+                digest.update(str(file).encode() + _hash_file(file))
+        for place in CODE:
+            for file in sorted(Path(place).rglob("*.py")) if Path(place).is_dir() else [Path(place)]:
+                digest.update(str(file).encode() + _hash_file(file))
+        return digest.hexdigest()
+
+
+def stage(
+    name: str, section: str, schema: type[S]
+) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
+    """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
+
+    Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
+    its traceback.
+    """
+
+    def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
+        def command() -> None:
+            started = time.monotonic()
+            item = sys.argv[1] if len(sys.argv) > 1 else ""
+            full = f"{name}@{item}" if item else name
+            try:
+                _run(full, item, section, schema, main, started)
+            except UserError as error:
+                print(f"{full}: {error}", file=sys.stderr)
+                sys.exit(2)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise
+                print(
+                    f"{full}: cannot write {error.filename or 'its files'}: {error.strerror}; free some space and run "
+                    "again: what was done is kept and no output was touched.",
+                    file=sys.stderr,
+                )
+                sys.exit(2)
+            except KeyboardInterrupt:
+                print(f"{full}: stopped; run again to go on from here.", file=sys.stderr)
+                sys.exit(130)
+
+        return command
+
+    return decorate
+
+
+def _run(
+    full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None], started: float
+) -> None:
+    values = read_yaml(PARAMS_FILE)
+    run = load_section(values, "run", RunParams, str(PARAMS_FILE))
+    params = load_section(values, section, schema, str(PARAMS_FILE))
+    # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(run.threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    with stage_lock(SCRATCH / "locks", full.replace("@", "-")):
+        current = Stage(full, item, run, params, params)
+        main(current)
+        current.publish()
+        timing = {"seconds": time.monotonic() - started, **current.timing}
+        write_json(SCRATCH / "timing" / f"{full}.json", timing)
+
+
+def _hash_file(path: Path) -> bytes:
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.digest()
