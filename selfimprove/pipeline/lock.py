@@ -82,8 +82,6 @@ def _is_orphan(holder: dict[str, object]) -> bool:
 def _lives(pid: object, created: object) -> bool:
     try:
         process = psutil.Process(int(str(pid)))
-        return (
-            abs(process.create_time() - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
-        )
+        return abs(process.create_time() - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

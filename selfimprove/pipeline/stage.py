@@ -137,9 +137,7 @@ class Stage(Generic[S]):
         return digest.hexdigest()
 
 
-def stage(
-    name: str, section: str, schema: type[S]
-) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
+def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
     """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
 
     Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
@@ -174,9 +172,7 @@ def stage(
     return decorate
 
 
-def _run(
-    full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None], started: float
-) -> None:
+def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None], started: float) -> None:
     values = read_yaml(PARAMS_FILE)
     run = load_section(values, "run", RunParams, str(PARAMS_FILE))
     params = load_section(values, section, schema, str(PARAMS_FILE))

@@ -1,0 +1,41 @@
+"""Plays many episodes at once: a method writes one, the engine batches whatever is waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from selfimprove.pipeline.progress import StageProgress
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+
+async def play_all(
+    tasks: Sequence[T], play: Callable[[T], Awaitable[E]], *, concurrency: int, progress: StageProgress | None = None
+) -> list[E]:
+    """Run ``play`` for every task, at most ``concurrency`` at a time; results in the order of ``tasks``.
+
+    The first exception ends the run: the other episodes are cancelled, and what they had finished stays in the
+    engines' journals.
+    """
+    results: list[E | None] = [None] * len(tasks)
+    waiting = iter(range(len(tasks)))
+
+    async def worker() -> None:
+        for index in waiting:
+            results[index] = await play(tasks[index])
+            if progress:
+                progress.advance()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(tasks))):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [result for result in results if result is not None]
