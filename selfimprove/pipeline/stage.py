@@ -9,11 +9,13 @@ scratch folder therefore keeps second names of them, and a re-run with the same 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -28,6 +30,7 @@ from selfimprove.pipeline.publish import link_copy, publish, write_json
 
 PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
+MANIFEST = "manifest.json"
 CODE = ("selfimprove", "stages", "requirements/main.lock")
 
 
@@ -69,7 +72,11 @@ class Stage(Generic[S]):
 
     @cached_property
     def scratch(self) -> Path:
-        """The run's own folder, named by its identity; scratch of other identities of this stage is removed."""
+        """The run's own folder, named by its identity; scratch of other identities of this stage is removed.
+
+        The first use marks the end of the inputs and the start of the work; work that an earlier run of the same
+        identity finished is not repeated (``_AlreadyDone``, which the runner catches).
+        """
         home = SCRATCH / "stages" / self.name.replace("@", "-")
         folder = home / self._key()
         home.mkdir(parents=True, exist_ok=True)
@@ -77,6 +84,9 @@ class Stage(Generic[S]):
             if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
         folder.mkdir(exist_ok=True)
+        if self._intact(folder / "done"):
+            self.__dict__["scratch"] = folder
+            raise _AlreadyDone
         return folder
 
     def output(self, path: str) -> Path:
@@ -97,10 +107,6 @@ class Stage(Generic[S]):
         """Progress over ``total`` units of this stage."""
         return StageProgress(self.name, total, done=done)
 
-    def finished(self) -> bool:
-        """Whether an earlier run of this identity finished its work (its outputs are then published again)."""
-        return (self.scratch / "done").is_dir()
-
     def publish(self) -> None:
         """Move every output into place; keep second names of them in the scratch folder."""
         done, trash = self.scratch / "done", self.scratch / "trash"
@@ -108,33 +114,46 @@ class Stage(Generic[S]):
             staged = self.scratch / "done.part"
             shutil.rmtree(staged, ignore_errors=True)
             staged.mkdir()
+            manifest = {}
             for path, place in self._outputs.items():
                 if not place.exists():
                     raise RuntimeError(f"{self.name}: output {path} was declared but not written")
+                manifest[str(path)] = _digest(place)
                 (staged / path).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(place, staged / path)
-            (staged / "OUTPUTS").write_text("".join(f"{path}\n" for path in self._outputs))
+                link_copy(place, staged / path)
+            write_json(staged / MANIFEST, manifest)
             os.replace(staged, done)
-        for line in (done / "OUTPUTS").read_text().splitlines():
+        for path in json.loads((done / MANIFEST).read_text()):
             fresh = self.scratch / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)
-            link_copy(done / line, fresh / line)
-            publish(fresh / line, Path(line), trash)
+            link_copy(done / path, fresh / path)
+            publish(fresh / path, Path(path), trash)
         for left in self.scratch.iterdir():
             if left.name != "done":
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    def _intact(self, done: Path) -> bool:
+        """Whether finished outputs are there and unchanged (a user may have edited a file that shares their bytes)."""
+        if not done.is_dir():
+            return False
+        manifest = json.loads((done / MANIFEST).read_text())
+        if all((done / path).exists() and _digest(done / path) == value for path, value in manifest.items()):
+            return True
+        shutil.rmtree(done)
+        return False
 
     def _key(self) -> str:
         digest = blake2b(digest_size=16)
         digest.update(repr((self.name, self.run, self._identity)).encode())
         for declared, path in sorted(self._inputs.items()):
-            digest.update(declared.encode())
-            for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-                digest.update(str(file).encode() + _hash_file(file))
+            digest.update(f"{declared} {_digest(path)}".encode())
         for place in CODE:
-            for file in sorted(Path(place).rglob("*.py")) if Path(place).is_dir() else [Path(place)]:
-                digest.update(str(file).encode() + _hash_file(file))
+            digest.update(f"{place} {_digest(Path(place), '*.py')}".encode())
         return digest.hexdigest()
+
+
+class _AlreadyDone(BaseException):
+    """An earlier run of this identity finished; only publishing is left."""
 
 
 def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
@@ -182,15 +201,19 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with stage_lock(SCRATCH / "locks", full.replace("@", "-")):
         current = Stage(full, item, run, params, params)
-        main(current)
+        with suppress(_AlreadyDone):
+            main(current)
         current.publish()
         timing = {"seconds": time.monotonic() - started, **current.timing}
         write_json(SCRATCH / "timing" / f"{full}.json", timing)
 
 
-def _hash_file(path: Path) -> bytes:
+def _digest(path: Path, pattern: str = "*") -> str:
+    """Hash of a file's content, or of the names and contents below a folder."""
     digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.digest()
+    for file in sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]:
+        digest.update(str(file.relative_to(path)).encode() + b"\0")
+        with file.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()
