@@ -1,0 +1,81 @@
+# make            the menu
+# make repro      set up, then run every method end to end; ends with a table
+# make test       set up, then all light tests
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+# torch is installed apart from the hashed lock, in the build that suits the machine; for a CUDA build of your choice:
+#   make setup TORCH_ARGS="--index-url <the index of that build>"
+TORCH ?= torch==2.13.0
+TORCH_ARGS ?=
+METHOD ?= all
+PROFILE ?= default
+
+VENV := .venv
+READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PYTHONHASHSEED := 0
+export DVC_NO_ANALYTICS := 1
+METHODS := rise
+targets_of_rise := rise-base-evaluate rise-evaluate rise-control-evaluate
+goals = $(if $(filter all,$(METHOD)),report,$(or $(targets_of_$(METHOD)),$(error METHOD=$(METHOD): there are: all $(METHODS))))
+
+.PHONY: help setup repro test test-all lint use exp compare report bench deps dag clean-scratch lock
+
+help: ## this menu
+	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+
+setup: $(READY) ## create .venv and install what is pinned (the other targets do it by themselves)
+
+$(READY): requirements/main.lock
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once; about two minutes)"
+	@$(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
+	  || $(VENV)/bin/pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/main.lock
+	@rm -f $(VENV)/.ready-*; touch $@
+
+repro: $(READY) ## run what is out of date and print the results table; METHOD=rise for one method
+	@dvc repro $(goals)
+	@python -m selfimprove.report.table
+
+use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
+	@python -m selfimprove.pipeline.profiles $(PROFILE)
+
+exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S)
+	@dvc exp run $(foreach pair,$(SET),-S '$(pair)')
+
+compare: $(READY) ## experiments side by side, then what changed in metrics and params
+	@dvc exp show --no-pager --only-changed --drop '.*(std|se|n)$$' || true
+	@dvc params diff; dvc metrics diff
+
+report: $(READY) ## print the results table and draw the plots (report/)
+	@python -m selfimprove.report.table
+	@dvc plots show --out report/dvc >/dev/null && echo "plots: report/dvc/index.html, report/*.png"
+
+dag: $(READY) ## the graph of stages
+	@dvc dag
+
+test: $(READY) ## lint, types and all light tests
+	@$(MAKE) --no-print-directory lint
+	@pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
+
+lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages import
+	@ruff check . && ruff format --check --quiet . && mypy && python -m selfimprove.pipeline.closure --check
+
+bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
+	@python -m bench
+
+deps: $(READY) ## rewrite the code dependencies in dvc.yaml from the imports
+	@python -m selfimprove.pipeline.closure
+
+lock: $(READY) ## rewrite requirements/main.lock from pyproject.toml
+	@pip install --quiet uv && requirements/lock.sh
+
+clean-scratch: ## drop the scratch of finished and killed runs (results stay)
+	@rm -rf .scratch/stages
+
+-include requirements/backends.mk

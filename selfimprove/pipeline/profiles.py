@@ -1,0 +1,86 @@
+"""``make use PROFILE=name``: params.yaml becomes the default profile with one overlay from ``profiles/`` laid over it.
+
+Mappings merge key by key, everything else is replaced, and a null removes an entry of the default. Comments stay.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from selfimprove.errors import UserError
+
+FOLDER = Path("profiles")
+DEFAULT = "default"
+
+
+def compose(name: str, folder: Path = FOLDER) -> str:
+    """The text of params.yaml under a profile.
+
+    Raises:
+        UserError: there is no such profile (names the nearest).
+    """
+    yaml = YAML()
+    yaml.width = 120
+    yaml.preserve_quotes = True
+    params = yaml.load(_file(DEFAULT, folder))
+    if name != DEFAULT:
+        overlay = yaml.load(_file(name, folder))
+        merge(params, overlay)
+    out = StringIO()
+    yaml.dump(params, out)
+    return out.getvalue()
+
+
+def merge(under: Any, over: Mapping[str, Any]) -> None:
+    """Lay ``over`` over ``under``, in place."""
+    for key, value in over.items():
+        if value is None and key in under and isinstance(under[key], Mapping):
+            del under[key]
+        elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
+            merge(under[key], value)
+        else:
+            under[key] = value
+
+
+def names(folder: Path = FOLDER) -> list[str]:
+    """Profiles that exist."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    # Two engines of different kinds share no keys worth keeping.
+    return "engine" in value and value["engine"] != old.get("engine")
+
+
+def _file(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.yaml"
+    if not path.is_file():
+        close = get_close_matches(name, names(folder), n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names(folder))}."
+        raise UserError(f"profiles: no profile {name!r}; {hint}")
+    return path
+
+
+def main() -> None:
+    """Write params.yaml."""
+    try:
+        text = compose(sys.argv[1] if len(sys.argv) > 1 else DEFAULT)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    temporary = Path("params.yaml.part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, "params.yaml")
+    print(f"params.yaml is now profile {sys.argv[1]}; `git diff params.yaml` shows what changed.")
+
+
+if __name__ == "__main__":
+    main()
