@@ -1,0 +1,358 @@
+"""Any OpenAI-compatible endpoint as an engine: OpenAI itself, vLLM's server, LM Studio, llama.cpp's server.
+
+One call is ``POST {base_url}/chat/completions``. What may pass is tried again with backoff (429, 5xx, time-outs, broken
+connections, bodies that are no answer); when the tries are used up only that request fails. What can't pass (no key,
+a key refused, no such model, nothing listening) ends the stage with one sentence.
+
+The key is read from the environment or a key file when the engine is made; it goes into one request header and
+nowhere else: no message, repr, count or record holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.config import OpenAiEngineConfig
+from selfimprove.errors import UserError
+from selfimprove.records import Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+    from tenacity import RetryCallState
+
+LONGEST_RETRY_AFTER = 3600.0
+"""Seconds: an endpoint that asks for a longer pause is not waited for longer than this."""
+
+_SAY = 200  # characters of an endpoint's own words that an error repeats
+_DEFAULT_KEY_NAME = "OPENAI_API_KEY"
+
+
+class OpenAiEngine:
+    """Samples from a remote model, ``concurrency`` calls at a time.
+
+    Promises: completions in sample order; at most ``tries`` calls for each part of a request; text cut before the
+    first stop string even where the endpoint ignores ``stop``. Can't promise: equal answers to equal seeds (``seed``
+    is sent, the endpoint may ignore it), token ids, log-probabilities or ``allowed``.
+    """
+
+    def __init__(self, cfg: OpenAiEngineConfig) -> None:
+        """Check the address and find the key; nothing is sent yet.
+
+        Raises:
+            UserError: ``base_url`` is no plain http(s) address, or the key is in neither place.
+        """
+        self.stats = EngineStats()
+        self._cfg = cfg
+        self._url = _endpoint(cfg.base_url)
+        self._key = find_key(cfg.api_key_env, cfg.api_key_file, os.environ)
+        self._slots = asyncio.Semaphore(cfg.concurrency)
+        self._client: httpx.AsyncClient | None = None
+        self._answered = False
+        self._waiting = 0
+        self._since = 0.0
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Return ``request.n`` completions, in sample order; endpoints that give fewer a call are asked again.
+
+        Raises:
+            EngineError: the tries are used up, or the endpoint refuses this request (too long, say).
+            UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed`` is set.
+        """
+        if request.allowed is not None:
+            raise UserError(
+                "engine openai cannot limit answers to an allowed list; name engine transformers or vllm instead."
+            )
+        self.stats.requests += 1
+        done: list[Completion] = []
+        with self._busy():
+            try:
+                while len(done) < request.n:
+                    ask = min(self._cfg.n_per_call, request.n - len(done))
+                    body = self._body(request, first=len(done), ask=ask)
+                    async with self._slots:
+                        done += (await self._insist(body, request))[:ask]
+            except EngineError:
+                self.stats.failures += 1
+                raise
+        self.stats.completions += len(done)
+        return done
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def _body(self, request: Request, *, first: int, ask: int) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._cfg.model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "n": ask,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "max_tokens": request.max_tokens,
+        }
+        if request.stop:
+            body["stop"] = list(request.stop)
+        if self._cfg.send_seed:
+            bits = request.seed.at(request.seed.sample + first).bits()
+            body["seed"] = spaced_seed(bits, self._cfg.n_per_call)
+        return body
+
+    async def _insist(self, body: dict[str, Any], request: Request) -> list[Completion]:
+        import tenacity
+
+        cfg = self._cfg
+        backoff = tenacity.wait_exponential(multiplier=cfg.backoff, max=cfg.backoff_max)
+        jitter = tenacity.wait_random(0, cfg.backoff)
+
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            asked = error.retry_after if isinstance(error, _Passing) else 0.0
+            return max(min(backoff(state) + jitter(state), cfg.backoff_max), asked)
+
+        def count(_: RetryCallState) -> None:
+            self.stats.retries += 1
+
+        try:
+            async for attempt in tenacity.AsyncRetrying(
+                stop=tenacity.stop_after_attempt(cfg.tries),
+                wait=wait,
+                retry=tenacity.retry_if_exception_type(_Passing),
+                before_sleep=count,
+                reraise=True,
+            ):
+                with attempt:
+                    return await self._call(body, request)
+        except _Passing as error:
+            raise EngineError(f"{self._url}: {error} ({cfg.tries} tries)") from None
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    async def _call(self, body: dict[str, Any], request: Request) -> list[Completion]:
+        import httpx
+
+        if self._client is None:
+            headers = {"Content-Type": "application/json", "Accept": "application/json"}
+            if self._key is not None:
+                headers["Authorization"] = f"Bearer {self._key}"
+            # The whole call is timed below; the pool needs no limit of its own beside the semaphore.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
+            self._client = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
+        # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
+        content = json.dumps(body, ensure_ascii=True).encode("ascii")
+        try:
+            async with asyncio.timeout(self._cfg.timeout):
+                response = await self._client.post(self._url, content=content)
+        except TimeoutError:
+            raise _Passing(f"no answer within {self._cfg.timeout:g} s") from None
+        except httpx.ConnectError as error:
+            if not self._answered:
+                raise UserError(
+                    f"no endpoint answers at {self._url} ({self._clean(str(error))}); start it or mend base_url."
+                ) from None
+            raise _Passing(f"cannot connect ({self._clean(str(error))})") from None
+        except httpx.RequestError as error:  # broken connections and undecodable bodies
+            raise _Passing(f"the connection broke ({type(error).__name__})") from None
+        self._answered = True
+        self._check_status(response)
+        return self._read(response, request)
+
+    def _check_status(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == 200:
+            return
+        cfg = self._cfg
+        if status in (401, 403):
+            if self._key is None:
+                raise UserError(
+                    f"{self._url} wants a key (status {status}); name its variable with api_key_env and set it."
+                )
+            name = cfg.api_key_env or _DEFAULT_KEY_NAME
+            raise UserError(
+                f"{self._url} refuses the key {name} or its use of model {cfg.model!r} (status {status}); "
+                "put a valid key in that variable or its key file."
+            )
+        if status in (404, 405) or 300 <= status < 400:
+            raise UserError(
+                f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
+                "mend base_url or model."
+            )
+        said = self._clean(_error_text(response))
+        if status in (408, 409, 425, 429) or status >= 500:
+            raise _Passing(f"status {status}{said and ': ' + said}", _retry_after(response.headers))
+        raise EngineError(f"{self._url}: the endpoint refuses the request, status {status}{said and ': ' + said}")
+
+    def _read(self, response: httpx.Response, request: Request) -> list[Completion]:
+        try:
+            body = json.loads(response.content)
+        except (ValueError, RecursionError):
+            raise _Passing("the body is not JSON") from None
+        if not isinstance(body, dict) or body.get("error"):
+            raise _Passing(f"an error in the body: {self._clean(_error_text(response))}")
+        choices = body.get("choices")
+        if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
+            raise _Passing("the body holds no choices")
+        if all(isinstance(c.get("index"), int) for c in choices):
+            choices = sorted(choices, key=lambda choice: choice["index"])
+        completions = [_completion(choice, request.stop) for choice in choices]
+        self._count(body.get("usage"))
+        return completions
+
+    def _count(self, usage: Any) -> None:
+        if not isinstance(usage, dict):
+            self.stats.notes["calls_without_usage"] = self.stats.notes.get("calls_without_usage", 0) + 1
+            return
+        details = usage.get("prompt_tokens_details")
+        self.stats.prompt_tokens += _number(usage.get("prompt_tokens"))
+        self.stats.generated_tokens += _number(usage.get("completion_tokens"))
+        if isinstance(details, dict):
+            self.stats.cached_prompt_tokens += _number(details.get("cached_tokens"))
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        # stats.seconds: the time during which at least one request was waiting.
+        if self._waiting == 0:
+            self._since = time.monotonic()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self.stats.seconds += time.monotonic() - self._since
+
+    def _clean(self, text: str) -> str:
+        text = text.replace(self._key, "[key]") if self._key else text
+        return " ".join(text.split())[:_SAY]
+
+
+class _Passing(Exception):
+    """A fault that may pass: worth another try, after ``retry_after`` seconds at the earliest."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def find_key(variable: str | None, file: str | None, environment: Mapping[str, str]) -> str | None:
+    """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if none is wanted.
+
+    In the file, quotes around the value are dropped, ``=`` may stand for the colon and ``#`` opens a comment line;
+    NAME is ``variable``, or ``OPENAI_API_KEY`` when that is null.
+
+    Raises:
+        UserError: a key is wanted but found in neither place, or cannot be sent in a header. Never holds the key.
+    """
+    if variable is None and file is None:
+        return None
+    name = variable or _DEFAULT_KEY_NAME
+    key = environment.get(name, "").strip() if variable else ""
+    if not key and file is not None:
+        key = _key_in_file(Path(file), name)
+    if not key:
+        place = f" or add the line '{name}: <key>' to {file}" if file else ""
+        raise UserError(f"the API key {name} is not set; export {name}=<key>{place} (null api_key_env: no key).")
+    if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
+        raise UserError(f"the API key {name} holds characters that no key has (spaces, say); set it again.")
+    return key
+
+
+def spaced_seed(bits: int, spacing: int) -> int:
+    """A 31-bit seed that is a multiple of ``spacing``.
+
+    A server that gives child i of one call the seed s + i (vLLM does) thus never reuses a seed of the next call.
+    """
+    return bits % (2**31 // spacing) * spacing
+
+
+def _key_in_file(path: Path, name: str) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"the key file {path} cannot be read as text; mend it or set {name}.") from None
+    for line in lines:
+        if line.lstrip().startswith("#"):
+            continue
+        for mark in (":", "="):
+            left, found, right = line.partition(mark)
+            if found and left.strip() == name:
+                return right.strip().strip("\"'").strip()
+    return ""
+
+
+def _endpoint(base_url: str) -> str:
+    import httpx
+
+    try:
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL:
+        raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserError(f"base_url {url.host or str(url)!r} is no http(s) address; try http://localhost:8000/v1.")
+    if url.userinfo or url.query or url.fragment:
+        raise UserError(
+            f"base_url of {url.host} holds a password, a query or a fragment; keep the plain address in params and the "
+            "key in the environment."
+        )
+    return f"{str(url).rstrip('/')}/chat/completions"
+
+
+def _completion(choice: dict[str, Any], stop: Any) -> Completion:
+    reason = choice.get("finish_reason")
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    finish: Finish = "length" if reason in ("length", "max_tokens") else "stop"
+    if reason == "content_filter":
+        raise _Passing("the endpoint's content filter withheld an answer")
+    if text is None and isinstance(message, dict) and finish == "length":
+        text = ""  # a model may spend all its tokens before the answer begins
+    if not isinstance(text, str):
+        raise _Passing("a choice holds no text")
+    # A lone surrogate is legal in JSON but could not be written as UTF-8.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    cuts = [at for at in (text.find(word) for word in stop) if at >= 0]
+    if cuts:
+        return Completion(text[: min(cuts)], "stop")
+    return Completion(text, finish)
+
+
+def _error_text(response: httpx.Response) -> str:
+    """The endpoint's own words, from the usual shapes of an error body."""
+    try:
+        body = json.loads(response.content)
+    except (ValueError, RecursionError):
+        return ""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        error = error.get("message", error.get("detail", ""))
+    return error if isinstance(error, str) else ""
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, which is a number or a date; 0 without one."""
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if seconds == seconds else 0.0
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -1,0 +1,53 @@
+"""An engine that is a function: an environment's expert in a teacher's place, or a script in a test.
+
+The function gets the request and the sample's index within the turn and returns the answer's text; whatever
+randomness it wants it takes from ``request.seed.at(index)``, so the same request has the same answers at any time and
+in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from selfimprove.engines.base import Completion, EngineStats, Request
+from selfimprove.errors import UserError
+
+Answer = Callable[[Request, int], str]
+"""(request, sample index: ``request.seed.sample`` + i for the i-th completion) -> the answer's text."""
+
+
+class ScriptedEngine:
+    """Answers with ``answer(request, index)``. Counts requests and completions; it has no tokens to count.
+
+    Stop strings and ``allowed`` hold as for every engine; ``max_tokens``, ``temperature`` and ``top_p`` mean nothing
+    here: an expert neither rambles nor samples.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.stats = EngineStats()
+        self._answer = answer
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """Return ``request.n`` answers, in sample order.
+
+        Raises:
+            UserError: the answer is none of ``request.allowed``.
+        """
+        self.stats.requests += 1
+        first = request.seed.sample
+        texts = [self._limit(self._answer(request, first + i), request) for i in range(request.n)]
+        self.stats.completions += len(texts)
+        return [Completion(text, "stop") for text in texts]
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    @staticmethod
+    def _limit(text: str, request: Request) -> str:
+        cuts = [at for at in (text.find(word) for word in request.stop) if at >= 0]
+        text = text[: min(cuts)] if cuts else text
+        if request.allowed is not None and text not in request.allowed:
+            raise UserError(
+                f"engine scripted: the expert answered {text!r}, which is not allowed here; name another engine."
+            )
+        return text

@@ -1,0 +1,357 @@
+"""The remote engine against a real HTTP server that misbehaves (RISE checklist rows 18, 19 and 43)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.engines.base import Completion, EngineError, Request
+from selfimprove.engines.config import OpenAiEngineConfig
+from selfimprove.engines.openai import OpenAiEngine, _retry_after, find_key, spaced_seed
+from selfimprove.errors import UserError
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+from tests.engines.http_endpoint import Endpoint, Reply, Seen, Step, answer, echo, endpoint
+
+KEY = "sk-a-key-that-nobody-may-see-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def config(url: str, **changes: Any) -> OpenAiEngineConfig:
+    values = {"tries": 3, "backoff": 0.0, "backoff_max": 0.0, "timeout": 20.0, **changes}
+    return OpenAiEngineConfig(engine="openai", base_url=url, model="teacher", **values)
+
+
+def ask(text: str = "How many?", task: str = "t1", **changes: Any) -> Request:
+    return Request([Message(role="user", content=text)], SeedKey(7, task), **changes)
+
+
+def run(server: Endpoint, *requests: Request, **changes: Any) -> tuple[list[Any], OpenAiEngine]:
+    """Send the requests at once; returns results or exceptions in their order, and the engine."""
+
+    async def work() -> tuple[list[Any], OpenAiEngine]:
+        engine = OpenAiEngine(config(server.url, **changes))
+        try:
+            return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True), engine
+        finally:
+            await engine.close()
+
+    return asyncio.run(work())
+
+
+def fail(status: int, text: str = "overloaded", **headers: str) -> Step:
+    body = json.dumps({"error": {"message": text}}).encode()
+    return lambda _: Reply(status, body, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def send(body: bytes) -> Step:
+    return lambda _: Reply(body=body)
+
+
+def test_a_request_is_sent_as_the_protocol_has_it_and_its_usage_is_counted() -> None:
+    request = Request(
+        [Message(role="system", content="Solve."), Message(role="user", content="2+2? \ud800")],
+        SeedKey(1, "x"), n=2, temperature=0.7, top_p=0.9, max_tokens=64, stop=["\nQ:"],
+    )  # fmt: skip
+    with endpoint() as server:
+        [completions], engine = run(server, request)
+    [seen] = server.seen
+    assert seen.path == "/v1/chat/completions"
+    assert seen.headers["authorization"] == f"Bearer {KEY}"
+    assert seen.body.pop("seed") == spaced_seed(SeedKey(1, "x").bits(), 16)
+    assert seen.body == {
+        "model": "teacher", "n": 2, "temperature": 0.7, "top_p": 0.9, "max_tokens": 64, "stop": ["\nQ:"],
+        "messages": [{"role": "system", "content": "Solve."}, {"role": "user", "content": "2+2? \ud800"}],
+    }  # fmt: skip
+    assert [c.finish for c in completions] == ["stop", "stop"]
+    assert completions[0].text == "2+2? \ufffd #0", "a lone surrogate cannot be written as UTF-8"
+    stats = engine.stats
+    assert (stats.requests, stats.completions, stats.retries, stats.failures) == (1, 2, 0, 0)
+    assert (stats.prompt_tokens, stats.generated_tokens, stats.cached_prompt_tokens) == (10, 6, 4)
+    assert stats.seconds > 0
+
+
+PASSING: dict[str, Step] = {
+    "429": fail(429, Retry_After="0"),
+    "500": fail(500),
+    "503 without a body": lambda _: Reply(503),
+    "408": fail(408),
+    "not JSON": send(b"<html>bad gateway</html>"),
+    "half a JSON": send(b'{"choices": [{"mess'),
+    "nested beyond reason": send(b"[" * 100_000),
+    "not UTF-8": send(b'{"choices": "\xff\xfe"}'),
+    "not an object": send(b"[1]"),
+    "an error under status 200": send(b'{"error": {"message": "worker died"}}'),
+    "no choices": send(b'{"choices": []}'),
+    "choices of no shape": send(b'{"choices": [3]}'),
+    "no text": send(b'{"choices": [{"message": {"content": null}, "finish_reason": "stop"}]}'),
+    "filtered": lambda _: answer("half a", finish="content_filter"),
+    "not the gzip it claims to be": lambda _: Reply(body=b"plain", headers={"Content-Encoding": "gzip"}),
+    "dies in mid-answer": lambda _: Reply(body=b"x" * 1000, cut=True),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_rise_18_a_fault_that_passes_is_retried(fault: str) -> None:
+    with endpoint(PASSING[fault], PASSING[fault]) as server:
+        [completions], engine = run(server, ask("hi"))
+    assert completions == [Completion("hi #0", "stop")]
+    assert engine.stats.retries == 2
+    assert engine.stats.failures == 0
+    assert len(server.seen) == 3
+    assert server.seen[0].body == server.seen[2].body, "a retry asks for the same sample again"
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_rise_19_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
+    def step(seen: Seen) -> Reply:
+        return PASSING[fault](seen) if seen.body["messages"][-1]["content"] == "bad" else echo(seen)
+
+    with endpoint(then=step) as server:
+        results, engine = run(server, ask("one"), ask("bad"), ask("two"))
+    assert results[0] == [Completion("one #0", "stop")]
+    assert results[2] == [Completion("two #0", "stop")]
+    assert isinstance(results[1], EngineError)
+    assert server.url in str(results[1])
+    assert "3 tries" in str(results[1])
+    assert [s.body["messages"][-1]["content"] for s in server.seen].count("bad") == 3
+    assert (engine.stats.retries, engine.stats.failures, engine.stats.completions) == (2, 1, 2)
+
+
+def test_rise_18_a_call_that_takes_too_long_is_given_up_and_tried_again() -> None:
+    release = threading.Event()
+
+    def hang(_: Seen) -> Reply:
+        release.wait(30)
+        return Reply(500)
+
+    with endpoint(hang) as server:
+        [completions], engine = run(server, ask("hi"), timeout=0.2)
+        release.set()
+    assert completions == [Completion("hi #0", "stop")]
+    assert engine.stats.retries == 1
+
+
+def test_rise_18_the_endpoints_own_pause_is_kept() -> None:
+    arrivals = []
+
+    def note(seen: Seen) -> Reply:
+        arrivals.append(time.monotonic())
+        return fail(429, Retry_After="1")(seen) if len(arrivals) == 1 else echo(seen)
+
+    with endpoint(then=note) as server:
+        [completions], _ = run(server, ask("hi"))
+    assert completions == [Completion("hi #0", "stop")]
+    assert arrivals[1] - arrivals[0] >= 0.99
+
+
+def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
+    assert _retry_after({"retry-after": "12.5"}) == 12.5
+    assert 3500 < _retry_after({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}) <= 3600
+    assert _retry_after({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0
+    for nonsense in ("", "soon", "nan", "-3"):
+        assert _retry_after({"retry-after": nonsense}) == 0
+
+
+def test_an_endpoint_that_gives_fewer_choices_is_asked_for_the_rest_with_other_seeds() -> None:
+    def one(seen: Seen) -> Reply:
+        return answer(f"seed {seen.body['seed']}")
+
+    with endpoint(then=one) as server:
+        [completions], engine = run(server, ask(n=3))
+    assert [s.body["n"] for s in server.seen] == [3, 2, 1]
+    assert [c.text for c in completions] == [f"seed {s.body['seed']}" for s in server.seen]
+    assert len({s.body["seed"] for s in server.seen}) == 3
+    assert engine.stats.completions == 3
+    assert engine.stats.notes["calls_without_usage"] == 3
+
+
+def test_samples_come_in_order_in_calls_of_at_most_n_per_call() -> None:
+    def backwards(seen: Seen) -> Reply:
+        reply = json.loads(echo(seen).body)
+        reply["choices"].reverse()
+        return Reply(body=json.dumps(reply).encode())
+
+    with endpoint(then=backwards) as server:
+        [completions], _ = run(server, ask("q", n=5), n_per_call=2)
+    assert [s.body["n"] for s in server.seen] == [2, 2, 1]
+    assert [c.text for c in completions] == ["q #0", "q #1", "q #0", "q #1", "q #0"]
+
+
+def test_more_choices_than_asked_are_dropped() -> None:
+    with endpoint(then=lambda _: answer("a", "b", "c")) as server:
+        [completions], engine = run(server, ask(n=2))
+    assert [c.text for c in completions] == ["a", "b"]
+    assert engine.stats.completions == 2
+
+
+def test_seeds_name_the_sample_fit_31_bits_and_leave_room_for_the_servers_children() -> None:
+    keys = [SeedKey(0, f"task {i}", turn, sample) for i in range(50) for turn in range(2) for sample in range(2)]
+    seeds = [spaced_seed(key.bits(), 16) for key in keys]
+    assert len(set(seeds)) == len(keys)
+    assert all(0 <= seed <= 2**31 - 16 and seed % 16 == 0 for seed in seeds)
+    with endpoint() as server:
+        run(server, ask("a", task="t1"), ask("a", task="t2"), concurrency=1)
+        run(server, ask("a", task="t1"), send_seed=False)
+    assert server.seen[0].body["seed"] != server.seen[1].body["seed"]
+    assert "seed" not in server.seen[2].body
+
+
+def test_no_more_calls_at_once_than_the_limit_and_results_stay_with_their_requests() -> None:
+    gate = threading.Barrier(3)
+
+    def together(seen: Seen) -> Reply:
+        gate.wait(20)  # passes only if three calls are in progress at once
+        return echo(seen)
+
+    with endpoint(then=together) as server:
+        results, _ = run(server, *(ask(f"q{i}", task=str(i)) for i in range(12)), concurrency=3)
+    assert [r[0].text for r in results] == [f"q{i} #0" for i in range(12)]
+    assert server.most_at_once == 3
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "expected"),
+    [
+        ("stop", "ab", Completion("ab", "stop")),
+        (None, "ab", Completion("ab", "stop")),
+        ("length", "ab", Completion("ab", "length")),
+        ("length", None, Completion("", "length")),
+        ("length", "ab\nQ: more", Completion("ab", "stop")),
+    ],
+)
+def test_finish_reasons_and_stop_strings(reason: str | None, text: str | None, expected: Completion) -> None:
+    choice = {"message": {"content": text}, "finish_reason": reason}
+    with endpoint(send(json.dumps({"choices": [choice]}).encode())) as server:
+        [completions], _ = run(server, ask(stop=["\nQ:"]))
+    assert completions == [expected]
+
+
+def test_a_request_the_endpoint_refuses_fails_at_once_and_alone() -> None:
+    with endpoint(fail(400, "maximum context length is 4096 tokens")) as server:
+        results, engine = run(server, ask("too long"), ask("fine", task="t2"), concurrency=1)
+    assert isinstance(results[0], EngineError)
+    assert "maximum context length" in str(results[0])
+    assert results[1] == [Completion("fine #0", "stop")]
+    assert engine.stats.retries == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [(401, "OPENAI_API_KEY"), (403, "OPENAI_API_KEY"), (404, "model 'teacher'"), (301, "base_url")],
+)
+def test_what_cannot_pass_ends_the_stage_with_one_sentence(status: int, remedy: str) -> None:
+    with endpoint(fail(status, f"Incorrect key {KEY}")) as server:
+        [error], engine = run(server, ask())
+    assert isinstance(error, UserError)
+    assert server.url in str(error)
+    assert str(status) in str(error)
+    assert remedy in str(error)
+    assert engine.stats.retries == 0
+
+
+def test_an_endpoint_that_wants_a_key_while_params_name_none() -> None:
+    with endpoint(fail(401)) as server:
+        [error], _ = run(server, ask(), api_key_env=None)
+        assert "authorization" not in server.seen[0].headers
+    assert isinstance(error, UserError)
+    assert "api_key_env" in str(error)
+
+
+def test_nothing_listening_at_the_first_call_ends_the_stage() -> None:
+    with endpoint() as server:
+        pass  # the port is closed again
+    [error], _ = run(server, ask())
+    assert isinstance(error, UserError)
+    assert f"no endpoint answers at {server.url}" in str(error)
+
+
+def test_an_endpoint_that_goes_away_later_fails_requests_not_the_stage() -> None:
+    async def work(server: Endpoint) -> tuple[list[Completion], BaseException]:
+        engine = OpenAiEngine(config(server.url))
+        first = await engine.generate(ask("one"))
+        await asyncio.to_thread(server.stop)
+        [second] = await asyncio.gather(engine.generate(ask("two")), return_exceptions=True)
+        await engine.close()
+        assert isinstance(second, BaseException)
+        return first, second
+
+    server = Endpoint([], lambda seen: Reply(200, echo(seen).body, {"Connection": "close"}))
+    server.start()
+    first, second = asyncio.run(work(server))
+    assert first == [Completion("one #0", "stop")]
+    assert isinstance(second, EngineError)
+
+
+def test_allowed_answers_are_refused_not_ignored() -> None:
+    with endpoint() as server:
+        [error], _ = run(server, ask(allowed=["a", "b"]))
+    assert isinstance(error, UserError)
+    assert "engine openai" in str(error)
+    assert server.seen == []
+
+
+def test_rise_43_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.cfg"
+    file.write_text('# keys\nOTHER_KEY: "no"\nOPENAI_API_KEY: "sk-file"\nTEACHER=\'sk-teacher\'\n', encoding="utf-8")
+    assert find_key("OPENAI_API_KEY", str(file), {"OPENAI_API_KEY": "sk-env"}) == "sk-env"
+    assert find_key("OPENAI_API_KEY", str(file), {}) == "sk-file"
+    assert find_key(None, str(file), {"OPENAI_API_KEY": "sk-env"}) == "sk-file"
+    assert find_key("TEACHER", str(file), {}) == "sk-teacher"
+    assert find_key(None, None, {"OPENAI_API_KEY": "sk-env"}) is None
+
+
+def test_rise_43_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys.cfg"
+    for place in (None, str(file)):
+        with pytest.raises(UserError, match="TEACHER is not set"):
+            find_key("TEACHER", place, {})
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"keys\.cfg cannot be read"):
+        find_key("TEACHER", str(file), {})
+    with pytest.raises(UserError, match="TEACHER") as caught:
+        find_key("TEACHER", None, {"TEACHER": f"{KEY}\nX-Header: injected"})
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("localhost:8000/v1", "localhost"),
+        ("ftp://host/v1", "host"),
+        ("http://user:sk-secret@host/v1", "host"),
+        ("https://host/v1?api-key=sk-secret", "host"),
+        ("http://a\x00b/v1", "base_url"),
+        ("", "base_url"),
+    ],
+)
+def test_an_address_that_is_no_plain_one_is_refused_without_repeating_secrets(url: str, place: str) -> None:
+    with pytest.raises(UserError, match="base_url") as caught:
+        OpenAiEngine(config(url))
+    assert place in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 429, 500])
+def test_rise_43_the_key_is_in_no_error_repr_count_or_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    with endpoint(then=fail(status, f"you sent {KEY}")) as server:
+        [error], engine = run(server, ask())
+    assert isinstance(error, EngineError | UserError)
+    shown = [repr(error), str(error), repr(engine), str(asdict(engine.stats)), caplog.text]
+    shown += traceback.format_exception(error)
+    assert not [text for text in shown if KEY in text]
+    assert server.seen[0].headers["authorization"].endswith(KEY), "it was sent, so it could have leaked"
