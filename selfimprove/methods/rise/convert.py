@@ -1,0 +1,309 @@
+"""Episodes to weighted training examples (RISE spec §2, Convert; §1, Objective).
+
+An episode whose attempts scored 0, 0, 1 becomes, under criteria ``all``, three examples: the dialogue up to attempt 1,
+up to attempt 2 and up to attempt 3, each with loss on its last message only, weighted e^(0/tau), e^(0/tau), e^(1/tau).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.prompts import limit_dialogue
+from selfimprove.records import Episode, Example, Message, Turn
+from selfimprove.seeds import rng
+
+Criteria = Literal["all", "better", "best", "success"]
+Baseline = Literal["none", "problem_mean", "turn_mean"]
+
+
+class ConvertConfig(Protocol):
+    """The fields of ``ConvertParams`` that conversion reads."""
+
+    criteria: Criteria
+    temperature: float
+    only_success: bool
+    remove_duplication: bool
+    shuffle: bool
+    weighted: bool
+    reward_baseline: Baseline
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The data set, figures about it, and its rewards' histogram (rows {reward, count}, by reward)."""
+
+    examples: list[Example]
+    stats: dict[str, Any]
+    histogram: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One kept attempt before it gets its weight: ``turns[-1]`` is what is learnt, the others lead up to it."""
+
+    episode: Episode
+    turns: tuple[Turn, ...]
+    index: int
+    weight: float = 1.0
+
+    @property
+    def reward(self) -> float:
+        """The final attempt's."""
+        reward = self.turns[-1].attempt.reward
+        assert reward is not None  # unscored turns are left out before
+        return reward
+
+
+def dedup(attempts: Sequence[str]) -> list[int]:
+    """Indices of the attempts to keep: those neither empty nor seen before, compared without outer whitespace."""
+    seen = {""}
+    kept = []
+    for index, text in enumerate(attempts):
+        if text.strip() not in seen:
+            seen.add(text.strip())
+            kept.append(index)
+    return kept
+
+
+def keep(rewards: Sequence[float], criteria: Criteria) -> list[int]:
+    """Indices of the attempts to train on; none after the first reward of 1.
+
+    Attempt 0 is always kept except under ``success``. Of the others, ``all`` keeps each; ``better`` those above the
+    previous attempt; ``best`` those at least as good as every earlier one (a running maximum); ``success`` those of
+    reward 1.
+
+    Raises:
+        ValueError: an unknown criterion.
+    """
+    if criteria not in ("all", "better", "best", "success"):
+        raise ValueError(f"unknown criteria {criteria!r}")
+    kept = []
+    for i, reward in enumerate(rewards):
+        if criteria == "success":
+            chosen = reward == 1
+        elif i == 0 or criteria == "all":
+            chosen = True
+        elif criteria == "better":
+            chosen = reward > rewards[i - 1]
+        else:
+            chosen = reward >= max(rewards[:i])
+        if chosen:
+            kept.append(i)
+        if reward == 1:
+            break
+    return kept
+
+
+def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[float] | None = None) -> list[float]:
+    """w_i = exp((r_i - b_i) / temperature); without baselines b = 0 (RISE: 1, 0, -1 -> 12.1825, 1, 0.0821 at 0.4).
+
+    Raises:
+        UserError: the temperature is not above 0, or so small that a weight overflows.
+    """
+    if not temperature > 0:
+        raise UserError(f"convert.temperature is {temperature}; set it above 0.")
+    offsets = [0.0] * len(rewards) if baselines is None else baselines
+    try:
+        return [math.exp((reward - b) / temperature) for reward, b in zip(rewards, offsets, strict=True)]
+    except OverflowError:
+        raise UserError(
+            f"convert.temperature {temperature} makes weights overflow; set it higher (RISE: 0.4)."
+        ) from None
+
+
+def scored_turns(episode: Episode, remove_duplication: bool) -> list[Turn]:
+    """The turns whose action was scored (a failed one has reward None), without duplicates if so asked."""
+    turns = [turn for turn in episode.turns if turn.attempt.reward is not None]
+    if not remove_duplication:
+        return turns
+    return [turns[i] for i in dedup([turn.attempt.text for turn in turns])]
+
+
+def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> list[Sample]:
+    """One sample for each kept attempt of an episode: the full prefix up to it."""
+    turns = scored_turns(episode, remove_duplication)
+    rewards = [turn.attempt.reward for turn in turns if turn.attempt.reward is not None]
+    return [Sample(episode, tuple(turns[: i + 1]), i) for i in keep(rewards, criteria)]
+
+
+def reward_baselines(samples: Sequence[Sample], kind: Baseline) -> list[float]:
+    """What is subtracted from each sample's reward: 0, its problem's mean, or its turn's over the whole set.
+
+    Means are over the samples given, that is over the attempts that are trained on. Source: RISE spec §1, Objective
+    (the paper may subtract a mean; unverified there).
+    """
+    if kind == "none":
+        return [0.0] * len(samples)
+    groups: dict[object, list[float]] = {}
+    keys: list[object] = [sample.episode.id if kind == "problem_mean" else sample.index for sample in samples]
+    for key, sample in zip(keys, samples, strict=True):
+        groups.setdefault(key, []).append(sample.reward)
+    means = {key: math.fsum(rewards) / len(rewards) for key, rewards in groups.items()}
+    return [means[key] for key in keys]
+
+
+def example(sample: Sample, dialogue_limit: int | None = None) -> Example:
+    """The training example: opening, pairs, final attempt with the weight. Ids as generated are kept.
+
+    ``dialogue_limit``: as in generation, so that the training prefix is the prompt the model saw.
+    """
+    opening = [_context(message) for message in sample.episode.prompt]
+    messages = list(opening)
+    for turn in sample.turns[:-1]:
+        messages.append(_attempt(turn, 0.0))
+        messages.append(Message(role="user", content=turn.observation))
+    if dialogue_limit is not None:
+        messages = limit_dialogue(messages, dialogue_limit, len(opening))
+    messages.append(_attempt(sample.turns[-1], sample.weight))
+    return Example(id="", messages=messages, source=sample.episode.id)
+
+
+def convert(
+    episodes: Sequence[Episode],
+    cfg: ConvertConfig,
+    *,
+    seed: int,
+    chat: ChatFormat | None = None,
+    max_length: int | None = None,
+    dialogue_limit: int | None = None,
+    earlier: Sequence[Example] = (),
+) -> Converted:
+    """The whole conversion: select, count, weight, shuffle, number (``identity_0`` …).
+
+    ``chat``: count tokens with it; samples longer than ``max_length`` tokens are counted, never dropped here.
+    ``earlier``: parent iterations' examples (``accumulate_data``), added as they are before the shuffle. The
+    order without shuffling is that of the episodes.
+
+    Raises:
+        UserError: nothing is left to train on, or the temperature is unusable.
+    """
+    counts: Counter[str] = Counter(episodes=len(episodes))
+    samples: list[Sample] = []
+    for episode in episodes:
+        counts["blocked"] += episode.status == "blocked"
+        if cfg.only_success and max(episode.rewards, default=None) != 1:
+            counts["dropped_without_success"] += 1
+            continue
+        turns = scored_turns(episode, False)
+        distinct = scored_turns(episode, cfg.remove_duplication)
+        selected = select(episode, cfg.criteria, cfg.remove_duplication)
+        counts["attempts"] += len(turns)
+        counts["dropped_empty_or_repeated"] += len(turns) - len(distinct)
+        counts["dropped_by_criteria"] += len(distinct) - len(selected)
+        samples += selected
+    if not samples and not earlier:
+        raise UserError(
+            f"convert: no example left of {len(episodes)} episodes (criteria {cfg.criteria}, only_success "
+            f"{str(cfg.only_success).lower()}); loosen these or generate more."
+        )
+    if cfg.weighted:
+        baselines = reward_baselines(samples, cfg.reward_baseline)
+        values = weights([sample.reward for sample in samples], cfg.temperature, baselines)
+        samples = [replace(sample, weight=weight) for sample, weight in zip(samples, values, strict=True)]
+    examples = [*earlier, *(example(sample, dialogue_limit) for sample in samples)]
+    stats: dict[str, Any] = {
+        **{key: counts[key] for key in _COUNTS},
+        "earlier_examples": len(earlier),
+        "examples": len(examples),
+        "examples_by_turn": {f"turn{i + 1}": n for i, n in sorted(Counter(sample.index for sample in samples).items())},
+        "weight": weight_statistics([one.messages[-1].weight for one in examples]),
+    }
+    if chat is not None:
+        stats |= token_statistics(examples, chat, max_length)
+    if cfg.shuffle:
+        rng("convert", seed).shuffle(examples)
+    rewards = Counter(sample.reward for sample in samples)
+    histogram = [{"reward": reward, "count": count} for reward, count in sorted(rewards.items())]
+    return Converted(number(examples), stats, histogram)
+
+
+_COUNTS = (
+    "episodes",
+    "blocked",
+    "attempts",
+    "dropped_without_success",
+    "dropped_empty_or_repeated",
+    "dropped_by_criteria",
+)
+
+
+def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True) -> list[Example]:
+    """Control B: the same correct answers to the same problems, each as a first attempt, weight 1.
+
+    One example for each solved episode: its opening and its first right action (in distillation the teacher's, in
+    self-distillation the model's own best of n, or the student's when it was right at once).
+    """
+    examples = []
+    for episode in episodes:
+        right = next((turn for turn in episode.turns if turn.attempt.reward == 1), None)
+        if right is not None:
+            examples.append(example(Sample(episode, (right,), 0)))
+    if shuffle:
+        rng("single_turn", seed).shuffle(examples)
+    return number(examples)
+
+
+def number(examples: Iterable[Example]) -> list[Example]:
+    """The examples with ids ``identity_0``, ``identity_1``, … in their order."""
+    return [one.model_copy(update={"id": f"identity_{i}"}) for i, one in enumerate(examples)]
+
+
+def weight_statistics(values: Sequence[float]) -> dict[str, float]:
+    """Mean, extremes and effective number of examples, (sum w)^2 / sum w^2: weights act as a learning rate (trap 16)."""
+    if not values:
+        return {"mean": 0.0, "min": 0.0, "max": 0.0, "effective_examples": 0.0}
+    total, squares = math.fsum(values), math.fsum(w * w for w in values)
+    return {
+        "mean": total / len(values),
+        "min": min(values),
+        "max": max(values),
+        "effective_examples": total * total / squares if squares else 0.0,
+    }
+
+
+def token_statistics(examples: Sequence[Example], chat: ChatFormat, max_length: int | None = None) -> dict[str, Any]:
+    """Mean and population variance of prompt and response lengths in tokens; how many samples exceed ``max_length``.
+
+    The prompt is everything before the final attempt's first token; the response is that attempt and the token that
+    ends it.
+    """
+    prompts, responses, over = [], [], 0
+    for one in examples:
+        encoded = chat.encode(one.messages)
+        final = encoded.spans[-1]
+        prompts.append(final.start)
+        responses.append(final.stop - final.start)
+        over += max_length is not None and final.stop > max_length
+    return {
+        "prompt_tokens": _mean_and_variance(prompts),
+        "response_tokens": _mean_and_variance(responses),
+        "over_length": over,
+    }
+
+
+def _mean_and_variance(lengths: Sequence[int]) -> dict[str, float]:
+    if not lengths:
+        return {"mean": 0.0, "variance": 0.0}
+    return {"mean": statistics.fmean(lengths), "variance": float(statistics.pvariance(map(float, lengths)))}
+
+
+def _context(message: Message) -> Message:
+    return message.model_copy(update={"weight": 0.0})
+
+
+def _attempt(turn: Turn, weight: float) -> Message:
+    attempt = turn.attempt
+    return Message(
+        role="assistant",
+        content=attempt.text,
+        token_ids=attempt.token_ids,
+        finish=attempt.finish,
+        weight=weight,
+    )

@@ -1,0 +1,205 @@
+"""The figures a RISE evaluation reports (RISE spec §1, Metrics).
+
+Per problem there are two episodes: the *sequential* one (several turns of one attempt each, feedback always
+"incorrect") and the *parallel* one (a single turn of k independent attempts, the first of them being the sequential
+run's first). Every figure is a mean over all problems of the panel; one that a failed engine left without attempts
+counts as wrong.
+
+=============  ====================================================================
+m1@t1          the first attempt is right
+m5@t1          the majority of 5 independent first attempts is right
+m1@t5          the majority over the 5 attempts of one run without oracle is right
+p1@t5          any of those 5 attempts is right (an oracle would have stopped there)
+=============  ====================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from selfimprove.errors import UserError
+from selfimprove.records import Attempt, Episode, Record, mean_and_error
+
+Equivalent = Callable[[str, str], bool]
+Figure = dict[str, float | int]
+
+
+class Outcome(Record):
+    """One problem's share in every averaged metric; runs over the same panel are compared by these, pair by pair."""
+
+    id: str
+    values: dict[str, float]
+
+
+def majority(answers: Sequence[str | None], equivalent: Equivalent) -> int | None:
+    """Index of the first member of the largest class of equivalent answers; None when none could be read.
+
+    Unreadable answers (None) have no vote. A tie goes to the class seen first. An answer joins the first class whose
+    first member it is equivalent to.
+    """
+    classes: list[list[int]] = []
+    for index, answer in enumerate(answers):
+        if answer is None:
+            continue
+        for members in classes:
+            first = answers[members[0]]
+            if first is not None and (first == answer or equivalent(first, answer)):
+                members.append(index)
+                break
+        else:
+            classes.append([index])
+    return max(classes, key=len)[0] if classes else None  # max keeps the first of equals
+
+
+def majority_right(attempts: Sequence[Attempt], equivalent: Equivalent) -> bool:
+    """Whether the majority answer of these attempts is right; no readable answer is wrong."""
+    winner = majority([attempt.answer for attempt in attempts], equivalent)
+    return winner is not None and attempts[winner].reward == 1
+
+
+def actions(episode: Episode) -> list[Attempt]:
+    """The scored attempts that entered the dialogue, in turn order."""
+    return [turn.attempt for turn in episode.turns if turn.attempt.reward is not None]
+
+
+def outcome(
+    sequential: Episode, parallel: Episode, equivalent: Equivalent, *, turns: int, samples: int, oracle: bool = False
+) -> Outcome:
+    """One problem's values (0 or 1; differences -1 to 1).
+
+    A turn that was not reached counts as wrong. With ``oracle`` the run stopped at its first right attempt, so a
+    majority over turns is not defined and is left out.
+    """
+    run = actions(sequential)
+    first = parallel.turns[0].attempts[:samples] if parallel.turns else []
+    values = {"m1@t1": float(bool(run) and run[0].reward == 1)}
+    if samples > 1:
+        values[f"m{samples}@t1"] = float(majority_right(first, equivalent))
+    for k in range(2, turns + 1):
+        if not oracle:
+            values[f"m1@t{k}"] = float(majority_right(run[:k], equivalent))
+        values[f"p1@t{k}"] = float(any(attempt.reward == 1 for attempt in run[:k]))
+    if not oracle:
+        for k in range(1, turns + 1):
+            values[f"accuracy@t{k}"] = float(len(run) >= k and run[k - 1].reward == 1)
+    if turns > 1:
+        for name in (f"m1@t{turns}", f"p1@t{turns}"):
+            if name in values:
+                values[f"{name}-m1@t1"] = values[name] - values["m1@t1"]
+    return Outcome(id=sequential.id, values=values)
+
+
+def outcomes(
+    sequential: Sequence[Episode],
+    parallel: Sequence[Episode],
+    equivalent: Equivalent,
+    *,
+    turns: int | None = None,
+    oracle: bool = False,
+) -> list[Outcome]:
+    """Every problem's ``outcome``. ``turns``: length of a full run (default: of the longest one seen).
+
+    Raises:
+        UserError: the two runs are not over the same problems.
+    """
+    by_id = {episode.id: episode for episode in parallel}
+    if len(by_id) != len(parallel) or sorted(by_id) != sorted(episode.id for episode in sequential):
+        raise UserError("evaluate: the sequential and the parallel run are over different problems; run both again.")
+    longest = turns or max((len(episode.turns) for episode in sequential), default=1) or 1
+    samples = max((len(episode.turns[0].attempts) for episode in parallel if episode.turns), default=1)
+    return [
+        outcome(one, by_id[one.id], equivalent, turns=longest, samples=samples, oracle=oracle) for one in sequential
+    ]
+
+
+def evaluate_metrics(
+    sequential: Sequence[Episode],
+    parallel: Sequence[Episode],
+    equivalent: Equivalent,
+    *,
+    turns: int | None = None,
+    oracle: bool = False,
+) -> dict[str, Figure]:
+    """Every metric as {mean, se, n}: the outcomes averaged, and the rates over attempts and over changes of turn.
+
+    ``m1@t1``, ``m5@t1``, ``m1@tk``, ``p1@tk``, ``accuracy@tk`` and the paired gains ``m1@t5-m1@t1``,
+    ``p1@t5-m1@t1``; ``right_to_wrong``: of the right attempts that had a successor, how many were followed by a wrong
+    one; ``wrong_to_right`` likewise; ``unparsable``: of all attempts of the sequential run, how many hold no answer;
+    ``blocked``: problems that an engine failed on.
+    """
+    figures = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
+    runs = [actions(episode) for episode in sequential]
+    figures["right_to_wrong"] = ratio(_changes(run, was_right=True) for run in runs)
+    figures["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)
+    figures["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
+    figures["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
+    return figures
+
+
+def average(results: Sequence[Outcome]) -> dict[str, Figure]:
+    """Mean and standard error of every value over the problems."""
+    names = results[0].values if results else {}
+    return {name: mean_and_error(result.values[name] for result in results) for name in names}
+
+
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Figure:
+    """Mean of a - b over the problems both name, with the standard error of the paired difference.
+
+    Raises:
+        UserError: they are not over the same problems.
+    """
+    if a.keys() != b.keys():
+        raise UserError("the runs compared are over different problems; evaluate both on the same panel.")
+    return mean_and_error(a[key] - b[key] for key in a)
+
+
+def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Figure]:
+    """Paired difference (run - other) of every metric that both runs have."""
+    shared = [name for name in (run[0].values if run else {}) if other and name in other[0].values]
+    return {
+        name: paired_difference({one.id: one.values[name] for one in run}, {one.id: one.values[name] for one in other})
+        for name in shared
+    }
+
+
+def accuracy_rows(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
+    """Rows {turn, accuracy, majority, any, se} for the accuracy-by-turn plot."""
+    rows = []
+    for k in range(1, sum(name.startswith("accuracy@t") for name in figures) + 1):
+        accuracy = figures[f"accuracy@t{k}"]
+        first = figures["m1@t1"]
+        rows.append(
+            {
+                "turn": k,
+                "accuracy": accuracy["mean"],
+                "se": accuracy["se"],
+                "majority": figures.get(f"m1@t{k}", first)["mean"],
+                "any": figures.get(f"p1@t{k}", first)["mean"],
+            }
+        )
+    return rows
+
+
+def ratio(pairs: Iterable[tuple[int, int]]) -> Figure:
+    """Sum of hits over sum of chances, one (hits, chances) a problem; n = chances.
+
+    The standard error treats a problem's chances as one cluster (linearised ratio estimator).
+    """
+    counts = [(hits, chances) for hits, chances in pairs if chances]
+    total = sum(chances for _, chances in counts)
+    if not total:
+        return {"mean": 0.0, "se": 0.0, "n": 0}
+    rate = sum(hits for hits, _ in counts) / total
+    groups = len(counts)
+    spread = math.fsum((hits - rate * chances) ** 2 for hits, chances in counts)
+    error = math.sqrt(spread * groups / (groups - 1)) / total if groups > 1 else 0.0
+    return {"mean": rate, "se": error, "n": total}
+
+
+def _changes(run: Sequence[Attempt], *, was_right: bool) -> tuple[int, int]:
+    """(changes, chances): attempts that were right (or wrong) and had a successor; those whose successor differs."""
+    pairs = [(a.reward == 1, b.reward == 1) for a, b in zip(run, run[1:], strict=False)]
+    chances = [after for before, after in pairs if before == was_right]
+    return sum(after != was_right for after in chances), len(chances)

@@ -1,0 +1,94 @@
+"""What a RISE dialogue says and how much of it a model sees (RISE spec §1 context_window, §2 Prompt; traps 6, 10).
+
+A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*: an attempt and the feedback on
+it. The three protocol strings are the released code's, to the letter; the worked example is our own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from selfimprove.records import Message
+
+PROBLEM = "Great job! You've successfully answered the question. Now, let's move on to the next one.\n{question}"
+FAILURE = "The answer is incorrect. Please try again. Here's the question: {question}"
+SUCCESS = "Great job! You've successfully answered the question."
+
+EXAMPLE_QUESTION = (
+    "You are an assistant for mathematics. Work through the problem one step at a time, and finish your solution "
+    "with \\boxed{Your Answer}.\n"
+    "A florist has 9 red tulips and twice as many yellow ones. She sells 10 of them in the morning. How many tulips "
+    "does she have left?"
+)
+EXAMPLE_ANSWER = (
+    "Step 1: There are 2 * 9 = 18 yellow tulips.\n"
+    "Step 2: Red and yellow together make 9 + 18 = 27 tulips.\n"
+    "Step 3: After the sale 27 - 10 = 17 tulips are left.\n"
+    "The answer is \\boxed{17}."
+)
+
+Pair = tuple[Message, Message]
+"""An attempt (assistant) and the feedback on it (user)."""
+
+
+def opening(question: str, few_shot: bool = True) -> list[Message]:
+    """The messages before the first attempt: the worked example if ``few_shot``, then the problem."""
+    problem = Message(role="user", content=PROBLEM.format_map({"question": question}))
+    if not few_shot:
+        return [problem]
+    return [
+        Message(role="user", content=EXAMPLE_QUESTION),
+        Message(role="assistant", content=EXAMPLE_ANSWER),
+        problem,
+    ]
+
+
+def feedback(reward: float | None, question: str, *, forced_negative: bool = False) -> str:
+    """What the environment says to an attempt: success at reward 1, else failure (wrong and unreadable alike).
+
+    ``forced_negative``: evaluation without an oracle, which says "incorrect" to right attempts too.
+    """
+    if reward == 1 and not forced_negative:
+        return SUCCESS
+    return FAILURE.format_map({"question": question})
+
+
+def visible(opening: Sequence[Message], pairs: Sequence[Pair], window: int | None = None) -> list[Message]:
+    """The prompt of the next turn when ``window`` turns may be seen, the current one included (None: all).
+
+    At turn t (0-based, t = len(pairs)): the opening, then the last min(t, window - 1) pairs. Window 1 shows no earlier
+    attempt (trap 6).
+
+    Raises:
+        ValueError: ``window`` is below 1.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"a context window of {window} turns")
+    first = 0 if window is None else max(0, len(pairs) - (window - 1))
+    return [*opening, *(message for pair in pairs[first:] for message in pair)]
+
+
+def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> list[Message]:
+    """Keep at most ``limit`` messages after the worked example by dropping whole pairs, the oldest first.
+
+    ``opening`` is the number of messages before the first attempt (3 with the worked example, else 1). The problem
+    message is one of the ``limit`` and always stays; roles keep alternating whatever the limit (trap 10).
+
+    Raises:
+        ValueError: ``limit`` is below 1, or what follows the opening is not whole pairs.
+    """
+    if limit < 1:
+        raise ValueError(f"a dialogue limit of {limit} messages")
+    rest = list(messages[opening:])
+    if len(rest) % 2:
+        raise ValueError("a prompt ends with feedback: whole (attempt, feedback) pairs follow its opening")
+    kept = 2 * ((limit - 1) // 2)
+    return [*messages[:opening], *rest[max(0, len(rest) - kept) :]]
+
+
+def degenerate(text: str, *, repeats: int = 150, longest: int = 300) -> bool:
+    """Whether an attempt is a stuck model's: a lower-cased whitespace token occurs more than ``repeats`` times, or is
+    longer than ``longest`` characters (RISE spec §2, Generate)."""
+    counts = Counter(text.lower().split())
+    return any(count > repeats or len(token) > longest for token, count in counts.items())
