@@ -88,7 +88,7 @@ def fetch(
 
     From ``mirror`` if given (then no network is touched), else by HTTP with ``tries`` attempts, ``backoff`` seconds
     before the second and doubling, ``timeout`` seconds of silence at most. A file that is there already with the
-    right hash is kept. JSONL files are read through once, so that a torn line shows here and not in the middle of a run.
+    right hash is kept. JSONL files are read through once: a torn line shows here, not in the middle of a run.
 
     Raises:
         UserError: unknown source, missing or unreachable file, wrong hash, torn line.

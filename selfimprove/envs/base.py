@@ -34,7 +34,10 @@ class Grade(NamedTuple):
 class AnswerEnv(Protocol):
     """One question, attempts at it, a verifier. Methods are pure: equal arguments give equal results."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """As in the ``env`` params."""
+        ...
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
         """Problems of (line number, row) pairs, as ``records.read_rows`` yields them.

@@ -12,8 +12,8 @@ An episode (the first row of the training file, two turns)::
                Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.
                #### 72
 
-Rewards: 1 right, 0 wrong, -1 no number in the last box (RISE spec §2, Environments). Annotations such as ``<<48/2=24>>``
-are text and are never computed (trap 2).
+Rewards: 1 right, 0 wrong, -1 no number in the last box (RISE spec §2, Environments). Annotations such as
+``<<48/2=24>>`` are text and are never computed (trap 2).
 """
 
 from __future__ import annotations

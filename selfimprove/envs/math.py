@@ -30,7 +30,7 @@ _BOXES = ("boxed", "fbox")
 
 
 def extract(attempt: str) -> str | None:
-    r"""What the last ``\boxed{..}`` or ``\fbox{..}`` holds, braces balanced (or ``\boxed x``); None if there is none."""
+    r"""What the last ``\boxed{..}`` or ``\fbox{..}`` (braces balanced) or ``\boxed x`` holds; None if there is none."""
     return last_box(attempt, _BOXES)
 
 

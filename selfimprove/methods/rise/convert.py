@@ -160,7 +160,7 @@ def example(sample: Sample, dialogue_limit: int | None = None) -> Example:
         messages.append(_attempt(turn, 0.0))
         messages.append(Message(role="user", content=turn.observation))
     if dialogue_limit is not None:
-        messages = limit_dialogue(messages, dialogue_limit, len(opening))
+        messages = limit_dialogue(messages, len(opening), dialogue_limit)
     messages.append(_attempt(sample.turns[-1], sample.weight))
     return Example(id="", messages=messages, source=sample.episode.id)
 
@@ -256,7 +256,7 @@ def number(examples: Iterable[Example]) -> list[Example]:
 
 
 def weight_statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, extremes and effective number of examples, (sum w)^2 / sum w^2: weights act as a learning rate (trap 16)."""
+    """Mean, extremes, effective number of examples (sum w)^2 / sum w^2: weights act as a learning rate (trap 16)."""
     if not values:
         return {"mean": 0.0, "min": 0.0, "max": 0.0, "effective_examples": 0.0}
     total, squares = math.fsum(values), math.fsum(w * w for w in values)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfimprove.envs.base import make_env
 from selfimprove.errors import UserError
@@ -79,7 +79,7 @@ class _History(Record):
 
 
 class _Entry(Record):
-    model_config = {**Record.model_config, "extra": "ignore"}
+    model_config = ConfigDict(extra="ignore")
 
     task_id: int | str
     query: str
