@@ -43,7 +43,9 @@ class FinetuneParams(Section):
 
     epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 keeps the model as it is")
     max_tokens: int | None = Field(
-        default=None, ge=1, description="stop after the step that reads this many tokens (epochs are then a minimum of 1)"
+        default=None,
+        ge=1,
+        description="stop after the step that brings the tokens read to this many; epochs are then not read",
     )
     batch_size: int = Field(default=64, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once")
@@ -69,5 +71,4 @@ class FinetuneParams(Section):
     save_total_limit: int = Field(default=2, ge=1)
     logging_steps: int = Field(default=10, ge=1)
     report_to: Literal["none", "wandb", "tensorboard"] = "none"
-    chat_template: str | None = None
     trust_remote_code: bool = False

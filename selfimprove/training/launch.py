@@ -1,0 +1,236 @@
+"""``finetune``: the one call a stage makes. Encodes, starts one process or many, and completes the model folder.
+
+Light until training starts: with ``epochs: 0`` no heavy package is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.records import Example
+from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.encode import EncodedExample, encode_examples
+from selfimprove.training.report import Timing, TrainReport
+
+if TYPE_CHECKING:
+    from selfimprove.training.trainer import Job
+
+Progress = Callable[[int, int, str], None]
+PROGRESS_MARK = "@step "
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+LOG_LINES = 6
+
+
+def finetune(
+    model_dir: Path,
+    examples: Sequence[Example],
+    out_dir: Path,
+    cfg: FinetuneParams,
+    *,
+    scratch: Path,
+    seed: int,
+    threads: int,
+    weight_normalization: Literal["none", "batch"] = "none",
+    max_tokens: int | None = None,
+    pinned: int | None = None,
+    progress: Progress | None = None,
+) -> TrainReport:
+    """Train ``model_dir`` on weighted examples and write a folder that loads as ``model_dir`` does.
+
+    Killed at any moment and called again with the same arguments, it continues from its newest whole checkpoint
+    under ``scratch`` and, on CPU, ends with the same bytes and losses as an unbroken run; the place of checkpoints
+    holds a hash of everything that decides the result, so no other run's can be taken (RISE spec §5, trap 17).
+
+    Args:
+        out_dir: appears whole; must not hold files yet.
+        scratch: folder on the same machine (and, with several nodes, shared) for checkpoints and logs.
+        threads: of each process; part of the result's identity on CPU.
+        max_tokens: overrides ``cfg.max_tokens``: stop after the step that brings the tokens read to this many.
+        pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
+        progress: called after each step with (steps done, steps in all, note).
+
+    Raises:
+        UserError: no model, no template, ids the model does not know, no example left, or a worker that failed.
+    """
+    if not (model_dir / "config.json").is_file():
+        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
+    if out_dir.is_dir() and any(out_dir.iterdir()):
+        raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
+    chat = ChatFormat.load(model_dir)
+    encoded, counters = encode_examples(examples, chat, cfg.max_length, pinned=pinned)
+    limit = max_tokens if max_tokens is not None else cfg.max_tokens
+    part = out_dir.with_name(f".{out_dir.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    if cfg.epochs == 0 and limit is None:
+        shutil.copytree(model_dir, part)
+        os.replace(part, out_dir)
+        return _nothing_trained().model_copy(update={"counters": counters})
+    if not encoded:
+        raise UserError(
+            f"no example is left to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
+            f"than max_length {cfg.max_length}); look at convert's output or raise finetune.max_length."
+        )
+    # Only now: this imports torch and transformers.
+    from selfimprove.training.trainer import Job, train
+
+    job = Job(
+        model_dir=model_dir,
+        out_dir=part,
+        checkpoints=scratch / "checkpoints",
+        params=cfg,
+        seed=seed,
+        threads=threads,
+        weight_normalization=weight_normalization,
+        max_tokens=limit,
+    )
+    job.checkpoints = scratch / f"checkpoints-{_identity(job, encoded)}"
+    job.checkpoints.mkdir(parents=True, exist_ok=True)
+    if cfg.launcher.kind == "single":
+        report = train(job, encoded, progress)
+    else:
+        report = _run_workers(job, encoded, progress)
+    for file in sorted(model_dir.iterdir()):
+        if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES) and not (part / file.name).exists():
+            shutil.copyfile(file, part / file.name)
+    os.replace(part, out_dir)
+    return report.model_copy(update={"counters": counters})
+
+
+def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
+    """The command that starts one node's workers; with several nodes, the same on each of them."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
+    if launcher.nodes == 1:
+        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+    else:
+        command += [f"--nnodes={launcher.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launcher.rendezvous}"]
+    command += [f"--rdzv-id={job_file.parent.name}", "-m", "selfimprove.training.worker", str(job_file)]
+    return command
+
+
+def save_encoded(path: Path, examples: Sequence[EncodedExample]) -> None:
+    """Write encoded examples for the workers (NumPy arrays, no pickles)."""
+    import numpy as np
+
+    np.savez(
+        path,
+        lengths=np.array([len(example.ids) for example in examples], dtype=np.int64),
+        ids=np.array([i for example in examples for i in example.ids], dtype=np.int64),
+        weights=np.array([w for example in examples for w in example.token_weights], dtype=np.float64),
+    )
+
+
+def load_encoded(path: Path) -> list[EncodedExample]:
+    """Read what ``save_encoded`` wrote."""
+    import numpy as np
+
+    examples, start = [], 0
+    with np.load(path, allow_pickle=False) as arrays:
+        ids, weights = arrays["ids"].tolist(), arrays["weights"].tolist()
+        for length in arrays["lengths"].tolist():
+            examples.append(EncodedExample(ids[start : start + length], weights[start : start + length]))
+            start += length
+    return examples
+
+
+def _run_workers(job: Job, encoded: Sequence[EncodedExample], progress: Progress | None) -> TrainReport:
+    """Start the workers, pass their progress on, and read the report that the first one wrote."""
+    folder = job.checkpoints
+    save_encoded(folder / "examples.npz", encoded)
+    job_file, report_file, log_file = folder / "job.json", folder / "report.json", folder / "worker.log"
+    report_file.unlink(missing_ok=True)
+    absolute = job.model_copy(
+        update={key: getattr(job, key).absolute() for key in ("model_dir", "out_dir", "checkpoints")}
+    )
+    job_file.write_text(absolute.model_dump_json(), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+    environment["PYTHONPATH"] = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
+    if job.params.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    command = worker_command(job_file.absolute(), job.params.launcher)
+    if job.params.launcher.nodes > 1:
+        print(f"finetune: run this on every other node too: {' '.join(command)}", file=sys.stderr, flush=True)
+    # Workers read end-of-file from their input when this process dies, and stop: no orphan keeps training.
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        with log_file.open("w", encoding="utf-8") as log:
+            for line in process.stdout:
+                if not line.startswith(PROGRESS_MARK):
+                    log.write(line)
+                    log.flush()
+                elif progress is not None:
+                    progress(*json.loads(line[len(PROGRESS_MARK) :]))
+        code = process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+    if code != 0 or not report_file.is_file():
+        raise UserError(
+            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
+            f"the end of {log_file} says: {_reason(log_file)}"
+        )
+    return TrainReport.model_validate_json(report_file.read_text(encoding="utf-8"))
+
+
+def _reason(log_file: Path) -> str:
+    """The last telling lines: what a worker called its error, else the end of the log before torchrun's summary."""
+    lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[0].removeprefix("error: ")
+    for index, line in enumerate(lines):
+        if "failed (exitcode" in line or "ChildFailedError" in line:
+            lines = lines[:index]
+            break
+    return " | ".join(lines[-LOG_LINES:]) or "nothing"
+
+
+def _identity(job: Job, encoded: Sequence[EncodedExample]) -> str:
+    """Hash of all that decides the result: settings, data and the model's files."""
+    digest = blake2b(digest_size=12)
+    digest.update(job.model_dump_json(exclude={"model_dir", "out_dir", "checkpoints"}).encode())
+    for example in encoded:
+        digest.update(json.dumps([example.ids, example.token_weights]).encode())
+    for file in sorted(job.model_dir.iterdir()):
+        if file.is_file():
+            digest.update(file.name.encode())
+            with file.open("rb") as handle:
+                while block := handle.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def _nothing_trained() -> TrainReport:
+    return TrainReport(
+        steps=0, examples=0, tokens=0, real_tokens=0, trained_tokens=0, padding=0.0, mean_weight=0.0,
+        raw_mean_weight=0.0, loss=[], timing=Timing(seconds=0.0, tokens_per_second=0.0),
+    )  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,122 @@
+"""Loading a model folder for training: attention, RoPE scaling, quantisation, adapters; and merging adapters back."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from selfimprove.errors import UserError
+from selfimprove.training.config import FinetuneParams, LoraConfig
+
+
+def load_model(model_dir: Path, params: FinetuneParams, seed: int) -> tuple[Any, float | None]:
+    """The model to train, with adapters if asked for, and the RoPE factor put in (None: positions suffice).
+
+    Raises:
+        UserError: no such model, not a causal language model, or quantisation without its library.
+    """
+    config, factor = _config(model_dir, params)
+    lora = params.lora
+    extra: dict[str, Any] = {}
+    if lora is not None and lora.quantize != "none":
+        extra["quantization_config"] = _quantization(lora, params)
+    # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
+    dtype = getattr(torch, params.dtype) if lora is not None else torch.float32
+    model = _from_pretrained(
+        model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra
+    )
+    model.config.use_cache = False
+    if lora is None:
+        return model, factor
+    import peft
+
+    if lora.quantize != "none":
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=params.gradient_checkpointing)
+    adapters = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return peft.get_peft_model(model, adapters), factor
+
+
+def merge_adapter(model_dir: Path, adapter: Path, params: FinetuneParams) -> Any:
+    """The base in the training dtype, never quantised, with the trained adapter added into its weights."""
+    import peft
+
+    config, _ = _config(model_dir, params)
+    base = _from_pretrained(model_dir, params, config=config, dtype=getattr(torch, params.dtype))
+    return peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+
+
+def rope_factor(max_length: int, positions: int) -> int | None:
+    """Linear RoPE scaling for ``max_length``, or None where the model's own positions suffice (spec rise §2)."""
+    return math.ceil(max_length / positions) if max_length > positions else None
+
+
+def _config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+    if not (model_dir / "config.json").is_file():
+        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
+    try:
+        config = AutoConfig.from_pretrained(
+            model_dir, trust_remote_code=params.trust_remote_code, local_files_only=True
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{model_dir}/config.json cannot be used ({_first_line(error)}); mend the model folder."
+        ) from None
+    rope = getattr(config, "rope_parameters", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    factor = rope_factor(params.max_length, positions) if positions and isinstance(rope, dict) else None
+    if factor is None or rope.get("rope_type", "default") not in ("default", "linear"):
+        return config, None
+    config.rope_parameters = {**rope, "rope_type": "linear", "factor": float(max(factor, rope.get("factor", 1)))}
+    return config, config.rope_parameters["factor"]
+
+
+def _from_pretrained(model_dir: Path, params: FinetuneParams, **options: Any) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            trust_remote_code=params.trust_remote_code,
+            local_files_only=True,
+            use_safetensors=True,
+            **options,
+        )
+    except ImportError as error:
+        raise UserError(
+            f"{model_dir}: {_first_line(error)} (finetune.attention or lora.quantize asks for it)."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{model_dir} cannot be loaded as a causal language model ({_first_line(error)}).") from None
+
+
+def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(
+            f"finetune.lora.quantize: {lora.quantize} needs the package bitsandbytes; install it, or set 'none'."
+        )
+    from transformers.utils.quantization_config import BitsAndBytesConfig
+
+    if lora.quantize == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=getattr(torch, params.dtype),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

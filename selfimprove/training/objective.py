@@ -1,0 +1,64 @@
+"""Weighted SFT, the objective of RISE: minimise the batch mean of w_i * NLL_i (RISE paper, reward-weighted regression;
+spec rise §1).
+
+The batch is the optimiser step's, however it is cut into micro-batches, rows and processes: each token gets its final
+coefficient before the cutting, so that summing coefficient * token loss anywhere gives the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from selfimprove.training.encode import EncodedExample
+
+Reduction = Literal["example_mean", "token_mean"]
+Normalization = Literal["none", "batch"]
+
+
+def example_scales(batch: Sequence[EncodedExample], reduction: Reduction, normalization: Normalization) -> list[float]:
+    """Factor for each example's token weights, so that the weighted sum of token losses is the batch's loss.
+
+    With n_i learnt tokens in example i of a batch of B, and token weights w:
+
+    - ``example_mean`` (RISE): 1 / (B * n_i), the mean over examples of w_i times the mean token loss;
+    - ``token_mean``: 1 / sum_i n_i, the mean over learnt tokens of w times the token loss;
+    - ``normalization="batch"`` divides by the batch's mean weight, taken the same way, so that weights set only
+      the balance inside the batch and not the step's size (spec rise §5, trap 16).
+    """
+    trained = [example.trained for example in batch]
+    if reduction == "example_mean":
+        scales = [1.0 / (len(batch) * n) for n in trained]
+    else:
+        scales = [1.0 / sum(trained)] * len(batch)
+    if normalization == "batch":
+        mean = effective_weight(batch, scales)
+        scales = [scale / mean for scale in scales]
+    return scales
+
+
+def effective_weight(batch: Sequence[EncodedExample], scales: Sequence[float]) -> float:
+    """Sum of all token coefficients: the factor by which weighting stretches the step (1 for unweighted data)."""
+    return sum(sum(example.token_weights) * scale for example, scale in zip(batch, scales, strict=True))
+
+
+def weighted_nll(logits: torch.Tensor, ids: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    """Sum over tokens of coefficient * negative log-likelihood.
+
+    Args:
+        logits: [rows, width, vocabulary], any float type; the loss is taken in float32.
+        ids: [rows, width].
+        coefficients: [rows, width]; that of ``ids[r, t]``, which ``logits[r, t - 1]`` predict. Column 0 is never
+            predicted, and must be 0.
+
+    Returns:
+        A scalar; 0 (with a gradient path) when every coefficient is 0.
+    """
+    wanted = coefficients[:, 1:]
+    mask = wanted != 0
+    chosen = logits[:, :-1][mask].float()
+    losses = cross_entropy(chosen, ids[:, 1:][mask], reduction="none")
+    return (losses * wanted[mask]).sum()

@@ -1,0 +1,159 @@
+"""The plan of a run: which examples meet in which step, micro-batch and row. Pure arithmetic on lengths, no tensors.
+
+A step's examples depend on the seed and the batch size alone; how they are laid out (rows of about ``row_tokens``,
+micro-batches of at most ``micro_batch_tokens``, one share a process) changes speed and memory, never the loss.
+Conversations are never cut: several share a row, side by side, and do not see each other.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from selfimprove.seeds import rng
+
+Row = tuple[int, ...]
+"""Indices of the examples that lie side by side in one row."""
+
+MicroBatch = tuple[Row, ...]
+"""Rows that one process computes at once; empty when a small last step leaves a process without work."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step: ``examples`` in draw order, and for each process its micro-batches, equally many."""
+
+    examples: tuple[int, ...]
+    shares: tuple[tuple[MicroBatch, ...], ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All steps of a run, with what they read.
+
+    Attributes:
+        real_tokens: tokens of all examples read, context included, repetitions counted.
+        padded_tokens: those plus the filling that rows need to be rectangular.
+    """
+
+    steps: tuple[Step, ...]
+    examples: int
+    real_tokens: int
+    padded_tokens: int
+
+    @property
+    def padding(self) -> float:
+        """Share of computed positions that hold no token, 0 to 1."""
+        return 1.0 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+
+def make_plan(
+    lengths: Sequence[int],
+    *,
+    batch_size: int,
+    row_tokens: int,
+    micro_batch_tokens: int,
+    seed: int,
+    epochs: float = 1.0,
+    max_tokens: int | None = None,
+    world_size: int = 1,
+) -> Plan:
+    """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
+
+    Every example comes once an epoch, in an order drawn anew for each (seed, epoch); steps take ``batch_size``
+    examples from that stream, across epoch boundaries, and only the last may be smaller. With ``max_tokens`` the
+    stream repeats as needed and ends after the step that brings ``real_tokens`` to at least that many (``epochs``
+    is then not read); else it ends after round(epochs * n) examples.
+
+    A row is wider than ``row_tokens`` only where one example is, and a micro-batch exceeds ``micro_batch_tokens``
+    only where one row does.
+    """
+    if not lengths:
+        return Plan((), 0, 0, 0)
+    steps: list[Step] = []
+    examples = real = padded = 0
+    remaining = round(epochs * len(lengths))
+    stream = _stream(len(lengths), seed)
+    while (real < max_tokens) if max_tokens is not None else (remaining > 0):
+        size = batch_size if max_tokens is not None else min(batch_size, remaining)
+        batch = tuple(next(stream) for _ in range(size))
+        shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size)
+        steps.append(Step(batch, shares))
+        remaining -= size
+        examples += size
+        real += sum(lengths[i] for i in batch)
+        padded += sum(computed_tokens(micro, lengths) for share in shares for micro in share)
+    return Plan(tuple(steps), examples, real, padded)
+
+
+def lay_out(
+    batch: Sequence[int], lengths: Sequence[int], row_tokens: int, micro_batch_tokens: int, world_size: int
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Rows of nearly equal width, grouped into micro-batches of similar rows, dealt to processes in turn."""
+    rows = pack_rows(batch, lengths, row_tokens, minimum=min(world_size, len(batch)))
+    micros: list[MicroBatch] = []
+    start = 0
+    # Rows come widest first, so a group's first row sets its width.
+    while start < len(rows):
+        width = _width(rows[start], lengths)
+        count = max(1, micro_batch_tokens // width)
+        micros.append(tuple(rows[start : start + count]))
+        start += count
+    micros = _split_to_multiple(micros, world_size)
+    return tuple(tuple(micros[rank::world_size]) for rank in range(world_size))
+
+
+def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int, *, minimum: int = 1) -> list[Row]:
+    """Share examples out to as few rows of nearly equal width as hold them; widest row first.
+
+    Longest example first, each into the emptiest row; one more row whenever the widest would exceed its limit.
+    """
+    longest_first = sorted(batch, key=lambda index: -lengths[index])
+    total = sum(lengths[index] for index in batch)
+    limit = max(row_tokens, lengths[longest_first[0]])
+    count = max(minimum, math.ceil(total / limit))
+    while True:
+        rows: list[list[int]] = [[] for _ in range(count)]
+        heap = [(0, row) for row in range(count)]
+        for index in longest_first:
+            width, emptiest = heap[0]
+            rows[emptiest].append(index)
+            heapq.heapreplace(heap, (width + lengths[index], emptiest))
+        if max(width for width, _ in heap) <= limit:
+            break
+        count += 1
+    return [tuple(rows[row]) for width, row in sorted(heap, key=lambda item: (-item[0], item[1])) if width]
+
+
+def computed_tokens(micro: MicroBatch, lengths: Sequence[int]) -> int:
+    """Positions a micro-batch computes: rows times the widest row; 1 for an empty one (a single filling token)."""
+    return max(1, len(micro) * max((_width(row, lengths) for row in micro), default=0))
+
+
+def _width(row: Row, lengths: Sequence[int]) -> int:
+    return sum(lengths[index] for index in row)
+
+
+def _stream(count: int, seed: int) -> Iterator[int]:
+    epoch = 0
+    while True:
+        order = list(range(count))
+        rng(seed, "epoch", epoch).shuffle(order)
+        yield from order
+        epoch += 1
+
+
+def _split_to_multiple(micros: list[MicroBatch], world_size: int) -> list[MicroBatch]:
+    """Split the largest micro-batches until every process gets as many; empty ones only where no rows are left."""
+    micros = list(micros)
+    while len(micros) % world_size:
+        largest = max(range(len(micros)), key=lambda i: len(micros[i]))
+        rows = micros[largest]
+        if len(rows) < 2:
+            micros.append(())
+            continue
+        half = (len(rows) + 1) // 2
+        micros[largest : largest + 1] = [rows[:half], rows[half:]]
+    return micros

@@ -1,0 +1,425 @@
+"""The training loop: HF Trainer over our plan of packed rows, with the weighted objective and exact resume.
+
+Trainer keeps the optimiser, schedule, clipping, precision, distribution and checkpoint contents. Ours are: what one
+optimiser step reads (``packing``), its loss (``objective``), and when a checkpoint counts as whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from transformers.trainer import Trainer
+from transformers.trainer_callback import (
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.training_args import TrainingArguments
+
+from selfimprove.errors import UserError
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.loading import load_model, merge_adapter
+from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
+from selfimprove.training.packing import MicroBatch, Plan, make_plan
+from selfimprove.training.report import Timing, TrainReport
+from selfimprove.training.zero import zero_config
+
+Progress = Callable[[int, int, str], None]
+"""Called after each optimiser step with (steps done, steps in all, a note to show)."""
+
+WHOLE = "whole.json"
+LOSSES = "losses.json"
+
+
+class Job(BaseModel):
+    """All that a training process needs to know besides the encoded examples; what a worker reads from a file."""
+
+    model_dir: Path
+    out_dir: Path
+    checkpoints: Path
+    params: FinetuneParams
+    seed: int
+    threads: int
+    weight_normalization: Literal["none", "batch"] = "none"
+    max_tokens: int | None = None
+
+
+def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
+    """Train and write a model folder's weights and config to ``job.out_dir`` (by the first process).
+
+    Continues from the newest whole checkpoint in ``job.checkpoints``; on CPU the result then has the same bytes as
+    an unbroken run with the same number of threads.
+
+    Raises:
+        UserError: the model cannot be loaded, or the examples hold ids it does not know.
+    """
+    params = job.params
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        arguments = _arguments(job)  # before the model: ZeRO-3 shards it as it is loaded
+        plan = make_plan(
+            [len(example.ids) for example in examples],
+            batch_size=params.batch_size,
+            row_tokens=params.row_tokens,
+            micro_batch_tokens=params.micro_batch_tokens,
+            seed=job.seed,
+            epochs=params.epochs,
+            max_tokens=job.max_tokens,
+            world_size=arguments.world_size,
+        )
+        model, rope_factor = load_model(job.model_dir, params, job.seed)
+        _check_vocabulary(model, examples, job.model_dir)
+        trainer = WeightedTrainer(model, arguments, job, examples, plan, progress)
+        seconds = trainer.run()
+        trainer.write_model(job.out_dir)
+    finally:
+        torch.set_num_threads(threads_before)
+    return trainer.report(seconds, rope_factor)
+
+
+def render(
+    micro: MicroBatch,
+    examples: Sequence[EncodedExample],
+    scales: dict[int, float],
+    pad_id: int,
+    attention: str = "sdpa",
+) -> dict[str, torch.Tensor]:
+    """Tensors of one micro-batch.
+
+    Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
+    the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
+    width] that lets a token see only its own example up to itself (filling sees itself). FlashAttention finds the
+    examples by their positions, if there is one row: all rows are then laid end to end, without filling.
+    """
+    rows = [tuple(index for row in micro for index in row)] if attention == "flash_attention_2" else list(micro)
+    width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
+    shape = (max(1, len(rows)), width)
+    ids = torch.full(shape, pad_id, dtype=torch.long)
+    positions = torch.zeros(shape, dtype=torch.long)
+    coefficients = torch.zeros(shape, dtype=torch.float32)
+    # Filling gets segments of its own, one a token, so that no attention row is empty (softmax of nothing is NaN).
+    segments = -1 - torch.arange(width).repeat(shape[0], 1)
+    for r, row in enumerate(rows):
+        start = 0
+        for number, index in enumerate(row):
+            example = examples[index]
+            end = start + len(example.ids)
+            ids[r, start:end] = torch.tensor(example.ids)
+            positions[r, start:end] = torch.arange(end - start)
+            weights = torch.tensor(example.token_weights, dtype=torch.float64)
+            coefficients[r, start:end] = (weights * scales[index]).float()
+            segments[r, start:end] = number
+            start = end
+    tensors = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
+    if attention != "flash_attention_2":
+        same = segments[:, :, None] == segments[:, None, :]
+        mask = (same & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
+        if attention == "eager":  # adds its mask to the scores
+            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        tensors["attention_mask"] = mask
+    return tensors
+
+
+class WeightedTrainer(Trainer):
+    """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        arguments: TrainingArguments,
+        job: Job,
+        examples: Sequence[EncodedExample],
+        plan: Plan,
+        progress: Progress | None,
+    ) -> None:
+        self._job, self._plan, self._examples = job, plan, examples
+        self._progress = progress
+        self._losses: list[float] = []
+        self._pending: list[torch.Tensor] = []
+        self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
+        super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_EveryStep(self))
+
+    # What Trainer asks for.
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The plan's steps in order; this process's share of each."""
+        steps = self.train_dataset
+        return DataLoader(steps, sampler=SequentialSampler(steps), batch_size=1, collate_fn=lambda items: items[0])
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
+        return None  # the coefficients already hold the batch's mean
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not estimated."""
+        return 0
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Add up the gradients of this process's micro-batches; returns its share of the loss times the processes.
+
+        Gradients are averaged over processes by DDP and DeepSpeed alike; the factor makes that a sum. Nothing else
+        divides: accumulation happens here, so Trainer, accelerate and DeepSpeed are told of one micro-batch a step.
+        """
+        model.train()
+        total = torch.zeros((), device=self.args.device)
+        for index, micro in enumerate(inputs):
+            last = index == len(inputs) - 1
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            hold = not last and not self.is_deepspeed_enabled
+            with self.accelerator.no_sync(model) if hold else contextlib.nullcontext():
+                loss = self.compute_loss(model, self._prepare_inputs(micro))
+                if self.is_deepspeed_enabled:
+                    self.accelerator.backward(loss, scale_wrt_gas=False)
+                else:
+                    self.accelerator.backward(loss)
+            total += loss.detach()
+        self._pending.append(total)
+        return total
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Sum of coefficient times token loss over one micro-batch, times the number of processes."""
+        coefficients = inputs["coefficients"]
+        outputs = model(**{key: value for key, value in inputs.items() if key != "coefficients"}, use_cache=False)
+        loss = weighted_nll(outputs.logits, inputs["input_ids"], coefficients) * self.args.world_size
+        return (loss, outputs) if return_outputs else loss
+
+    # Checkpoints: whole or not at all.
+
+    def run(self) -> float:
+        """Train to the plan's end from the newest whole checkpoint; returns the seconds of this call."""
+        checkpoint = newest_whole(self._job.checkpoints)
+        self.accelerator.wait_for_everyone()
+        if checkpoint is not None:
+            self._losses = json.loads((checkpoint / LOSSES).read_text(encoding="utf-8"))
+        if self.is_world_process_zero():
+            for folder in _folders(self._job.checkpoints):
+                if folder != checkpoint and (checkpoint is None or not _is_whole(folder)):
+                    shutil.rmtree(folder)
+        self.accelerator.wait_for_everyone()
+        started = time.monotonic()
+        self._resumed_at = len(self._losses)
+        if self._resumed_at < len(self._plan.steps):
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        self.settle()
+        return time.monotonic() - started
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        self.settle()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if not self.is_world_process_zero():
+            return
+        folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
+        (folder / LOSSES).write_text(json.dumps(self._losses), encoding="utf-8")
+        _seal(folder)
+        whole = [one for one in _folders(self._job.checkpoints) if _is_whole(one)]
+        for old in whole[: -self._job.params.save_total_limit]:
+            shutil.rmtree(old)
+
+    def settle(self) -> None:
+        """Turn the pending steps' losses into numbers, summed over processes (all processes call this together)."""
+        if not self._pending:
+            return
+        shares = torch.stack(self._pending)
+        self._pending = []
+        self._losses += [float(loss) for loss in self.accelerator.reduce(shares, reduction="mean").tolist()]
+
+    # Results.
+
+    def write_model(self, out_dir: Path) -> None:
+        """Write weights and config in the training dtype; adapters are merged into the full weights first."""
+        params = self._job.params
+        if params.lora is not None:
+            adapter = self._job.checkpoints / "adapter"
+            self.save_model(str(adapter))
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                merge_adapter(self._job.model_dir, adapter, params).save_pretrained(out_dir)
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        state = self.accelerator.get_state_dict(self.model_wrapped) if self.is_deepspeed_enabled else None
+        if state is None:
+            model.to(getattr(torch, params.dtype))
+        if self.is_world_process_zero():
+            model.config.use_cache = True
+            model.save_pretrained(out_dir, state_dict=state)
+
+    def report(self, seconds: float, rope_factor: float | None) -> TrainReport:
+        """What was trained, and how the loss went."""
+        plan, every = self._plan, self._job.params.logging_steps
+        curve = []
+        for start in range(0, len(self._losses), every):
+            window = self._losses[start : start + every]
+            curve.append((start + len(window), sum(window) / len(window)))
+        read = [index for step in plan.steps for index in step.examples]
+        here = [index for step in plan.steps[self._resumed_at :] for index in step.examples]
+        tokens_here = sum(len(self._examples[index].ids) for index in here)
+        return TrainReport(
+            steps=len(plan.steps),
+            examples=plan.examples,
+            tokens=plan.padded_tokens,
+            real_tokens=plan.real_tokens,
+            trained_tokens=sum(self._examples[index].trained for index in read),
+            padding=plan.padding,
+            mean_weight=self._mean_weight(),
+            raw_mean_weight=sum(self._examples[index].weight for index in read) / max(1, len(read)),
+            loss=curve,
+            rope_factor=rope_factor,
+            timing=Timing(
+                seconds=seconds,
+                tokens_per_second=tokens_here / max(seconds, 1e-9),
+                resumed_at=self._resumed_at,
+            ),
+        )
+
+    def micro_batches(self, number: int) -> list[dict[str, torch.Tensor]]:
+        """Tensors of this process's share of step ``number``."""
+        step = self._plan.steps[number]
+        scales = dict(zip(step.examples, self._scales(number), strict=True))
+        share = step.shares[self.args.process_index]
+        return [render(micro, self._examples, scales, self._pad_id, self._job.params.attention) for micro in share]
+
+    def _scales(self, number: int) -> list[float]:
+        batch = [self._examples[index] for index in self._plan.steps[number].examples]
+        return example_scales(batch, self._job.params.reduction, self._job.weight_normalization)
+
+    def _mean_weight(self) -> float:
+        total = 0.0
+        for number, step in enumerate(self._plan.steps):
+            batch = [self._examples[index] for index in step.examples]
+            total += effective_weight(batch, self._scales(number)) * len(batch)
+        return total / max(1, self._plan.examples)
+
+
+class _Steps(Dataset):
+    """The plan as a data set: item n is this process's share of step n."""
+
+    def __init__(self, trainer: WeightedTrainer) -> None:
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return len(self._trainer._plan.steps)
+
+    def __getitem__(self, number: int) -> list[dict[str, torch.Tensor]]:
+        return self._trainer.micro_batches(number)
+
+
+class _EveryStep(TrainerCallback):
+    """Asks for a checkpoint every ``save_steps`` (not after the last step: the model itself follows), and reports."""
+
+    def __init__(self, trainer: WeightedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        params, trainer = self._trainer._job.params, self._trainer
+        control.should_save = state.global_step % params.save_steps == 0 and state.global_step < state.max_steps
+        if state.global_step % params.logging_steps == 0 or state.global_step == state.max_steps:
+            trainer.settle()
+        if trainer._progress is not None and trainer.is_world_process_zero():
+            note = f"loss {trainer._losses[-1]:.4f}" if trainer._losses else ""
+            trainer._progress(state.global_step, state.max_steps, note)
+        return control
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The checkpoint with the highest step whose seal matches its files; torn ones do not count."""
+    whole = [one for one in _folders(folder) if _is_whole(one)]
+    return whole[-1] if whole else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    found = [one for one in folder.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda one: int(one.name.removeprefix("checkpoint-")))
+
+
+def _seal(folder: Path) -> None:
+    """Write, last of all, the list of the checkpoint's files and sizes; everything is on disk before it."""
+    sizes = {}
+    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        with file.open("rb+") as handle:
+            os.fsync(handle.fileno())
+        sizes[str(file.relative_to(folder))] = file.stat().st_size
+    part = folder / (WHOLE + ".part")
+    with part.open("w", encoding="utf-8") as handle:
+        json.dump(sizes, handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(part, folder / WHOLE)
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        sizes = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _check_vocabulary(model: torch.nn.Module, examples: Sequence[EncodedExample], where: Path) -> None:
+    known = int(model.config.vocab_size)
+    highest = max((max(example.ids) for example in examples), default=0)
+    if highest >= known:
+        raise UserError(
+            f"{where}: the tokenizer writes id {highest}, but the model knows only {known} ids; "
+            "put the model's own tokenizer files beside its weights."
+        )
+
+
+def _arguments(job: Job) -> TrainingArguments:
+    params = job.params
+    schedule = "constant_with_warmup" if params.schedule == "constant" else params.schedule
+    return TrainingArguments(
+        output_dir=str(job.checkpoints),
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        num_train_epochs=1,
+        learning_rate=params.lr,
+        lr_scheduler_type=schedule,
+        warmup_steps=params.warmup_ratio,
+        weight_decay=params.weight_decay,
+        adam_beta1=params.betas[0],
+        adam_beta2=params.betas[1],
+        max_grad_norm=params.grad_clip,
+        optim="adamw_torch",
+        bf16=params.dtype == "bfloat16",
+        tf32=True if params.tf32 else None,
+        activation_checkpointing=params.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if params.gradient_checkpointing else None,
+        use_cpu=params.device == "cpu",
+        seed=job.seed % 2**32,
+        logging_steps=params.logging_steps,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=params.report_to,
+        disable_tqdm=True,
+        log_level="error",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        deepspeed=zero_config(params) if params.launcher.kind == "deepspeed" else None,
+    )

@@ -1,0 +1,52 @@
+"""One of several training processes; started by ``launch`` as ``python -m selfimprove.training.worker job.json``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+from selfimprove.errors import UserError
+from selfimprove.training.launch import PROGRESS_MARK, load_encoded
+
+ORPHANED = 3
+
+
+def main(job_file: Path) -> int:
+    """Train this process's share; the first process writes the model and ``report.json``. Returns the exit code."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    from selfimprove.training.trainer import Job, train
+
+    job = Job.model_validate_json(job_file.read_text(encoding="utf-8"))
+    try:
+        report = train(job, load_encoded(job_file.with_name("examples.npz")), _tell)
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        return 2
+    if os.environ.get("RANK") == "0":
+        part = job_file.with_name("report.json.part")
+        part.write_text(report.model_dump_json(), encoding="utf-8")
+        os.replace(part, job_file.with_name("report.json"))
+
+    import torch.distributed
+
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+def _tell(done: int, total: int, note: str) -> None:
+    print(PROGRESS_MARK + json.dumps([done, total, note]), flush=True)
+
+
+def _leave_with_parent() -> None:
+    """End this process when the one that launched it is gone: the pipe it holds open then reads as ended."""
+    while os.read(0, 4096):
+        pass
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,36 @@
+"""DeepSpeed's configuration from our params."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selfimprove.training.config import FinetuneParams
+
+
+def zero_config(params: FinetuneParams) -> dict[str, Any]:
+    """ZeRO-2 or ZeRO-3, as HF Trainer takes it ("auto": Trainer fills in the value it runs with)."""
+    launcher = params.launcher
+    zero: dict[str, Any] = {"stage": launcher.zero_stage, "overlap_comm": params.device == "cuda"}
+    if launcher.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if launcher.zero_stage == 2:
+        zero.update(contiguous_gradients=True, reduce_scatter=True)
+    else:
+        zero.update(
+            stage3_gather_16bit_weights_on_model_save=True,
+            reduce_bucket_size="auto",
+            stage3_prefetch_bucket_size="auto",
+            stage3_param_persistence_threshold="auto",
+        )
+        if launcher.offload:
+            zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16": {"enabled": params.dtype == "bfloat16"},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
