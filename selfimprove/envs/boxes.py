@@ -16,47 +16,35 @@ def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
     ``commands``: which count, without the backslash. Also read: ``\boxed 5`` without braces, which holds the rest of
     the formula it stands in, or outside one the next word. Source: RISE spec §2, MATH extraction (D).
     """
-    for match in reversed(list(_pattern(commands).finditer(text))):
-        content = box_at(text, match)
-        if content is not None:
-            return text[content[0] : content[1]].strip() or None
-    return None
+    span = last_box_span(text, commands)
+    return None if span is None else text[span[1] : span[2]].strip() or None
 
 
 def last_box_span(text: str, commands: tuple[str, ...]) -> tuple[int, int, int, int] | None:
     """(start, content start, content end, end) of the box that ``last_box`` reads, or None."""
-    for match in reversed(list(_pattern(commands).finditer(text))):
-        content = box_at(text, match)
-        if content is not None:
-            closed = content[1] < len(text) and text[content[0] - 1] == "{" and text[content[1]] == "}"
-            return match.start(), content[0], content[1], content[1] + 1 if closed else content[1]
+    pairs = brace_pairs(text)
+    for command in reversed(list(_pattern(commands).finditer(text))):
+        start = command.end()
+        while start < len(text) and text[start].isspace():
+            start += 1
+        if start < len(text) and text[start] == "{":
+            if start in pairs:
+                return command.start(), start + 1, pairs[start], pairs[start] + 1
+        elif (end := _bare_end(text, command.start(), start)) > start:
+            return command.start(), start, end, end
     return None
 
 
-def box_at(text: str, command: re.Match[str]) -> tuple[int, int] | None:
-    """Span of the content of the box whose command was matched; None if it is not closed."""
-    start = command.end()
-    while start < len(text) and text[start].isspace():
-        start += 1
-    if start < len(text) and text[start] == "{":
-        end = closing_brace(text, start)
-        return None if end is None else (start + 1, end)
-    return _bare(text, command.start(), start)
-
-
-def closing_brace(text: str, opening: int) -> int | None:
-    r"""Index of the brace that closes the one at ``opening``; ``\{`` and ``\}`` are characters, not braces."""
-    depth = 0
-    index = opening
-    while index < len(text):
-        if text[index] == "\\":
-            index += 2
-            continue
-        depth += {"{": 1, "}": -1}.get(text[index], 0)
-        if depth == 0:
-            return index
-        index += 1
-    return None
+def brace_pairs(text: str) -> dict[int, int]:
+    r"""Where each opening brace is closed, in one pass; ``\{`` and ``\}`` are characters, not braces."""
+    pairs: dict[int, int] = {}
+    open_braces: list[int] = []
+    for match in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if match[0] == "{":
+            open_braces.append(match.start())
+        elif match[0] == "}" and open_braces:
+            pairs[open_braces.pop()] = match.start()
+    return pairs
 
 
 _UNESCAPED_DOLLAR = re.compile(r"(?<!\\)\$")
@@ -64,14 +52,13 @@ _FORMULA_END = re.compile(r"(?<!\\)\$|\\[)\]]|\n|\Z")
 _WORD_END = re.compile(r"(?<!\\)\$|\\[)\]]|\s|\Z")
 
 
-def _bare(text: str, command: int, start: int) -> tuple[int, int] | None:
+def _bare_end(text: str, command: int, start: int) -> int:
     in_formula = len(_UNESCAPED_DOLLAR.findall(text, 0, command)) % 2 == 1
-    end_match = (_FORMULA_END if in_formula else _WORD_END).search(text, start)
-    assert end_match is not None  # \Z always matches
-    end = end_match.start()
+    match = (_FORMULA_END if in_formula else _WORD_END).search(text, start)
+    end = match.start() if match else len(text)
     while end > start and text[end - 1] in " \t.,;:":
         end -= 1
-    return (start, end) if end > start else None
+    return end
 
 
 @cache

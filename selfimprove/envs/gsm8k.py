@@ -31,7 +31,7 @@ from selfimprove.errors import UserError
 from selfimprove.seeds import rng
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-_GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+))(?![0-9/:^*.]|[eE][-+]?[0-9])")
+_GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^*.]|[eE][-+]?[0-9])")
 
 
 def parse_gold(answer: str) -> str | None:
@@ -56,7 +56,7 @@ def extract_strict(attempt: str) -> str | None:
 _TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
-_QUANTITY = re.compile(r"([-+]?)\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*((?:[^\W\d_][^\W\d_.'/-]*[-./' ]*)*)")
+_QUANTITY = re.compile(r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)")
 _NUMBER_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "and", "or", "over", "e", "x"})
 
 
@@ -163,7 +163,7 @@ def _misread(gold: str, *key: object) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)", text) is not None
+    return re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text) is not None
 
 
 def _canonical(text: str) -> str:

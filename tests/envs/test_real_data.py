@@ -1,0 +1,34 @@
+"""Every gold answer of the real files scores 1.0, and no scripted slip does (needs the files; see DATA_MIRROR)."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.base import make_env
+from selfimprove.records import read_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
+
+
+@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+@pytest.mark.parametrize(
+    ("name", "extraction", "file", "count"),
+    [
+        ("gsm8k", "robust", "gsm8k/train.jsonl", 7473),
+        ("gsm8k", "strict", "gsm8k/test.jsonl", 1319),
+        ("gsm8k", "robust", "gsm8k/test.jsonl", 1319),
+        ("math", "robust", "math/test.jsonl", 1000),
+    ],
+)
+def test_rise_03_every_gold_answer_scores_one(name, extraction, file, count):
+    env = make_env(name, extraction)
+    problems = env.load(read_rows(MIRROR / file), MIRROR / file)
+    assert len(problems) == len({problem.id for problem in problems}) == count
+    wrong = [problem.id for problem in problems if env.grade(env.demonstration(problem), problem).reward != 1.0]
+    assert wrong == []
+    slipped = [problem.id for problem in problems if env.grade(env.slip(problem, 0), problem).reward == 1.0]
+    assert slipped == []
+    if name == "gsm8k":  # trap 1: the golds with a comma
+        assert sum("," in problem.answer.rpartition("####")[2] for problem in problems) == {7473: 79, 1319: 14}[count]
