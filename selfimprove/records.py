@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -119,7 +119,14 @@ def write_jsonl(path: Path, records: Iterable[Record]) -> int:
     return count
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write plain objects, one JSON line each, to a new file."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) of a JSONL file that somebody else may have written.
 
     Raises:
@@ -148,18 +155,18 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise UserError(f"{path}, line {number}: a JSON object was expected; mend or delete the line.")
             seen = True
             yield number, row
-    if not seen:
+    if not seen and not may_be_empty:
         raise UserError(f"{path} holds no rows; give it at least one, or point params.yaml at another file.")
 
 
-def read_jsonl(path: Path, kind: type[R]) -> list[R]:
+def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list[R]:
     """Read and validate a file of records.
 
     Raises:
         UserError: as ``read_rows``, or a row does not fit the schema (names the field).
     """
     records = []
-    for number, row in read_rows(path):
+    for number, row in read_rows(path, may_be_empty=may_be_empty):
         try:
             records.append(kind.model_validate(row))
         except ValidationError as error:

@@ -68,7 +68,10 @@ class EngineStats:
 class Engine(Protocol):
     """An inference engine. Hundreds of ``generate`` calls may wait at once; the engine batches them."""
 
-    stats: EngineStats
+    @property
+    def stats(self) -> EngineStats:
+        """Counts since the engine was made."""
+        ...
 
     async def generate(self, request: Request) -> list[Completion]:
         """Return ``request.n`` completions, in sample order.

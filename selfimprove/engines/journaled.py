@@ -7,11 +7,13 @@ bill). Failures are not kept: a resumed run tries them again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 
 from selfimprove.engines.base import Completion, Engine, EngineStats, Request
 from selfimprove.pipeline.journal import Journal
+from selfimprove.records import Message
 
 
 class JournaledEngine:
@@ -24,6 +26,16 @@ class JournaledEngine:
     def stats(self) -> EngineStats:
         """The inner engine's counts: what this run really computed."""
         return self._inner.stats
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that the inner engine's context holds, None if it does not say."""
+        return getattr(self._inner, "context", None)
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """Length of a prompt in the inner engine's tokens; 0 if it does not say."""
+        count = getattr(self._inner, "prompt_tokens", None)
+        return int(count(messages)) if count else 0
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the inner engine, but asked at most once for the same request. Errors: as the inner engine."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,12 +19,14 @@ FSYNC_SECONDS = 0.5
 
 
 class Journal:
-    """Finished entries by key; a key is written once, and reads see what earlier runs wrote."""
+    """Finished entries by key; a key is written once, and reads see what earlier runs wrote, here and in ``others``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self.entries: dict[str, Any] = {}
-        whole = self._replay()
+        for other in others:
+            self._replay(other)
+        whole = self._replay(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, whole)
         self._synced = time.monotonic()
@@ -68,12 +71,12 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _replay(self) -> int:
+    def _replay(self, path: Path) -> int:
         """Read back whole entries; returns the length in bytes of the whole part."""
-        if not self.path.is_file():
+        if not path.is_file():
             return 0
         whole = 0
-        for raw in self.path.read_bytes().splitlines(keepends=True):
+        for raw in path.read_bytes().splitlines(keepends=True):
             if not raw.endswith(b"\n"):
                 break
             try:

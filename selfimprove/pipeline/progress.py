@@ -47,6 +47,13 @@ class StageProgress:
             rate = self._done / max(self._printed - self._started, 1e-9)
             self._line(f"{self._done}/{self._total} ({rate:.1f}/s) {self._note}".rstrip())
 
+    def reach(self, done: int, total: int, note: str = "") -> None:
+        """For work that counts itself: ``done`` of ``total`` so far."""
+        self._total, self._note = total, note
+        if self._rich:
+            self._rich.update(self._task, total=total)
+        self.advance(done - self._done)
+
     def note(self, text: str) -> None:
         """Show a few running figures beside the count."""
         self._note = text

@@ -11,15 +11,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, TypeVar
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline.journal import Journal
@@ -28,8 +29,11 @@ from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, publish, write_json
 
+T = TypeVar("T")
+
 PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
+SHARD_VARIABLE = "SELFIMPROVE_SHARD"
 MANIFEST = "manifest.json"
 CODE = ("selfimprove", "stages", "requirements/main.lock")
 
@@ -99,9 +103,44 @@ class Stage(Generic[S]):
         self._outputs[Path(path)] = place
         return place
 
+    def pick(self, entries: Mapping[str, T]) -> T:
+        """The params entry named by the item.
+
+        Raises:
+            UserError: there is none.
+        """
+        if self.item not in entries:
+            raise UserError(f"no entry {self.item!r} in params.yaml; there are: {', '.join(entries)}.")
+        return entries[self.item]
+
+    @cached_property
+    def shard(self) -> tuple[int, int] | None:
+        """(index, count) of ``SELFIMPROVE_SHARD=index/count``: do only that part, leave it in the journal.
+
+        Machines that share the folder each take a shard; the stage itself, run afterwards without the variable, finds
+        all of it in their journals and publishes.
+
+        Raises:
+            UserError: not of that form.
+        """
+        text = os.environ.get(SHARD_VARIABLE)
+        if not text:
+            return None
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if not match or not int(match[1]) < int(match[2]):
+            raise UserError(f"{SHARD_VARIABLE}={text!r}: write index/count with index below count, such as 0/8.")
+        return int(match[1]), int(match[2])
+
+    def end_shard(self) -> None:
+        """Called when the work that can be sharded is done: a shard ends here, without outputs."""
+        if self.shard is not None:
+            raise _ShardDone
+
     def journal(self, name: str) -> Journal:
         """The run's journal of that name, with whatever an earlier, killed run of the same identity wrote."""
-        return Journal(self.scratch / f"{name}.journal")
+        mine = f"{name}.{self.shard[0]}of{self.shard[1]}.journal" if self.shard else f"{name}.journal"
+        others = [path for path in sorted(self.scratch.glob(f"{name}*.journal")) if path.name != mine]
+        return Journal(self.scratch / mine, others)
 
     def progress(self, total: int, *, done: int = 0) -> StageProgress:
         """Progress over ``total`` units of this stage."""
@@ -152,6 +191,10 @@ class Stage(Generic[S]):
         return digest.hexdigest()
 
 
+class _ShardDone(BaseException):
+    """A shard's part is in its journal; publishing is the whole stage's."""
+
+
 class _AlreadyDone(BaseException):
     """An earlier run of this identity finished; only publishing is left."""
 
@@ -199,8 +242,9 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(run.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    with stage_lock(SCRATCH / "locks", full.replace("@", "-")):
-        current = Stage(full, item, run, params, params)
+    current = Stage(full, item, run, params, params)
+    part = f".{current.shard[0]}of{current.shard[1]}" if current.shard else ""
+    with stage_lock(SCRATCH / "locks", full.replace("@", "-") + part), suppress(_ShardDone):
         with suppress(_AlreadyDone):
             main(current)
         current.publish()

@@ -250,6 +250,18 @@ def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True)
     return number(examples)
 
 
+def unweighted(examples: Iterable[Example]) -> list[Example]:
+    """The same examples with every learnt message at weight 1: what plain SFT would make of them."""
+    return [
+        one.model_copy(
+            update={
+                "messages": [m.model_copy(update={"weight": 1.0}) if m.weight else m for m in one.messages],
+            }
+        )
+        for one in examples
+    ]
+
+
 def number(examples: Iterable[Example]) -> list[Example]:
     """The examples with ids ``identity_0``, ``identity_1``, … in their order."""
     return [one.model_copy(update={"id": f"identity_{i}"}) for i, one in enumerate(examples)]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig
 from selfimprove.envs.arithmetic import Difficulty
+from selfimprove.envs.base import AnswerEnv, Problem, make_env
+from selfimprove.errors import UserError
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -15,13 +18,22 @@ from selfimprove.training.config import FinetuneParams
 class TaskParams(Section):
     """Which problems: how many demonstrations for the first SFT, and the panels to collect, choose and test on."""
 
-    source: Literal["embedded", "gsm8k", "math"] = "embedded"
+    source: Literal["embedded", "gsm8k", "math", "files"] = "embedded"
+    files: dict[Literal["train", "test"], str] | None = Field(
+        default=None, description="source 'files': your own JSONL in the format of rise.env.name"
+    )
     demonstrations: int = Field(ge=0)
     train: int = Field(ge=1)
     dev: int = Field(ge=0)
     test: int = Field(ge=1)
-    demonstration_difficulty: Difficulty = Difficulty()
-    difficulty: Difficulty = Difficulty()
+    demonstration_difficulty: Difficulty = Field(default=Difficulty(), description="embedded demonstrations")
+    difficulty: Difficulty = Field(default=Difficulty(), description="embedded train, dev and test panels")
+
+    @model_validator(mode="after")
+    def _files(self) -> TaskParams:
+        if (self.source == "files") != (self.files is not None):
+            raise ValueError("files: is read with source 'files' and only then")
+        return self
 
 
 class EnvParams(Section):
@@ -32,6 +44,10 @@ class EnvParams(Section):
     equiv: Literal["hendrycks", "extended"] = "hendrycks"
     grade_timeout: float = Field(default=5.0, gt=0, description="seconds a symbolic comparison may take")
     few_shot: bool = Field(default=True, description="open with the paper's worked example")
+
+    def make(self) -> AnswerEnv:
+        """The environment that grades."""
+        return make_env(self.name, self.extraction, self.equiv, self.grade_timeout)
 
 
 class GenerateParams(Section):
@@ -49,6 +65,17 @@ class GenerateParams(Section):
     dialogue_limit: int = Field(default=20, ge=1, description="trailing messages kept; whole pairs")
     concurrency: int = Field(default=512, ge=1, description="episodes in flight")
     resamples: int = Field(default=3, ge=0, description="new draws when every sample of a turn is degenerate")
+
+    def select(self, panel: Sequence[Problem]) -> list[Problem]:
+        """The part of the panel that is collected on.
+
+        Raises:
+            UserError: the panel is shorter.
+        """
+        end = self.offset + self.problems
+        if end > len(panel):
+            raise UserError(f"generate.problems: {end} asked for, the training panel has {len(panel)}; ask for fewer.")
+        return list(panel[self.offset : end])[: self.limit]
 
     @model_validator(mode="after")
     def _one_per_turn(self) -> GenerateParams:
@@ -91,25 +118,26 @@ class EvaluateParams(Section):
 
 
 class Iteration(Section):
-    """One round of self-improvement from ``init`` ("base" or another iteration)."""
+    """One round of self-improvement.
+
+    ``init`` names the model that generates ("base" or another iteration); ``init_from`` the weights that finetuning
+    starts from: the same model's, or the base's again.
+    """
 
     init: str
-    init_from: Literal["previous", "base"] = Field(
-        default="previous", description="finetune starts from init's weights, or from the base again"
-    )
+    init_from: str
     generate: GenerateParams
     convert: ConvertParams
     finetune: FinetuneParams
-    evaluate: EvaluateParams
 
 
 class Control(Section):
-    """A fair comparison: other data, as much training as the iterations it is compared with."""
+    """A fair comparison: other data, started from the base, with as many training tokens as iteration ``match`` and
+    its ancestors took together."""
 
     data: Literal["demonstrations", "single_turn", "unweighted"]
-    iterations: list[str] = Field(min_length=1, description="whose data and training tokens it matches")
+    match: str
     finetune: FinetuneParams
-    evaluate: EvaluateParams
 
 
 class RiseParams(Section):
@@ -120,5 +148,47 @@ class RiseParams(Section):
     engines: dict[str, EngineConfig]
     sft: FinetuneParams
     evaluate: EvaluateParams
-    iterations: dict[str, Iteration]
-    controls: dict[str, Control] = {}
+    iterations: dict[str, Iteration] = Field(min_length=1)
+    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @model_validator(mode="after")
+    def _names(self) -> RiseParams:
+        for key, iteration in self.iterations.items():
+            if key == "base" or key in self.controls:
+                raise ValueError(f"iterations.{key}: the name is taken; choose another")
+            if iteration.init_from not in ("base", iteration.init):
+                raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
+            self.lineage(key)
+            for model in iteration.generate.models:
+                if model not in self.engines:
+                    raise ValueError(
+                        f"iterations.{key}.generate.models: no engine {model!r}; there are {sorted(self.engines)}"
+                    )
+        for key, control in self.controls.items():
+            if control.match not in self.iterations:
+                raise ValueError(
+                    f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
+                )
+        if "student" not in self.engines:
+            raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
+        return self
+
+    def lineage(self, name: str) -> list[str]:
+        """The iteration and its ancestors, oldest first, the base left out.
+
+        Raises:
+            ValueError: an ``init`` that does not exist, or a cycle.
+        """
+        chain: list[str] = []
+        while name != "base":
+            if name not in self.iterations:
+                child = chain[-1] if chain else "?"
+                raise ValueError(
+                    f"iterations.{child}.init: there is no iteration {name!r}; there are base, "
+                    f"{', '.join(self.iterations)}"
+                )
+            if name in chain:
+                raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
+            chain.append(name)
+            name = self.iterations[name].init
+        return chain[::-1]

@@ -1,0 +1,74 @@
+"""Where the base model comes from: from scratch, from a folder, or from the hub at a pinned revision."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from selfimprove.errors import UserError
+from selfimprove.params_base import Section
+from selfimprove.pipeline.publish import link_copy
+from selfimprove.training.scratch_model import ScratchArch
+
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+
+
+class BaseParams(Section):
+    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used."""
+
+    model: str | None = None
+    revision: str | None = Field(default=None, description="commit of a hub model: a name alone may change")
+    chat_template: str | None = Field(default=None, description="null: the model's own; plain, zephyr, or a file")
+    arch: ScratchArch = ScratchArch()
+
+    @model_validator(mode="after")
+    def _pinned(self) -> BaseParams:
+        if self.model and not Path(self.model).is_dir() and not self.revision:
+            raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
+        return self
+
+
+def resolve_model(params: BaseParams) -> Path:
+    """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
+
+    Raises:
+        UserError: the hub can't be reached, refuses, or has no safetensors.
+    """
+    assert params.model is not None
+    folder = Path(params.model)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        path = snapshot_download(
+            params.model, revision=params.revision, allow_patterns=WANTED, token=os.environ.get("HF_TOKEN")
+        )
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"base.model: the hub has no {params.model!r} at that revision for you; mend it or set HF_TOKEN."
+        ) from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"base.model: {params.model!r} could not be fetched ({type(error).__name__}); "
+            "check the network, or name a folder that holds the model."
+        ) from None
+    return Path(path)
+
+
+def take_weights(source: Path, folder: Path) -> None:
+    """Give a model's configuration and safetensors a second name (hard link, else copy) in ``folder``.
+
+    Raises:
+        UserError: the source holds no safetensors weights.
+    """
+    files = [*source.glob("*.safetensors"), *source.glob("*.safetensors.index.json")]
+    if not any(file.suffix == ".safetensors" for file in files):
+        raise UserError(f"{source} holds no *.safetensors; convert the model first, other formats are not read.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in [*files, source / "config.json", source / "generation_config.json"]:
+        if file.exists():
+            link_copy(file.resolve(), folder / file.name)

@@ -1,0 +1,59 @@
+"""The engines of a stage: made when named, journaled, closed together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from selfimprove.engines.base import Engine, EngineStats, Request
+from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
+from selfimprove.engines.factory import make_engine
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.pipeline.journal import Journal
+
+ExpertMaker = Callable[[ScriptedEngineConfig], Callable[[Request, int], str]]
+"""The environment's expert at a declared error rate."""
+
+
+@asynccontextmanager
+async def open_engines(
+    configs: Mapping[str, EngineConfig],
+    names: Iterable[str],
+    *,
+    policy_dir: Path,
+    threads: int,
+    journal: Journal,
+    expert: ExpertMaker | None = None,
+) -> AsyncIterator[dict[str, Engine]]:
+    """The engines called ``names``, each once; a scripted one is not journaled, as it costs nothing to ask again."""
+    engines: dict[str, Engine] = {}
+    try:
+        for name in sorted(set(names)):
+            config = configs[name]
+            if isinstance(config, ScriptedEngineConfig):
+                answer = expert(config) if expert else None
+                engines[name] = make_engine(config, policy_dir=policy_dir, threads=threads, expert=answer)
+            else:
+                inner = make_engine(config, policy_dir=policy_dir, threads=threads, expert=None)
+                engines[name] = JournaledEngine(inner, journal, name)
+        yield engines
+    finally:
+        for engine in engines.values():
+            await engine.close()
+
+
+def figures(engines: Mapping[str, Engine]) -> dict[str, float]:
+    """Throughput and occupancy of this run, for the timing file (they differ from run to run)."""
+    out: dict[str, float] = {}
+    for name, engine in engines.items():
+        stats: EngineStats = engine.stats
+        out |= {
+            f"{name}_generated_tokens": stats.generated_tokens,
+            f"{name}_prompt_tokens": stats.prompt_tokens,
+            f"{name}_cached_prompt_tokens": stats.cached_prompt_tokens,
+            f"{name}_occupancy": stats.busy_slot_steps / stats.slot_steps if stats.slot_steps else 0.0,
+            f"{name}_retries": stats.retries,
+            f"{name}_failures": stats.failures,
+        }
+    return out

@@ -1,0 +1,209 @@
+"""RISE's collection and evaluation of one problem, as the paper tells it (RISE paper §4; spec §1).
+
+Nothing here batches, retries, writes or logs: the runner plays hundreds of these at once, the engines batch whatever
+waits, and a journal around the engines makes finished work survive a kill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from selfimprove.engines.base import Completion, Engine, EngineError, Request
+from selfimprove.envs.base import AnswerEnv, Problem
+from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
+from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
+from selfimprove.records import Attempt, Episode, Message, Status, Turn, mean_and_error
+from selfimprove.seeds import SeedKey
+
+RESAMPLE_STRIDE = 1000
+"""Sample indices of a second draw start here, so that it has noise of its own."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """What every episode of a stage shares; ``run_seed`` names the stage's noise."""
+
+    env: AnswerEnv
+    few_shot: bool
+    run_seed: int
+
+
+async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, cfg: GenerateParams) -> Episode:
+    """One episode: model ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t; the best becomes the action.
+
+    Ends at the first right attempt or after ``max_turns``. Ties go to the earliest sample. An engine that fails for
+    good ends the episode as ``blocked``; the turns before that stay (spec §5, trap 8).
+    """
+    start = opening(problem.question, play.few_shot)
+    pairs: list[Pair] = []
+    turns: list[Turn] = []
+    for turn in range(cfg.max_turns):
+        model = cfg.models[turn]
+        dialogue = limit_dialogue(
+            [*start, *(m for pair in pairs for m in pair)], opening=len(start), limit=cfg.dialogue_limit
+        )
+        try:
+            drawn = await _draw(
+                engines[model], dialogue, len(start), problem, turn, cfg.num_of_samples[turn], play, cfg
+            )
+        except EngineError as error:
+            return _episode(problem, start, turns, play, "blocked", str(error))
+        attempts = [_score(completion, problem, play.env) for completion in drawn]
+        chosen = max(range(len(attempts)), key=lambda i: (_reward(attempts[i]), -i))
+        solved = attempts[chosen].reward == 1
+        turns.append(
+            Turn(
+                model=model,
+                attempts=attempts,
+                chosen=chosen,
+                observation=feedback(attempts[chosen].reward, problem.question),
+            )
+        )
+        if solved:
+            return _episode(problem, start, turns, play, "solved")
+        pairs.append(_pair(turns[-1]))
+    return _episode(problem, start, turns, play, "unsolved")
+
+
+async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluateParams) -> tuple[Episode, Episode]:
+    """The sequential run and the parallel one, which share the first attempt.
+
+    Sequential: ``max_turns`` turns, one attempt each, the last ``context_window`` turns visible; without an oracle
+    every feedback says "incorrect" and nothing ends early, with one the run stops at the first right attempt.
+    Parallel: ``parallel_samples`` first attempts. The attempt that enters the history is the first sample, never the
+    reward-best one (spec §5, trap 7).
+    """
+    start = opening(problem.question, play.few_shot)
+    pairs: list[Pair] = []
+    turns: list[Turn] = []
+    first: list[Attempt] = []
+    for turn in range(cfg.max_turns):
+        dialogue = visible(start, pairs, cfg.context_window)
+        dialogue = limit_dialogue(dialogue, opening=len(start), limit=cfg.dialogue_limit)
+        samples = cfg.parallel_samples if turn == 0 else 1
+        try:
+            drawn = await engine.generate(_request(dialogue, len(start), engine, problem, turn, samples, play, cfg))
+        except EngineError as error:
+            parallel = [Turn(model="student", attempts=first, chosen=0, observation="")] if first else []
+            return (
+                _episode(problem, start, turns, play, "blocked", str(error)),
+                _episode(problem, start, parallel, play, "unsolved" if first else "blocked"),
+            )
+        attempts = [_score(completion, problem, play.env) for completion in drawn]
+        first = first or attempts
+        right = attempts[0].reward == 1
+        observation = feedback(attempts[0].reward, problem.question, forced_negative=not cfg.oracle)
+        turns.append(Turn(model="student", attempts=attempts[:1], chosen=0, observation=observation))
+        if right and cfg.oracle:
+            break
+        pairs.append(_pair(turns[-1]))
+    solved: Status = "solved" if any(turn.attempt.reward == 1 for turn in turns) else "unsolved"
+    parallel = [Turn(model="student", attempts=first, chosen=0, observation="")]
+    return _episode(problem, start, turns, play, solved), _episode(problem, start, parallel, play, solved)
+
+
+def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:
+    """What a collection gave: first attempts right, episodes solved, blocked, unreadable; samples per episode."""
+    firsts = [episode.turns[0].attempt for episode in episodes if episode.turns]
+    samples = [len(turn.attempts) for episode in episodes for turn in episode.turns]
+    return {
+        "episodes": len(episodes),
+        "first_right": mean_and_error(float(attempt.reward == 1) for attempt in firsts),
+        "first_unparsable": mean_and_error(float(attempt.answer is None) for attempt in firsts),
+        "solved": mean_and_error(float(episode.status == "solved") for episode in episodes),
+        "blocked": sum(episode.status == "blocked" for episode in episodes),
+        "samples": sum(samples),
+    }
+
+
+async def _draw(
+    engine: Engine,
+    dialogue: Sequence[Message],
+    fixed: int,
+    problem: Problem,
+    turn: int,
+    samples: int,
+    play: Play,
+    cfg: GenerateParams,
+) -> list[Completion]:
+    """Samples of a turn without the degenerate ones; drawn anew, a bounded number of times, if none is left."""
+    drawn: list[Completion] = []
+    for again in range(cfg.resamples + 1):
+        key = SeedKey(play.run_seed, problem.id, turn, again * RESAMPLE_STRIDE)
+        request = _request(dialogue, fixed, engine, problem, turn, samples, play, cfg, key)
+        drawn = await engine.generate(request)
+        kept = [completion for completion in drawn if not degenerate(completion.text)]
+        if kept:
+            return kept
+    return drawn[:1]  # a model that only rambles is scored on what it wrote
+
+
+def _request(
+    dialogue: Sequence[Message],
+    fixed: int,
+    engine: Engine,
+    problem: Problem,
+    turn: int,
+    samples: int,
+    play: Play,
+    cfg: GenerateParams | EvaluateParams,
+    key: SeedKey | None = None,
+) -> Request:
+    return Request(
+        messages=_fit(list(dialogue), fixed, engine, cfg.max_tokens),
+        seed=key or SeedKey(play.run_seed, problem.id, turn),
+        n=samples,
+        temperature=cfg.temperature,
+        top_p=cfg.top_p,
+        max_tokens=cfg.max_tokens,
+    )
+
+
+def _fit(dialogue: list[Message], fixed: int, engine: Engine, max_tokens: int) -> list[Message]:
+    """Drop whole oldest pairs until the prompt fits the engine's context (spec §5, trap 11: never the head)."""
+    context, count = getattr(engine, "context", None), getattr(engine, "prompt_tokens", None)
+    if context is None or count is None:
+        return dialogue
+    while len(dialogue) > fixed and count(dialogue) + max_tokens > context:
+        del dialogue[fixed : fixed + 2]
+    return dialogue
+
+
+def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> Attempt:
+    grade = env.grade(completion.text, problem)
+    return Attempt(
+        text=completion.text,
+        reward=grade.reward,
+        answer=grade.answer,
+        token_ids=completion.token_ids,
+        finish=completion.finish,
+    )
+
+
+def _reward(attempt: Attempt) -> float:
+    return float("-inf") if attempt.reward is None else attempt.reward
+
+
+def _pair(turn: Turn) -> Pair:
+    attempt = turn.attempt
+    return (
+        Message(role="assistant", content=attempt.text, token_ids=attempt.token_ids, finish=attempt.finish),
+        Message(role="user", content=turn.observation),
+    )
+
+
+def _episode(
+    problem: Problem, start: list[Message], turns: list[Turn], play: Play, status: Status, error: str | None = None
+) -> Episode:
+    return Episode(
+        id=problem.id,
+        env=play.env.name,
+        query=problem.question,
+        gold=problem.answer,
+        prompt=start,
+        turns=turns,
+        status=status,
+        seed=f"{play.run_seed}/{problem.id}",
+        error=error,
+    )

@@ -1,0 +1,129 @@
+"""Which problems RISE sees: demonstrations for the first SFT, a pool to collect on, a dev and a test panel.
+
+The panels are frozen lists of task ids, hashed, disjoint by content. Real data keeps the official test split for the
+test panel; MATH's training split is not public in a form that can be declared, so its profile divides the test file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from selfimprove.envs.arithmetic import Split, generate
+from selfimprove.envs.base import AnswerEnv, Problem
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.params import TaskParams
+from selfimprove.methods.rise.prompts import opening
+from selfimprove.records import Example, Message, read_rows
+from selfimprove.seeds import rng
+from selfimprove.sources import fetch
+
+PANELS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
+
+
+def build_panels(
+    tasks: TaskParams, env: AnswerEnv, *, seed: int, download: Path, mirror: Path | None
+) -> dict[str, list[Problem]]:
+    """The four panels.
+
+    Raises:
+        UserError: the source can't be had or is malformed, holds too few problems, or overlaps.
+    """
+    wanted: dict[str, int] = {name: getattr(tasks, name) for name in PANELS}
+    panels: dict[str, list[Problem]]
+    if tasks.source == "embedded":
+        panels = {name: _embedded(tasks, env, name, wanted[name], seed) for name in PANELS}
+    else:
+        panels = _divide(tasks, env, wanted, seed=seed, download=download, mirror=mirror)
+    _check_disjoint(panels)
+    return panels
+
+
+def panel_hash(problems: Sequence[Problem]) -> str:
+    """Names a panel: its ids in order."""
+    return blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=16).hexdigest()
+
+
+def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) -> list[Example]:
+    """Single-turn training examples of the gold solutions, weight 1."""
+    return [
+        Example(
+            id=f"demonstration_{index}",
+            messages=[
+                *opening(problem.question, few_shot),
+                Message(role="assistant", content=env.demonstration(problem), weight=1.0),
+            ],
+            source=problem.id,
+        )
+        for index, problem in enumerate(problems)
+    ]
+
+
+def load_panel(path: Path, env: AnswerEnv) -> list[Problem]:
+    """Problems of a panel file.
+
+    Raises:
+        UserError: missing, empty or malformed (names file and line).
+    """
+    return env.load(read_rows(path), path)
+
+
+def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
+    """The row that ``load_panel`` reads back."""
+    if env.name == "math":
+        return {"id": problem.id, "problem": problem.question, "solution": problem.answer}
+    return {"id": problem.id, "question": problem.question, "answer": problem.answer}
+
+
+def _embedded(tasks: TaskParams, env: AnswerEnv, split: Split, count: int, seed: int) -> list[Problem]:
+    difficulty = tasks.demonstration_difficulty if split == "demonstrations" else tasks.difficulty
+    made = generate(count, seed=seed, split=split, difficulty=difficulty) if count else []
+    rows = [(line, {"id": p.id, "question": p.question, "answer": p.answer}) for line, p in enumerate(made, start=1)]
+    return env.load(rows, Path(f"generated {split}"))
+
+
+def _divide(
+    tasks: TaskParams,
+    env: AnswerEnv,
+    wanted: Mapping[str, int],
+    *,
+    seed: int,
+    download: Path,
+    mirror: Path | None,
+) -> dict[str, list[Problem]]:
+    files = dict(tasks.files or {}) or {path.stem: str(path) for path in fetch(tasks.source, download, mirror=mirror)}
+    loaded = {stem: load_panel(Path(path), env) for stem, path in files.items()}
+    for stem, problems in loaded.items():
+        rng("panels", seed, tasks.source, stem).shuffle(problems)
+    if "test" not in loaded:
+        raise UserError(f"rise.tasks: source {tasks.source} needs a test file; name one under rise.tasks.files.test.")
+    pools = {"test": loaded["test"], "rest": loaded.get("train", loaded["test"])}
+    shared = "train" not in loaded
+    panels = {"test": _take(pools["test"], wanted["test"], "test", 0)}
+    start = wanted["test"] if shared else 0
+    for name in ("dev", "train", "demonstrations"):
+        panels[name] = _take(pools["rest"], wanted[name], name, start)
+        start += wanted[name]
+    return panels
+
+
+def _take(pool: Sequence[Problem], count: int, name: str, start: int) -> list[Problem]:
+    if start + count > len(pool):
+        raise UserError(
+            f"rise.tasks.{name}: {count} problems are asked for, {max(0, len(pool) - start)} are left of {len(pool)}; "
+            "ask for fewer."
+        )
+    return list(pool[start : start + count])
+
+
+def _check_disjoint(panels: Mapping[str, Sequence[Problem]]) -> None:
+    owner: dict[str, str] = {}
+    for name, problems in panels.items():
+        for problem in problems:
+            other = owner.setdefault(problem.question, name)
+            if other != name:
+                raise UserError(
+                    f"rise.tasks: problem {problem.id} is in both {other} and {name}; remove the duplicate."
+                )

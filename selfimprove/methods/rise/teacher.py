@@ -1,0 +1,32 @@
+"""The scripted teacher: the environment's own expert, wrong at a declared rate, named by the request's seed key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from selfimprove.engines.base import Request
+from selfimprove.envs.arithmetic import Problem as ArithmeticProblem
+from selfimprove.envs.arithmetic_expert import expert
+from selfimprove.envs.base import AnswerEnv, Problem
+from selfimprove.seeds import rng
+
+
+def scripted_teacher(
+    problems: Sequence[Problem], env: AnswerEnv, *, embedded: bool, error_rate: float
+) -> Callable[[Request, int], str]:
+    """(request, sample index) -> the expert's attempt at the problem that the request's seed key names.
+
+    Embedded problems: an error is one slip in the working, carried through. Real data: the gold solution with a wrong
+    final answer.
+    """
+    by_id = {problem.id: problem for problem in problems}
+
+    def answer(request: Request, sample: int) -> str:
+        problem, key = by_id[request.seed.task], request.seed.at(sample)
+        if embedded:
+            return expert(ArithmeticProblem(problem.question, problem.answer), error_rate=error_rate, key=key)
+        if rng("teacher", key).random() < error_rate:
+            return env.slip(problem, key)
+        return env.demonstration(problem)
+
+    return answer

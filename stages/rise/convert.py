@@ -1,0 +1,41 @@
+"""rise-convert@<iteration>: episodes become reward-weighted examples."""
+
+from selfimprove.chat import ChatFormat
+from selfimprove.methods.rise.convert import convert, single_turn
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.records import Episode, Example, read_jsonl, write_jsonl
+
+
+@stage("rise-convert", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    iteration = stage.pick(stage.params.iterations)
+    cfg, limit, length = iteration.convert, iteration.generate.dialogue_limit, iteration.finetune.max_length
+    episodes = read_jsonl(stage.input(f"data/rise/{stage.item}/episodes.jsonl"), Episode)
+    parent = stage.input(f"data/rise/{iteration.init}/train")
+    chat = ChatFormat.load(stage.input("models/tokenizer"))
+    stage.narrow((cfg, limit, length))
+
+    earlier = read_jsonl(parent / "collected.jsonl", Example, may_be_empty=True)
+    singles = read_jsonl(parent / "single_turn.jsonl", Example, may_be_empty=True)
+    own = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit)
+    used = own
+    if cfg.accumulate_data and earlier:
+        used = convert(
+            episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit, earlier=earlier
+        )
+
+    folder = stage.output(f"data/rise/{stage.item}/train")
+    folder.mkdir()
+    write_jsonl(folder / "examples.jsonl", used.examples)
+    # What the iterations so far have collected, for a successor that accumulates and for the controls.
+    write_jsonl(folder / "collected.jsonl", [*earlier, *own.examples])
+    write_jsonl(folder / "single_turn.jsonl", [*singles, *single_turn(episodes, seed=stage.run.seed)])
+    write_json(stage.output(f"results/rise/{stage.item}/convert.json"), used.stats)
+    write_csv(stage.output(f"results/rise/{stage.item}/rewards.csv"), own.histogram)
+
+
+if __name__ == "__main__":
+    main()

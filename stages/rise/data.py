@@ -1,0 +1,42 @@
+"""rise-data: the problems of RISE, as frozen panels, and the demonstrations of the first SFT."""
+
+import os
+from pathlib import Path
+
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.tasks import build_panels, demonstrate, panel_hash, to_row
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl, write_rows
+
+
+@stage("rise-data", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    tasks, env = stage.params.tasks, stage.params.env.make()
+    mirror = os.environ.get("DATA_MIRROR")
+    stage.input("data/sources.yaml")
+    stage.narrow((tasks, stage.params.env))
+
+    panels = build_panels(
+        tasks, env, seed=stage.run.seed, download=stage.scratch / "download", mirror=Path(mirror) if mirror else None
+    )
+
+    folder = stage.output("data/rise/tasks")
+    folder.mkdir()
+    for name in ("train", "dev", "test"):
+        write_rows(folder / f"{name}.jsonl", [to_row(problem, env) for problem in panels[name]])
+    write_json(
+        folder / "panels.json",
+        {name: {"n": len(problems), "hash": panel_hash(problems)} for name, problems in panels.items()},
+    )
+    base = stage.output("data/rise/base/train")
+    base.mkdir()
+    demonstrations = demonstrate(panels["demonstrations"], env, few_shot=stage.params.env.few_shot)
+    write_jsonl(base / "examples.jsonl", demonstrations)
+    # The base has collected nothing: what an iteration accumulates starts empty.
+    for name in ("collected", "single_turn"):
+        write_jsonl(base / f"{name}.jsonl", [])
+
+
+if __name__ == "__main__":
+    main()

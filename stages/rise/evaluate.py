@@ -1,0 +1,49 @@
+"""rise-evaluate@<iteration>, rise-base-evaluate and rise-control-evaluate@<control>: one model over turns."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.methods.rise.collect import Play, evaluate
+from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.records import write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("rise-evaluate", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    rise, cfg, name = stage.params, stage.params.evaluate, stage.item
+    env = rise.env.make()
+    model = stage.input(f"models/rise/{name}")
+    panel = load_panel(stage.input("data/rise/tasks") / f"{cfg.panel}.jsonl", env)[: cfg.limit]
+    stage.narrow((rise.env, rise.engines["student"], cfg))
+
+    # The same noise for every model: rows differ by their models, and differences are paired.
+    play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, "rise-evaluate"))
+
+    async def run() -> None:
+        with stage.journal("completions") as journal, stage.progress(len(panel)) as progress:
+            async with open_engines(
+                rise.engines, ["student"], policy_dir=model, threads=stage.run.threads, journal=journal
+            ) as engines:
+                play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
+                played = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= figures(engines)
+        sequential, parallel = [one for one, _ in played], [one for _, one in played]
+        metrics = evaluate_metrics(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
+        each = outcomes(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
+        write_jsonl(stage.output(f"results/rise/{name}/episodes.jsonl"), [*sequential, *parallel])
+        write_jsonl(stage.output(f"results/rise/{name}/outcomes.jsonl"), each)
+        write_json(stage.output(f"results/rise/{name}/metrics.json"), metrics)
+        write_csv(stage.output(f"results/rise/{name}/turns.csv"), accuracy_rows(metrics))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

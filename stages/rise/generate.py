@@ -1,0 +1,47 @@
+"""rise-generate@<iteration>: the policy attempts the training panel; the last turn's model supplies better attempts."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.methods.rise.collect import Play, collect, collection_metrics
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.methods.rise.teacher import scripted_teacher
+from selfimprove.pipeline.episodes import play_all, shard_of
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("rise-generate", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    rise, iteration = stage.params, stage.pick(stage.params.iterations)
+    cfg, env = iteration.generate, stage.params.env.make()
+    policy = stage.input(f"models/rise/{iteration.init}")
+    panel = load_panel(stage.input("data/rise/tasks") / "train.jsonl", env)
+    stage.narrow((rise.env, rise.engines, cfg))
+
+    problems = cfg.select(panel)
+    play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, stage.name))
+    embedded = rise.tasks.source == "embedded"
+
+    async def run() -> None:
+        with stage.journal("completions") as journal, stage.progress(len(problems)) as progress:
+            async with open_engines(
+                rise.engines, cfg.models, policy_dir=policy, threads=stage.run.threads, journal=journal,
+                expert=lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate),
+            ) as engines:  # fmt: skip
+                mine = shard_of(problems, stage.shard)
+                play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
+                episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= figures(engines)
+            stage.end_shard()
+            write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
+            write_json(stage.output(f"results/rise/{stage.item}/generate.json"), collection_metrics(episodes))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
