@@ -1,0 +1,122 @@
+"""One model behind two calls of fixed shape: read a block of some prompts, and decode one token of every slot.
+
+On CPU in float32 a row's result is then a pure function of that row's own tokens, to the last bit: matrix products of
+one shape treat every row alike, and masked positions add exact zeros. Attending over fewer masked positions is faster
+and, with the kernels at hand, just as exact; that is checked when the decoder is made (``_exact_widths``), and where
+it does not hold the full width is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from selfimprove.engines.slots import Rows, cache_shape
+
+WIDTH_STEP = 64
+"""Attention widths are multiples of this (or of an eighth of the context, if that is more)."""
+
+
+class Decoder:
+    """A causal language model with ``slots`` decoding rows and ``prefill_rows`` reading rows.
+
+    Attributes:
+        slots: keys and values of the decoding rows, [context] positions each.
+        reading: those of the reading rows, which prompts pass through on their way into the slots.
+        widths: the attention widths in use, ascending; the last is the full one.
+    """
+
+    def __init__(
+        self, model: Any, *, slots: int, context: int, prefill_rows: int, prefill_block: int, pad_id: int
+    ) -> None:
+        self._model, self._block, self._context = model, prefill_block, context
+        self._weight = model.get_input_embeddings().weight
+        shape = cache_shape(model)
+        whole = -(-context // prefill_block) * prefill_block
+        with torch.inference_mode():
+            self.slots = Rows(shape, slots, context, self._weight)
+            self.reading = Rows(shape, prefill_rows, whole, self._weight)
+            self._columns = torch.arange(whole, device=self._weight.device)
+        self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
+        self._offsets = np.arange(prefill_block, dtype=np.int64)
+        step = max(WIDTH_STEP, context // 8 // WIDTH_STEP * WIDTH_STEP)
+        self.widths = [*range(step, context, step), context]
+        if self._weight.device.type == "cpu" and not self._exact_widths():
+            self.widths = [context]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return torch.device(self._weight.device)
+
+    def read(self, work: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Compute keys and values of one block for some reading rows.
+
+        Args:
+            work: (row, first position, at most ``prefill_block`` ids) each; the positions before the first must
+                have been read or put there.
+        """
+        ids, starts = self._pad.copy(), np.zeros(len(self._pad), dtype=np.int64)
+        for row, start, tokens in work:
+            ids[row, : len(tokens)] = tokens
+            starts[row] = start
+        positions = starts[:, None] + self._offsets
+        needed = int(starts.max()) + self._block
+        width = next((w for w in self.widths[:-1] if w >= needed), len(self._columns))
+        self._forward(self._model.base_model, self.reading, ids, positions, width)
+
+    def step(self, ids: np.ndarray, positions: np.ndarray, longest: int) -> torch.Tensor:
+        """Next-token logits [slots, vocabulary] (float32) after feeding every slot one token.
+
+        Args:
+            ids, positions: [slots] int64, the token and the position it stands at; idle slots hold any valid pair.
+            longest: the largest position whose result matters.
+        """
+        width = next(w for w in self.widths if w > longest)
+        out = self._forward(self._model, self.slots, ids[:, None], positions[:, None], width)
+        return out.logits[:, 0].float()
+
+    def _forward(self, module: Any, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int) -> Any:
+        with torch.inference_mode():
+            at = torch.from_numpy(positions).to(self.device)
+            rows.positions, rows.width = at, width
+            seen = self._columns[:width] <= at[:, None, :, None]
+            mask = torch.zeros(seen.shape, dtype=self._weight.dtype, device=self.device)
+            return module(
+                input_ids=torch.from_numpy(ids).to(self.device),
+                attention_mask=mask.masked_fill_(~seen, -torch.inf),
+                # Filling may lie past the context; it is masked, but its position must exist.
+                position_ids=at.clamp(max=self._context - 1),
+                past_key_values=rows.cache,
+                use_cache=True,
+            )
+
+    def _exact_widths(self) -> bool:
+        """Whether every narrower width gives the same bits as the full one, on random keys and tokens."""
+        noise = torch.Generator().manual_seed(0)
+        draw = np.random.default_rng(0)
+        rows = self.slots.kv.shape[1]
+        with torch.inference_mode():
+            for target in (self.slots, self.reading):
+                target.kv.normal_(generator=noise)
+        same = True
+        ids = draw.integers(0, len(self._weight), rows)
+        block = draw.integers(0, len(self._weight), self._pad.shape)
+        for width in self.widths[:-1]:
+            positions = draw.integers(0, width, rows)
+            wide = self._forward(self._model, self.slots, ids[:, None], positions[:, None], self._context)
+            narrow = self._forward(self._model, self.slots, ids[:, None], positions[:, None], width)
+            same = same and torch.equal(wide.logits, narrow.logits)
+            if width < self._block:
+                continue
+            places = draw.integers(0, width - self._block + 1, len(block))[:, None] + self._offsets
+            wide = self._forward(self._model.base_model, self.reading, block, places, len(self._columns))
+            narrow = self._forward(self._model.base_model, self.reading, block, places, width)
+            same = same and torch.equal(wide.last_hidden_state, narrow.last_hidden_state)
+        with torch.inference_mode():
+            for target in (self.slots, self.reading):
+                target.kv.zero_()
+        return same

@@ -1,0 +1,89 @@
+"""Draws the next token of every slot at once, each from its own key: no shared generator, no per-row generators.
+
+The uniform of a row is output ``step`` of the splitmix64 sequence that starts at the row's key, so it depends on the
+sample and the step and on nothing else. The token is the inverse of the distribution's cumulative sum at that uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def uniforms(keys: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """One float64 in [0, 1) for each (key, step); both arrays are uint64 of the same shape."""
+    with np.errstate(over="ignore"):
+        state = keys + (steps + np.uint64(1)) * _GOLDEN
+        state = (state ^ (state >> np.uint64(30))) * _MIX_1
+        state = (state ^ (state >> np.uint64(27))) * _MIX_2
+    # 52 bits: u * total then stays below total for any total near 1, so the inverse always exists.
+    return ((state ^ (state >> np.uint64(31))) >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def choose(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor | None,
+    allowed: Sequence[tuple[int, Sequence[int]]] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token of each row and its log-probability under the model (untempered, unfiltered).
+
+    Each row's result depends on that row alone, bit for bit, as long as the number of rows stays the same.
+
+    Args:
+        logits: [rows, vocabulary], float32.
+        uniform: [rows], float64 in [0, 1).
+        temperature: [rows], float32; 0 is greedy.
+        top_p: [rows], float32 in (0, 1], or None when every row has 1. Of the most probable tokens, those that
+            reach ``top_p`` together stay in, the one that crosses it too.
+        allowed: (row, ids) pairs: the row may only take one of ids.
+
+    Returns:
+        ids [rows] int64, log-probabilities [rows] float32.
+    """
+    weights = logits
+    if allowed:
+        weights = logits.clone()
+        for row, ids in allowed:
+            kept = torch.as_tensor(ids, device=logits.device)
+            weights[row] = -torch.inf
+            weights[row, kept] = logits[row, kept]
+    greedy = temperature == 0
+    chosen = weights.argmax(-1)
+    if not bool(greedy.all()):
+        scale = torch.where(greedy, 1.0, temperature)[:, None]
+        probability = torch.softmax(weights / scale, -1)
+        if top_p is not None:
+            rows = (top_p < 1).nonzero()[:, 0]
+            probability[rows] = _nucleus(probability[rows], top_p[rows])
+        total = probability.cumsum(-1, dtype=torch.float64)
+        drawn = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
+        chosen = torch.where(greedy, chosen, drawn)
+    logprob = logits.gather(1, chosen[:, None])[:, 0] - logits.logsumexp(-1)
+    return chosen, logprob
+
+
+def _nucleus(probability: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    ordered, order = probability.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1, dtype=torch.float64) - ordered
+    return torch.zeros_like(probability).scatter_(1, order, ordered.masked_fill(before >= top_p[:, None], 0.0))
+
+
+class TokenTrie:
+    """Which ids may come next when a completion must be one of a few strings, each followed by an end token."""
+
+    def __init__(self, outputs: Iterable[Sequence[int]], end_id: int) -> None:
+        self._root: dict[int, dict] = {}
+        for output in outputs:
+            node = self._root
+            for token in (*output, end_id):
+                node = node.setdefault(token, {})
+
+    def root(self) -> dict[int, dict]:
+        """The node before the first token. A node maps each id that may come next to the node after it."""
+        return self._root

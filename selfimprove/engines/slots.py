@@ -1,0 +1,163 @@
+"""Where the engine keeps keys and values: fixed rows that the model writes into, and a cache of prompt prefixes.
+
+Both hold the same layout, ``[2 x layers, rows, kv heads, width, head dim]`` (a layer's keys, then its values), so a
+prefix is put into a row with one copy. transformers' models reach the rows through the library's own ``Cache``
+interface; no model needs to know.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from selfimprove.errors import UserError
+
+
+class _Layer(CacheLayerMixin):
+    """One layer's view of the rows: ``update`` writes at each row's own positions and returns the first ``width``."""
+
+    def __init__(self, rows: Rows, index: int) -> None:
+        super().__init__()
+        self._rows, self._index = rows, index
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, layer = self._rows, self._index
+        keys, values = rows.kv[2 * layer], rows.kv[2 * layer + 1]
+        index = rows.positions[:, None, :, None].expand_as(key_states)
+        keys.scatter_(2, index, key_states)
+        values.scatter_(2, index, value_states)
+        return keys[:, :, : rows.width], values[:, :, : rows.width]
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to do: the rows exist from the start."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._rows.width, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return int(self._rows.kv.shape[3])
+
+
+class Rows:
+    """Keys and values of a fixed number of rows.
+
+    Attributes:
+        kv: [2 x layers, rows, kv heads, width, head dim].
+        positions: [rows, tokens] int64: where the next forward pass writes.
+        width: how many positions that pass attends over.
+        cache: what a model takes as ``past_key_values``.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], rows: int, context: int, like: torch.Tensor) -> None:
+        layers, heads, dim = shape
+        self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=like.dtype, device=like.device)
+        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=like.device)
+        self.width = context
+        self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
+
+    @torch.inference_mode()
+    def put(self, row: int, blocks: Sequence[torch.Tensor]) -> None:
+        """Copy blocks [2 x layers, kv heads, tokens, head dim] to a row, one after another from position 0."""
+        at = 0
+        for block in blocks:
+            end = at + block.shape[2]
+            self.kv[:, row, :, at:end].copy_(block)
+            at = end
+
+    @torch.inference_mode()
+    def take(self, row: int, start: int, end: int) -> torch.Tensor:
+        """A copy of a row's positions [start, end), as ``put`` wants them."""
+        return self.kv[:, row, :, start:end].clone()
+
+
+def cache_shape(model: Any) -> tuple[int, int, int]:
+    """(layers, kv heads, head dim) that a model writes to its cache, found by running one token through it.
+
+    Raises:
+        UserError: the layers differ in shape, or keys from values; such models need another engine.
+    """
+    shapes: list[tuple[int, int]] = []
+
+    class Probe(_Layer):
+        def __init__(self) -> None:
+            CacheLayerMixin.__init__(self)
+            self.is_initialized = True
+
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            shapes.extend((states.shape[1], states.shape[3]) for states in (key_states, value_states))
+            return key_states, value_states
+
+    layers = model.config.get_text_config().num_hidden_layers
+    device = model.get_input_embeddings().weight.device
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+    with torch.inference_mode():
+        model(
+            input_ids=one,
+            attention_mask=mask,
+            position_ids=one,
+            past_key_values=Cache(layers=[Probe() for _ in range(layers)]),
+            use_cache=True,
+        )
+    if len(shapes) != 2 * layers or len(set(shapes)) != 1:
+        raise UserError(
+            f"engine transformers: {type(model).__name__} does not keep equal keys and values in every layer; "
+            "name another engine (vllm) for this model."
+        )
+    heads, dim = shapes[0]
+    return layers, heads, dim
+
+
+class PrefixCache:
+    """Keys and values of whole prompt blocks, by the hash of all tokens up to the block's end; least used go first.
+
+    Only blocks read by the fixed-shape prefill enter, so a block's bits do not depend on whether it was cached.
+    """
+
+    def __init__(self, block: int, most: int) -> None:
+        self._block, self._most = block, most
+        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def names(self, ids: Sequence[int]) -> list[bytes]:
+        """One name for each whole block of ``ids``; equal names mean equal tokens from the start."""
+        hashed = blake2b(digest_size=16)
+        names = []
+        for end in range(self._block, len(ids) + 1, self._block):
+            hashed.update(array("q", ids[end - self._block : end]).tobytes())
+            names.append(hashed.digest())
+        return names
+
+    def find(self, names: Sequence[bytes]) -> list[torch.Tensor]:
+        """The cached blocks of the longest known prefix."""
+        found = []
+        for name in names:
+            block = self._kept.get(name)
+            if block is None:
+                break
+            self._kept.move_to_end(name)
+            found.append(block)
+        return found
+
+    def keep(self, name: bytes, block: torch.Tensor) -> None:
+        """Keep a block; what was used longest ago makes room."""
+        self._kept[name] = block
+        self._kept.move_to_end(name)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)

@@ -1,0 +1,379 @@
+"""The default engine: continuous batching over a transformers model, exact on CPU.
+
+Hundreds of ``generate`` calls wait; one asyncio task serves them. A prompt is read in blocks aligned at position 0
+(all but its last token; blocks that any earlier prompt shares are copied, not read again), then each of its samples
+takes a free slot. Every step feeds all slots one token, draws the next ones, and refills the slots that ended.
+
+Promise, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are the same,
+bit for bit, whoever shares the batch, in whatever order requests come, however many there are, and after a restart
+with a cold cache. It holds because every forward pass has one shape, block keys and values depend on nothing but the
+tokens before the block's end, and every draw is keyed by (seed key, step). On GPUs and in half precision the draws are
+keyed all the same, but kernels may round differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.decoder import Decoder
+from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
+from selfimprove.engines.sampling import TokenTrie, choose, uniforms
+from selfimprove.engines.slots import PrefixCache
+from selfimprove.records import Finish, Message
+
+CACHE_BYTES = 256 * 2**20
+"""The prefix cache may hold this much, or as much as the slots themselves if that is more."""
+
+PATIENCE = 0.125
+"""A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request on its way: read (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
+
+    request: Request
+    ids: list[int]
+    future: asyncio.Future[list[Completion]]
+    names: list[bytes]
+    trie: TokenTrie | None
+    blocks: list[torch.Tensor] = field(default_factory=list)
+    done: int = 0
+    placed: int = 0
+    results: dict[int, Completion] = field(default_factory=dict)
+
+
+class TransformersEngine:
+    """Implements ``engines.base.Engine`` over a model folder.
+
+    Attributes:
+        stats: see ``EngineStats``; ``prompt_tokens`` counts a prompt once for its n samples, ``cached_prompt_tokens``
+            what of it was copied, ``generated_tokens`` every token drawn (end tokens too). ``notes`` has
+            ``prefill_blocks`` read and ``prefill_block_slots`` offered (their ratio: how full the reading passes were).
+    """
+
+    def __init__(self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> None:
+        """Load the model.
+
+        Raises:
+            UserError: no such folder, no weights, no chat template, a tokenizer of another model, or a context that
+                the model does not have.
+        """
+        torch.set_num_threads(threads)
+        self.chat = ChatFormat.load(model_dir, cfg.chat_template)
+        model = load_causal_lm(model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
+        check_vocabulary(model_dir, model, self.chat.vocab_size)
+        check_context(model_dir, model, cfg.context)
+        self._cfg = cfg
+        self._decoder = Decoder(
+            model,
+            slots=cfg.slots,
+            context=cfg.context,
+            prefill_rows=cfg.prefill_rows,
+            prefill_block=cfg.prefill_block,
+            pad_id=self.chat.pad_id,
+        )
+        kv = self._decoder.slots.kv
+        slot_bytes = kv.numel() * kv.element_size()
+        block_bytes = slot_bytes // (cfg.slots * cfg.context) * cfg.prefill_block
+        self._cache = PrefixCache(cfg.prefill_block, max(slot_bytes, CACHE_BYTES) // block_bytes)
+        self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
+
+        self._waiting: deque[_Job] = deque()
+        self._reading: list[_Job | None] = [None] * cfg.prefill_rows
+        self._ready: deque[_Job] = deque()
+        self._open: set[_Job] = set()
+        self._lost = 0
+        self._task: asyncio.Task[None] | None = None
+
+        slots = cfg.slots
+        self._slot_job: list[_Job | None] = [None] * slots
+        self._slot_sample = np.zeros(slots, dtype=np.int64)
+        self._busy = np.zeros(slots, dtype=bool)
+        self._token = np.full(slots, self.chat.pad_id, dtype=np.int64)
+        self._position = np.zeros(slots, dtype=np.int64)
+        self._key = np.zeros(slots, dtype=np.uint64)
+        self._count = np.zeros(slots, dtype=np.int64)
+        self._limit = np.ones(slots, dtype=np.int64)
+        self._temperature = np.zeros(slots, dtype=np.float32)
+        self._top_p = np.ones(slots, dtype=np.float32)
+        self._drawn = np.zeros((slots, cfg.context), dtype=np.int64)
+        self._logprob = np.zeros((slots, cfg.context), dtype=np.float32)
+        self._ends = np.zeros(model.get_input_embeddings().num_embeddings, dtype=bool)
+        self._ends[list(self.chat.stop_ids)] = True
+        self._every_slot = np.arange(slots)
+        self._with_stop: set[int] = set()
+        self._nodes: dict[int, dict] = {}
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt of these messages has."""
+        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
+
+    def room(self, max_tokens: int) -> int:
+        """The longest prompt, in tokens, that leaves room for ``max_tokens``; methods trim their dialogues to it."""
+        return self._cfg.context - max_tokens
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """See ``engines.base.Engine.generate``.
+
+        A stop string cuts ``text`` just before itself; ``token_ids`` and ``logprobs`` are cut to the longest run of
+        whole tokens whose text lies in it (so they may say a little less, if the stop string began inside a token).
+
+        Raises:
+            EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
+        """
+        ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
+        self._check(request, len(ids))
+        trie = None
+        if request.allowed is not None:
+            outputs = (self.chat.content_ids(Message(role="assistant", content=text)) for text in request.allowed)
+            trie = TokenTrie(outputs, self.chat.end_id)
+        # The last token is not read but fed to the slot: its logits give the first draw.
+        job = _Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
+        self.stats.requests += 1
+        self.stats.prompt_tokens += len(ids)
+        if request.n == 0:
+            return []
+        self._open.add(job)
+        self._waiting.append(job)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._serve())
+        try:
+            return await job.future
+        finally:
+            if job in self._open:
+                self._drop(job)
+
+    async def close(self) -> None:
+        """Stop serving; calls that still wait are cancelled."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for job in list(self._open):
+            job.future.cancel()
+            self._drop(job)
+
+    def _check(self, request: Request, prompt: int) -> None:
+        context = self._cfg.context
+        if request.max_tokens < 1 or request.n < 0 or request.temperature < 0 or not 0 < request.top_p <= 1:
+            raise EngineError(
+                f"{request.seed}: max_tokens {request.max_tokens}, n {request.n}, temperature {request.temperature} "
+                f"or top_p {request.top_p} is out of range"
+            )
+        if prompt + request.max_tokens > context:
+            raise EngineError(
+                f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
+                f"engine's context of {context}"
+            )
+        if request.allowed is not None:
+            if not request.allowed:
+                raise EngineError(f"{request.seed}: allowed is empty, so no completion is possible")
+            for text in request.allowed:
+                if not self.chat.token_bytes_known(text):
+                    raise EngineError(f"{request.seed}: the tokenizer cannot write the allowed output {text!r}")
+
+    def _drop(self, job: _Job) -> None:
+        """Forget a job whose caller has gone."""
+        self._open.discard(job)
+        for queue in (self._waiting, self._ready):
+            if job in queue:
+                queue.remove(job)
+        self._reading = [None if held is job else held for held in self._reading]
+        for slot, held in enumerate(self._slot_job):
+            if held is job:
+                self._release(slot)
+
+    async def _serve(self) -> None:
+        began = time.perf_counter()
+        try:
+            while self._open:
+                self._fill()
+                if self._busy.any():
+                    self._step()
+                # Callers whose answers are done run now, and their next requests join the queue.
+                await asyncio.sleep(0)
+        except Exception as error:
+            # A fault of the model or the machine (out of memory, say) ends every call; none may wait for ever.
+            for job in list(self._open):
+                if not job.future.done():
+                    job.future.set_exception(error)
+        finally:
+            self.stats.seconds += time.perf_counter() - began
+
+    def _fill(self) -> None:
+        """Put prompts that were read into free slots, and read more while that leaves slots free."""
+        self._place()
+        while not self._busy.all() and self._worth_reading():
+            self._read()
+            self._place()
+
+    def _worth_reading(self) -> bool:
+        """Whether to read now. A pass that can't be filled waits a little for others, as it costs the same."""
+        underway = sum(job is not None for job in self._reading)
+        pending = underway + len(self._waiting)
+        if pending == 0:
+            return False
+        if underway or pending >= self._cfg.prefill_rows or not self._busy.any():
+            self._lost = 0
+            return True
+        wanted = sum(job.request.n for job in self._waiting)
+        self._lost += min(int(self._cfg.slots - self._busy.sum()), wanted)
+        if self._lost < PATIENCE * self._cfg.prefill_rows * self._cfg.prefill_block:
+            return False
+        self._lost = 0
+        return True
+
+    def _read(self) -> None:
+        """One reading pass: each row takes the next block of its prompt; whole prompts become ready."""
+        block = self._cfg.prefill_block
+        rows = self._decoder.reading
+        work = []
+        for row, job in enumerate(self._reading):
+            while job is None and self._waiting:
+                job = self._waiting.popleft()
+                job.blocks = self._cache.find(job.names)
+                job.done = len(job.blocks) * block
+                self.stats.cached_prompt_tokens += job.done
+                if job.done == len(job.ids) - 1:
+                    self._ready.append(job)
+                    job = None
+                else:
+                    rows.put(row, job.blocks)
+            self._reading[row] = job
+            if job is not None:
+                work.append((row, job.done, job.ids[job.done : min(job.done + block, len(job.ids) - 1)]))
+        if not work:
+            return
+        self._decoder.read(work)
+        self.stats.notes["prefill_blocks"] += len(work)
+        self.stats.notes["prefill_block_slots"] += len(self._reading)
+        for row, start, tokens in work:
+            job = self._reading[row]
+            assert job is not None
+            read = rows.take(row, start, start + len(tokens))
+            if len(tokens) == block:
+                self._cache.keep(job.names[len(job.blocks)], read)
+            job.blocks.append(read)
+            job.done += len(tokens)
+            if job.done == len(job.ids) - 1:
+                self._ready.append(job)
+                self._reading[row] = None
+
+    def _place(self) -> None:
+        """Give free slots to the samples of prompts that were read, in order."""
+        if not self._ready:
+            return
+        for slot in _indices(~self._busy):
+            if not self._ready:
+                return
+            job = self._ready[0]
+            request = job.request
+            self._decoder.slots.put(slot, job.blocks)
+            self._slot_job[slot], self._slot_sample[slot] = job, job.placed
+            self._busy[slot] = True
+            self._token[slot], self._position[slot] = job.ids[-1], len(job.ids) - 1
+            self._key[slot] = request.seed.at(request.seed.sample + job.placed).bits()
+            self._count[slot], self._limit[slot] = 0, request.max_tokens
+            self._temperature[slot], self._top_p[slot] = request.temperature, request.top_p
+            if request.stop:
+                self._with_stop.add(slot)
+            if job.trie is not None:
+                self._nodes[slot] = job.trie.root()
+            job.placed += 1
+            if job.placed == request.n:
+                self._ready.popleft()
+                job.blocks = []
+
+    def _step(self) -> None:
+        """Feed every slot its last token, draw the next, and finish the samples that ended."""
+        busy = self._busy
+        logits = self._decoder.step(self._token, self._position, int(self._position[busy].max()))
+        with torch.inference_mode():
+            device = logits.device
+            filtered = bool((self._top_p < 1).any())
+            drawn, logprob = choose(
+                logits,
+                torch.from_numpy(uniforms(self._key, self._count.astype(np.uint64))).to(device),
+                torch.from_numpy(self._temperature).to(device),
+                torch.from_numpy(self._top_p).to(device) if filtered else None,
+                [(slot, list(node)) for slot, node in self._nodes.items()],
+            )
+            ids, logprobs = drawn.cpu().numpy(), logprob.cpu().numpy()
+        self._drawn[self._every_slot, self._count] = ids
+        self._logprob[self._every_slot, self._count] = logprobs
+        active = int(busy.sum())
+        self.stats.slot_steps += len(busy)
+        self.stats.busy_slot_steps += active
+        self.stats.generated_tokens += active
+        self._token[busy] = ids[busy]
+        self._position += busy
+        self._count += busy
+        ended = busy & self._ends[ids]
+        for slot in _indices(ended):
+            self._finish(slot, ended=True)
+        for slot in [slot for slot in self._with_stop if not ended[slot]]:
+            self._look_for_stop(slot)
+        for slot in _indices(self._busy & (self._count >= self._limit)):
+            self._finish(slot, ended=False)
+        for slot, node in self._nodes.items():
+            self._nodes[slot] = node[int(ids[slot])]
+
+    def _look_for_stop(self, slot: int) -> None:
+        """Finish the slot if its text now holds a stop string."""
+        job = self._slot_job[slot]
+        assert job is not None
+        stops = job.request.stop
+        count = int(self._count[slot])
+        # A string that has just been completed lies in the last tokens, each at least a byte; decoding those is cheap.
+        reach = max(len(stop.encode()) for stop in stops) + 4
+        recent = self.chat.decode(self._drawn[slot, max(0, count - reach) : count].tolist())
+        if not any(stop in recent for stop in stops):
+            return
+        ids = self._drawn[slot, :count].tolist()
+        text = self.chat.decode(ids)
+        places = [text.find(stop) for stop in stops]
+        found = [place for place in places if place >= 0]
+        if found:
+            text = text[: min(found)]
+            kept = next(k for k in range(count, -1, -1) if text.startswith(self.chat.decode(ids[:k])))
+            self._deliver(slot, Completion(text, "stop", ids[:kept], self._logprob[slot, :kept].tolist()))
+
+    def _finish(self, slot: int, *, ended: bool) -> None:
+        count = int(self._count[slot])
+        ids = self._drawn[slot, : count - ended].tolist()
+        finish: Finish = "stop" if ended else "length"
+        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, self._logprob[slot, :count].tolist()))
+
+    def _deliver(self, slot: int, completion: Completion) -> None:
+        job = self._slot_job[slot]
+        assert job is not None
+        job.results[int(self._slot_sample[slot])] = completion
+        self.stats.completions += 1
+        self._release(slot)
+        if len(job.results) == job.request.n:
+            self._open.discard(job)
+            if not job.future.done():
+                job.future.set_result([job.results[index] for index in range(job.request.n)])
+
+    def _release(self, slot: int) -> None:
+        self._slot_job[slot] = None
+        self._busy[slot] = False
+        self._token[slot], self._position[slot], self._count[slot] = self.chat.pad_id, 0, 0
+        self._temperature[slot], self._top_p[slot] = 0.0, 1.0
+        self._with_stop.discard(slot)
+        self._nodes.pop(slot, None)
+
+
+def _indices(rows: np.ndarray) -> list[int]:
+    return [int(row) for row in np.flatnonzero(rows)]
