@@ -1,0 +1,40 @@
+"""Small hand-made episodes for the RISE tests."""
+
+from selfimprove.methods.rise.prompts import feedback, opening
+from selfimprove.records import Attempt, Episode, Turn
+
+QUESTION = "How many clips?"
+
+
+def attempt(reward, text=None, answer=None, **more):
+    """An attempt; by default its text and answer follow from the reward."""
+    if answer is None and reward is not None and reward >= 0:
+        answer = "72" if reward == 1 else "70"
+    return Attempt(text=text if text is not None else f"try {reward}", reward=reward, answer=answer, **more)
+
+
+def episode(*turns, id="p1", status=None, **more):
+    """An episode of turns; a turn is a list of attempts (the best is chosen, ties to the earliest) or one attempt."""
+    made = []
+    for turn in turns:
+        attempts = turn if isinstance(turn, list) else [turn]
+        chosen = max(range(len(attempts)), key=lambda i: (attempts[i].reward is not None, attempts[i].reward or 0, -i))
+        observation = feedback(attempts[chosen].reward, QUESTION)
+        made.append(Turn(model="student", attempts=attempts, chosen=chosen, observation=observation))
+    solved = any(turn.attempt.reward == 1 for turn in made)
+    return Episode(
+        id=id,
+        env="gsm8k",
+        query=QUESTION,
+        gold="#### 72",
+        prompt=more.pop("prompt", opening(QUESTION)),
+        turns=made,
+        status=status or ("solved" if solved else "unsolved"),
+        seed=f"0/{id}",
+        **more,
+    )
+
+
+def run(*rewards, id="p1", **more):
+    """An episode of one distinct attempt a turn, by rewards."""
+    return episode(*(attempt(reward, text=f"try {i}: {reward}") for i, reward in enumerate(rewards)), id=id, **more)

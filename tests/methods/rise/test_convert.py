@@ -1,0 +1,260 @@
+"""Episodes to examples (RISE spec §2 Convert; §6 rows 11, 23-32, 35; traps 8, 13, 16)."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.convert import convert, dedup, keep, reward_baselines, select, single_turn, weights
+from selfimprove.methods.rise.prompts import limit_dialogue
+from selfimprove.records import Message
+from tests.methods.rise.episodes import attempt, episode, run
+from tests.tiny import train_tokenizer
+
+CRITERIA = ["all", "better", "best", "success"]
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return ChatFormat.load(folder)
+
+
+def config(**changes):
+    defaults = {
+        "criteria": "all",
+        "temperature": 0.4,
+        "only_success": False,
+        "remove_duplication": False,
+        "shuffle": False,
+        "weighted": True,
+        "reward_baseline": "none",
+    }
+    return SimpleNamespace(**(defaults | changes))
+
+
+def finals(converted):
+    return [one.messages[-1].content for one in converted.examples]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "all_", "better", "best", "success"),
+    [
+        ([1], [0], [0], [0], [0]),
+        ([0], [0], [0], [0], []),
+        ([0, 1], [0, 1], [0, 1], [0, 1], [1]),
+        ([0, 0, 1], [0, 1, 2], [0, 2], [0, 1, 2], [2]),
+        ([0, -1, 0], [0, 1, 2], [0, 2], [0, 2], []),  # better looks at the previous one only; best at the maximum
+        ([0, -1, 0, 0], [0, 1, 2, 3], [0, 2], [0, 2, 3], []),
+        ([-1, 0, -1, 0], [0, 1, 2, 3], [0, 1, 3], [0, 1, 3], []),
+        ([-1, -1, -1], [0, 1, 2], [0], [0, 1, 2], []),
+        ([0, 1, 0, 1], [0, 1], [0, 1], [0, 1], [1]),  # nothing after the first 1
+        ([], [], [], [], []),
+    ],
+)
+def test_rise_23_24_25_26_criteria(rewards, all_, better, best, success):
+    assert [keep(rewards, criteria) for criteria in CRITERIA] == [all_, better, best, success]
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=8))
+def test_rise_23_to_26_how_the_criteria_nest(rewards):
+    kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}
+    stop = rewards.index(1) + 1 if 1 in rewards else len(rewards)
+    assert kept["all"] == list(range(stop))
+    assert set(kept["better"]) <= set(kept["all"])
+    assert set(kept["best"]) <= set(kept["all"])
+    assert kept["success"] == ([stop - 1] if 1 in rewards else [])
+    assert not rewards or all(kept[criteria][0] == 0 for criteria in ("all", "better", "best"))
+    assert keep(rewards[:stop], "best") == kept["best"]
+
+
+def test_an_unknown_criterion_is_refused():
+    with pytest.raises(ValueError):
+        keep([0.0], "single_best")
+
+
+def test_rise_27_dedup_strips_and_drops_empty_and_seen():
+    assert dedup(["a", " a\n", "", "  ", "b", "a", "A"]) == [0, 4, 6]
+    one = episode(attempt(0, "same"), attempt(0, " same "), attempt(-1, "  "), attempt(1, "right"))
+    examples = convert([one], config(remove_duplication=True), seed=0).examples
+    assert [example.messages[-1].content for example in examples] == ["same", "right"]
+    # the dropped attempts' observations went with them
+    assert [m.content for m in examples[1].messages[3:]] == ["same", one.turns[0].observation, "right"]
+    assert len(convert([one], config(), seed=0).examples) == 4
+
+
+def test_rise_27_criteria_look_at_what_dedup_left():
+    one = episode(attempt(0, "x"), attempt(-1, "x "), attempt(0, "y"))
+    assert len(select(one, "better", False)) == 2  # y beats the repeated x
+    assert len(select(one, "better", True)) == 1  # y does not beat the first x
+
+
+@given(st.lists(st.text(alphabet="ab \n", max_size=3), max_size=10))
+def test_rise_27_dedup_is_idempotent(texts):
+    left = [texts[i] for i in dedup(texts)]
+    assert dedup(left) == list(range(len(left)))
+    assert {text.strip() for text in left} == {text.strip() for text in texts} - {""}
+
+
+def test_rise_28_only_success_drops_whole_trajectories():
+    episodes = [run(0, 0, id="lost"), run(0, 1, id="won"), run(id="blocked", status="blocked")]
+    converted = convert(episodes, config(only_success=True), seed=0)
+    assert [example.source for example in converted.examples] == ["won", "won"]
+    assert converted.stats["dropped_without_success"] == 2
+    assert len(convert(episodes, config(), seed=0).examples) == 4
+
+
+def test_rise_30_weights_are_exponential_and_only_on_the_last_message():
+    assert weights([1, 0, -1], 0.4) == pytest.approx([12.1825, 1.0, 0.0821], abs=5e-5)
+    examples = convert([run(-1, 0, 1)], config(), seed=0).examples
+    assert [example.messages[-1].weight for example in examples] == [math.exp(r / 0.4) for r in (-1, 0, 1)]
+    assert all(message.weight == 0 for example in examples for message in example.messages[:-1])
+    assert {message.weight for e in convert([run(0, 1)], config(weighted=False), seed=0).examples
+            for message in e.messages[-1:]} == {1.0}  # fmt: skip
+
+
+def test_rise_30_unusable_temperatures_are_refused():
+    for temperature in (0.0, -1.0, float("nan"), 1e-4):
+        with pytest.raises(UserError, match=r"convert\.temperature"):
+            weights([1.0], temperature)
+
+
+def test_rise_35_baselines():
+    samples = [s for e in (run(0, 1, id="a"), run(-1, -1, id="b")) for s in select(e, "all", False)]
+    assert reward_baselines(samples, "none") == [0, 0, 0, 0]
+    assert reward_baselines(samples, "problem_mean") == [0.5, 0.5, -1, -1]
+    assert reward_baselines(samples, "turn_mean") == [-0.5, 0.0, -0.5, 0.0]
+    converted = convert([run(0, 1)], config(reward_baseline="problem_mean"), seed=0)
+    assert [e.messages[-1].weight for e in converted.examples] == pytest.approx([math.exp(-1.25), math.exp(1.25)])
+
+
+def test_rise_11_only_the_chosen_attempt_is_trained_on_and_ties_go_to_the_earliest():
+    one = episode([attempt(0, "first"), attempt(0, "second"), attempt(-1, "third")], [attempt(0, "p"), attempt(1, "q")])
+    assert finals(convert([one], config(), seed=0)) == ["first", "q"]
+
+
+def test_rise_29_shuffle_is_seeded_and_ids_follow_the_final_order():
+    episodes = [run(0, 1, id=f"p{i}") for i in range(30)]
+    plain = convert(episodes, config(), seed=1).examples
+    one, same, other = (convert(episodes, config(shuffle=True), seed=seed).examples for seed in (1, 1, 2))
+    assert one == same
+    assert [e.source for e in one] != [e.source for e in plain]
+    assert [e.source for e in one] != [e.source for e in other]
+    assert sorted(map(str, (e.messages for e in one))) == sorted(map(str, (e.messages for e in plain)))
+    assert [e.id for e in one] == [e.id for e in plain] == [f"identity_{i}" for i in range(60)]
+
+
+def test_rise_13_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
+    ids = chat.content_ids(Message(role="assistant", content="ab"))
+    one = episode(attempt(0, "ab", token_ids=[*ids, *ids], finish="length"), attempt(1, "ba", token_ids=ids))
+    last = convert([one], config(), seed=0).examples[-1]
+    assert last.messages[3].token_ids == [*ids, *ids]
+    assert last.messages[3].finish == "length"
+    prompt = [*one.prompt, last.messages[3], last.messages[4]]
+    generated_from = chat.encode(prompt, add_generation_prompt=True).ids
+    trained_on = chat.encode(last.messages)
+    assert trained_on.ids[: trained_on.spans[-1].start] == generated_from
+    assert trained_on.ids[trained_on.spans[-1].start : trained_on.spans[-1].end] == ids
+
+
+def test_rise_16_dialogue_limit_cuts_the_prefix_as_in_generation():
+    one = run(0, 0, 0, 0, 1)
+    last = convert([one], config(), seed=0, dialogue_limit=4).examples[-1]
+    full = convert([one], config(), seed=0).examples[-1]
+    assert last.messages == [*limit_dialogue(full.messages[:-1], 3, 4), full.messages[-1]]
+    assert len(last.messages) == 6
+
+
+def test_rise_19_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
+    episodes = [
+        run(id="never", status="blocked"),
+        episode(attempt(0, "a"), attempt(None, "blocked"), id="later", status="blocked"),
+        run(1, id="fine"),
+    ]
+    converted = convert(episodes, config(), seed=0)
+    assert finals(converted) == ["a", "try 0: 1"]
+    assert converted.stats["blocked"] == 2
+
+
+def test_rise_32_token_statistics_and_histogram(chat):
+    episodes = [run(0, 1, id="a"), run(-1, 0, id="b")]
+    converted = convert(episodes, config(), seed=0, chat=chat, max_length=10**6)
+    encoded = [chat.encode(e.messages) for e in converted.examples]
+    prompts = [e.spans[-1].start for e in encoded]
+    responses = [e.spans[-1].stop - e.spans[-1].start for e in encoded]
+    mean = sum(prompts) / 4
+    assert converted.stats["prompt_tokens"] == pytest.approx(
+        {"mean": mean, "variance": sum((p - mean) ** 2 for p in prompts) / 4}
+    )
+    assert converted.stats["response_tokens"]["mean"] == pytest.approx(sum(responses) / 4)
+    assert converted.stats["over_length"] == 0
+    limit = sorted(e.spans[-1].stop for e in encoded)[1]
+    long = convert(episodes, config(), seed=0, chat=chat, max_length=limit)
+    assert long.stats["over_length"] == sum(e.spans[-1].stop > limit for e in encoded) > 0
+    assert len(long.examples) == 4  # counted, never dropped here
+    assert long.histogram == [{"reward": -1, "count": 1}, {"reward": 0, "count": 2}, {"reward": 1, "count": 1}]
+
+
+def test_rise_32_trap_16_counters_add_up_and_effective_weight_is_logged():
+    episodes = [run(0, 0, 1, id="a"), episode(attempt(0, "x"), attempt(0, "x"), id="b")]
+    stats = convert(episodes, config(criteria="better", remove_duplication=True), seed=0).stats
+    assert (
+        stats["attempts"]
+        == 5
+        == (stats["examples"] + stats["dropped_empty_or_repeated"] + stats["dropped_by_criteria"])
+    )
+    assert stats["examples_by_turn"] == {"turn1": 2, "turn3": 1}
+    w = [1.0, 1.0, math.exp(2.5)]
+    assert stats["weight"]["mean"] == pytest.approx(sum(w) / 3)
+    assert stats["weight"]["max"] == pytest.approx(math.exp(2.5))
+    assert stats["weight"]["effective_examples"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w))
+
+
+def test_accumulated_examples_join_as_they_are_with_new_ids():
+    earlier = convert([run(0, 1, id="old")], config(temperature=1.0), seed=0).examples
+    converted = convert([run(1, id="new")], config(shuffle=True), seed=3, earlier=earlier)
+    assert sorted(e.source for e in converted.examples) == ["new", "old", "old"]
+    assert [e.id for e in converted.examples] == ["identity_0", "identity_1", "identity_2"]
+    assert {e.messages[-1].weight for e in converted.examples} == {1.0, math.exp(1.0), math.exp(2.5)}
+
+
+def test_control_single_turn_holds_the_same_right_answers_as_first_attempts():
+    episodes = [run(0, 1, id="taught"), run(1, id="alone"), run(0, 0, id="lost"), run(id="gone", status="blocked")]
+    examples = single_turn(episodes, seed=0, shuffle=False)
+    assert [(e.source, [m.role for m in e.messages[3:]]) for e in examples] == [
+        ("taught", ["assistant"]),
+        ("alone", ["assistant"]),
+    ]
+    right = [e.messages[-1] for e in convert(episodes, config(criteria="success", weighted=False), seed=0).examples]
+    assert [e.messages[-1] for e in examples] == right
+    assert single_turn(episodes, seed=0) == single_turn(episodes, seed=0)
+
+
+def test_nothing_left_is_said_in_one_sentence():
+    with pytest.raises(UserError, match="no example left of 1 episodes"):
+        convert([run(0, 0)], config(only_success=True), seed=0)
+
+
+rewards = st.lists(st.sampled_from([-1.0, 0.0, 1.0, None]), max_size=5)
+
+
+@given(st.lists(rewards, min_size=1, max_size=5), st.sampled_from(CRITERIA), st.booleans(), st.booleans())
+def test_any_episodes_convert_and_every_example_ends_in_a_kept_attempt(runs, criteria, remove, only):
+    episodes = [
+        episode(*(attempt(reward, f"try {reward}") for reward in one), id=f"p{i}") for i, one in enumerate(runs)
+    ]
+    try:
+        converted = convert(episodes, config(criteria=criteria, remove_duplication=remove, only_success=only), seed=0)
+    except UserError:
+        return
+    for example in converted.examples:
+        roles = [message.role for message in example.messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert example.messages[-1].weight > 0
+        assert example.messages[:3] == episodes[0].prompt
+    assert sum(row["count"] for row in converted.histogram) == len(converted.examples)

@@ -1,0 +1,160 @@
+"""The original's formats (RISE spec §2 Log, Convert; §6 rows 20, 31; traps 8, 18)."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.export import from_log, to_dataset, to_log
+from selfimprove.methods.rise.prompts import opening
+from selfimprove.records import Episode, Example, Message, read_jsonl, write_jsonl
+from tests.methods.rise.episodes import QUESTION, attempt, episode, run
+
+FIELDS = {"task_id", "query", "answer", "max_reward", "turn_history", "dialogue"}
+OURS = {"id", "env", "seed", "model", "answers", "status"}
+HISTORY = {"best_actions", "actions", "best_observations", "observations", "best_rewards", "rewards"}
+
+TWO_TURNS = episode(
+    [attempt(-1, "?"), attempt(0, r"\boxed{70}", answer="70")],
+    [attempt(0, r"\boxed{71}", answer="71"), attempt(1, r"\boxed{72}", answer="72")],
+)
+
+
+def test_rise_20_log_has_the_originals_schema_and_our_fields():
+    log = to_log([TWO_TURNS, run(0)])
+    assert list(log) == ["0", "1"]
+    entry = log["0"]
+    assert set(entry) == FIELDS | OURS
+    assert entry["answer"] == "#### 72"
+    assert entry["max_reward"] == 1
+    history = entry["turn_history"]
+    assert set(history) == HISTORY
+    assert history["actions"] == {"0": ["?", r"\boxed{70}"], "1": [r"\boxed{71}", r"\boxed{72}"]}
+    assert history["rewards"] == {"0": [-1, 0], "1": [0, 1]}
+    assert history["best_actions"] == [r"\boxed{70}", r"\boxed{72}"]
+    assert history["best_rewards"] == [0, 1]
+    assert history["best_observations"] == [turn.observation for turn in TWO_TURNS.turns]
+    assert [len(told) for told in history["observations"].values()] == [2, 2]
+    assert entry["answers"] == {"0": [None, "70"], "1": ["71", "72"]}
+
+
+def test_rise_20_dialogue_is_the_last_prompt_without_the_last_action():
+    dialogue = to_log([TWO_TURNS])["0"]["dialogue"]
+    assert [m["role"] for m in dialogue] == ["user", "agent", "user", "agent", "user"]
+    assert dialogue[3]["content"] == r"\boxed{70}"
+    assert dialogue[-1]["content"] == TWO_TURNS.turns[0].observation
+
+
+def test_rise_19_trap_8_blocked_turns_are_logged_as_the_original_does():
+    first = run(id="p", status="blocked")
+    entry = to_log([first])["0"]
+    assert entry["max_reward"] is None
+    assert entry["turn_history"]["best_actions"] == ["blocked"]
+    assert entry["turn_history"]["best_rewards"] == [None]
+    assert entry["turn_history"]["actions"] == {"0": ["blocked"]}
+    assert entry["turn_history"]["rewards"] == {"0": [None]}
+    later = run(0, id="p", status="blocked")
+    entry = to_log([later])["0"]
+    assert entry["turn_history"]["best_rewards"] == [0, None]
+    assert entry["max_reward"] == 0
+    for one in (first, later):
+        assert from_log(to_log([one]), "log") == [one]
+
+
+turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=3), max_size=4)
+
+
+@given(st.lists(turns, max_size=4), st.booleans())
+def test_rise_20_a_log_brings_its_episodes_back(runs, few_shot):
+    episodes = [
+        episode(
+            *([attempt(r, f"t{t} s{s}: {r}") for s, r in enumerate(turn)] for t, turn in enumerate(one)),
+            id=f"p{i}",
+            prompt=opening(QUESTION, few_shot),
+            status=None if one else "blocked",
+        )
+        for i, one in enumerate(runs)
+    ]
+    assert from_log(json.loads(json.dumps(to_log(episodes))), "log") == episodes
+
+
+def test_trap_18_an_originals_evaluation_log_without_dialogue_is_importable():
+    log = to_log([TWO_TURNS])
+    for key in OURS | {"dialogue"}:
+        del log["0"][key]
+    log["0"]["turn_history"]["observations"] = {}
+    with pytest.raises(UserError, match=r"log\.json, entry 0: .*--env gsm8k"):
+        from_log(log, "log.json")
+    (one,) = from_log(log, "log.json", "gsm8k")
+    assert one.prompt == opening(QUESTION)
+    assert one.status == "solved"
+    assert one.env == "gsm8k"
+    assert [turn.attempt.answer for turn in one.turns] == ["70", "72"]
+    assert one.id == from_log(log, "elsewhere", "gsm8k")[0].id
+
+
+def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back():
+    log = to_log([TWO_TURNS])
+    for message in log["0"]["dialogue"]:
+        message["role"] = {"agent": "assistant"}.get(message["role"], message["role"])
+    assert from_log(log, "log")[0].prompt == TWO_TURNS.prompt
+    log["0"]["dialogue"] = log["0"]["dialogue"][-1:]
+    assert from_log(log, "log")[0].prompt == opening(QUESTION)
+
+
+def test_malformed_logs_name_the_entry():
+    log = to_log([TWO_TURNS])
+    log["0"]["turn_history"]["rewards"]["1"] = [1.0]
+    with pytest.raises(UserError, match=r"log\.json, entry 0: turn 1"):
+        from_log(log, "log.json")
+    with pytest.raises(UserError, match=r"log\.json, 0\.query"):
+        from_log({"0": {key: value for key, value in log["0"].items() if key != "query"}}, "log.json")
+    with pytest.raises(UserError, match=r"log\.json, 5"):
+        from_log({"5": "text"}, "log.json")
+
+
+def test_rise_31_dataset_schema():
+    example = Example(
+        id="identity_0",
+        messages=[
+            Message(role="user", content="q"),
+            Message(role="assistant", content="a"),
+            Message(role="user", content="no"),
+            Message(role="assistant", content="b", weight=12.18),
+        ],
+    )
+    assert to_dataset([example]) == [
+        {
+            "id": "identity_0",
+            "conversations": [
+                {"from": "human", "value": "q", "loss": 0.0},
+                {"from": "gpt", "value": "a", "loss": 0.0},
+                {"from": "human", "value": "no", "loss": 0.0},
+                {"from": "gpt", "value": "b", "loss": 12.18},
+            ],
+        }
+    ]
+
+
+def call(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "selfimprove.methods.rise.export", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path):
+    episodes, log, back = tmp_path / "e.jsonl", tmp_path / "5_turns.json", tmp_path / "sub" / "back.jsonl"
+    write_jsonl(episodes, [TWO_TURNS])
+    assert call("log", episodes, log).returncode == 0
+    assert call("import-log", log, back).returncode == 0
+    assert read_jsonl(back, Episode) == [TWO_TURNS]
+    log.write_text("[1]")
+    wrong = call("import-log", log, tmp_path / "none.jsonl")
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "a log is one JSON object" in wrong.stderr
+    assert not (tmp_path / "none.jsonl").exists()

@@ -1,0 +1,204 @@
+"""Evaluation figures (RISE spec §1 Metrics; §6 rows 13, 14, 40, 41, 42; trap 8)."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.gsm8k import equivalent
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.metrics import (
+    accuracy_rows,
+    collection_metrics,
+    compare,
+    evaluate_metrics,
+    majority,
+    outcomes,
+    paired_difference,
+    ratio,
+)
+from tests.methods.rise.episodes import attempt, episode, run
+
+
+def answers(*values, id="p", right="1"):
+    """A sequential episode by answers; None is unparsable."""
+    return episode(*(scored(value, right) for value in values), id=id)
+
+
+def together(*values, id="p", right="1"):
+    """A parallel episode by answers."""
+    return episode([scored(value, right) for value in values], id=id)
+
+
+def scored(value, right):
+    if value is None:
+        return attempt(-1, "?", answer=None)
+    return attempt(1.0 if equivalent(value, right) else 0.0, value, answer=value)
+
+
+def means(figures):
+    return {name: figure["mean"] for name, figure in figures.items()}
+
+
+@pytest.mark.parametrize(
+    ("votes", "winner"),
+    [
+        (["1", "2", "2"], 1),
+        (["1", "2"], 0),  # tie: the class seen first
+        (["2", "1", "1", "2"], 0),
+        ([None, None, "3"], 2),  # unreadable answers have no vote
+        ([None, None], None),
+        ([], None),
+        (["1", "2", "1.0", "2.00", "01"], 0),  # classes of equivalent answers, not strings
+        (["2", "1", "1.0"], 1),
+    ],
+)
+def test_rise_42_majority_over_equivalence_classes(votes, winner):
+    assert majority(votes, equivalent) == winner
+
+
+@given(st.lists(st.sampled_from(["1", "1.0", "2", None]), max_size=7))
+def test_rise_42_majority_wins_at_least_as_many_votes_as_any_class(votes):
+    winner = majority(votes, equivalent)
+    sizes = {v: sum(equivalent(v, w) for w in votes) for v in votes if v is not None}
+    assert (winner is None) == (not sizes)
+    if winner is not None:
+        assert sizes[votes[winner]] == max(sizes.values())
+        assert not any(sizes[v] == max(sizes.values()) for v in votes[:winner] if v is not None)
+
+
+def test_rise_40_41_42_the_four_figures_by_hand():
+    sequential = [
+        answers("1", "2", "2", "2", "1", id="a"),  # right first, then talked out of it: majority 2
+        answers("3", "1", "1.0", "4", None, id="b"),  # wrong first, majority right
+        answers("5", "5", "5", "5", "5", id="c"),
+        answers(None, None, None, None, None, id="d"),
+    ]
+    parallel = [
+        together("1", "2", "2", "3", "4", id="a"),  # majority wrong though the first is right
+        together("3", "1", "1", None, "1", id="b"),
+        together("5", "1", "1", "5", "1", id="c"),
+        together(None, None, None, None, "1", id="d"),
+    ]
+    figures = evaluate_metrics(sequential, parallel, equivalent)
+    got = means(figures)
+    assert got["m1@t1"] == 1 / 4
+    assert got["m5@t1"] == 3 / 4
+    assert got["m1@t5"] == 1 / 4
+    assert got["p1@t5"] == 2 / 4
+    assert [got[f"m1@t{k}"] for k in range(1, 6)] == [1 / 4, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
+    assert [got[f"p1@t{k}"] for k in range(2, 6)] == [2 / 4] * 4
+    assert [got[f"accuracy@t{k}"] for k in range(1, 6)] == [1 / 4, 1 / 4, 1 / 4, 0, 1 / 4]
+    assert got["m1@t5-m1@t1"] == 0
+    assert got["p1@t5-m1@t1"] == 1 / 4
+    assert figures["m1@t5-m1@t1"]["se"] == pytest.approx(math.sqrt((1 + 1) / 3 / 4))  # paired: -1, 1, 0, 0
+    assert figures["right_to_wrong"] == {"mean": 2 / 3, "se": pytest.approx(figures["right_to_wrong"]["se"]), "n": 3}
+    assert figures["wrong_to_right"]["mean"] == 2 / 13
+    assert figures["wrong_to_right"]["n"] == 13
+    assert got["unparsable"] == 6 / 20
+    assert all(figure["n"] == 4 for name, figure in figures.items() if "@" in name)
+
+
+def test_rise_42_majority_by_turn_follows_the_prefix():
+    got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
+    assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
+    assert "m5@t1" not in got
+
+
+def test_rise_19_trap_8_failed_problems_stay_in_the_denominator():
+    gone = run(id="gone", status="blocked")
+    cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
+    figures = evaluate_metrics(
+        [gone, cut, answers("1", "1", id="ok")],
+        [gone, together("1", "1", id="cut"), together("1", "1", id="ok")],
+        equivalent,
+        turns=2,
+    )
+    assert figures["m1@t1"] == {"mean": pytest.approx(2 / 3), "se": pytest.approx(1 / 3), "n": 3}
+    assert figures["m2@t1"]["mean"] == pytest.approx(2 / 3)
+    assert figures["accuracy@t2"]["mean"] == pytest.approx(1 / 3)  # a turn that was not reached is not right
+    assert figures["blocked"]["mean"] == pytest.approx(2 / 3)
+    assert means(evaluate_metrics([gone], [gone], equivalent, turns=5))["p1@t5"] == 0
+
+
+def test_rise_13_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
+    free = [answers("2", "1", "3", id="a"), answers("1", "2", "2", id="b"), answers("2", "2", "2", id="c")]
+    stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
+    parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
+    without = means(evaluate_metrics(free, parallel, equivalent, turns=3))
+    oracle = means(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))
+    for name in ("m1@t1", "p1@t2", "p1@t3", "p1@t3-m1@t1"):
+        assert oracle[name] == without[name]
+    assert not {"m1@t2", "m1@t3", "m1@t3-m1@t1", "accuracy@t2"} & set(oracle)
+
+
+def test_two_runs_are_compared_problem_by_problem():
+    parallel = [together("2", id="a"), together("2", id="b"), together("2", id="c")]
+    better = outcomes([answers("1", id="a"), answers("1", id="b"), answers("2", id="c")], parallel, equivalent)
+    worse = outcomes([answers("2", id="b"), answers("1", id="a"), answers("2", id="c")], parallel, equivalent)
+    difference = compare(better, worse)["m1@t1"]
+    assert difference == {"mean": pytest.approx(1 / 3), "se": pytest.approx(1 / 3), "n": 3}
+    assert compare(better, better)["m1@t1"] == {"mean": 0, "se": 0, "n": 3}
+    with pytest.raises(UserError, match="different problems"):
+        compare(better, better[:2])
+    with pytest.raises(UserError, match="different problems"):
+        paired_difference({"a": 1.0}, {"b": 1.0})
+
+
+def test_runs_over_different_panels_are_refused():
+    with pytest.raises(UserError, match="different problems"):
+        outcomes([answers("1", id="a")], [together("1", id="b")], equivalent)
+
+
+def test_rates_have_a_clustered_error():
+    assert ratio([]) == ratio([(0, 0)]) == {"mean": 0.0, "se": 0.0, "n": 0}
+    assert ratio([(1, 2), (1, 2)]) == {"mean": 0.5, "se": 0.0, "n": 4}
+    one_each = ratio([(1, 1), (0, 1), (0, 1), (1, 1)])  # clusters of one: the ordinary error of a mean
+    assert one_each == {"mean": 0.5, "se": pytest.approx(math.sqrt(1 / 3 / 4)), "n": 4}
+
+
+def test_accuracy_rows_for_the_plot():
+    figures = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
+    rows = accuracy_rows(figures)
+    assert [(row["turn"], row["accuracy"], row["majority"], row["any"]) for row in rows] == [
+        (1, 0, 0, 0),
+        (2, 1, 0, 1),
+        (3, 1, 1, 1),
+    ]
+
+
+def test_collection_figures():
+    episodes = [
+        episode([attempt(-1), attempt(0)], [attempt(1), attempt(0)], id="a"),
+        run(1, id="b"),
+        run(0, 0, id="c"),
+        run(id="d", status="blocked"),
+    ]
+    got = means(collection_metrics(episodes))
+    assert got["solved"] == 0.5
+    assert (got["solved@t1"], got["solved@t2"]) == (0.25, 0.5)
+    assert got["blocked"] == 0.25
+    assert got["unparsable"] == 1 / 7
+    assert got["turns"] == 5 / 4
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["1", "2", "3", None]), min_size=3, max_size=3),
+            st.lists(st.sampled_from(["1", "2", None]), min_size=5, max_size=5),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_relations_that_always_hold(panel):
+    sequential = [answers(*turns, id=str(i)) for i, (turns, _) in enumerate(panel)]
+    parallel = [together(*first, id=str(i)) for i, (_, first) in enumerate(panel)]
+    got = means(evaluate_metrics(sequential, parallel, equivalent))
+    assert got["m1@t1"] == got["accuracy@t1"]
+    assert got["m1@t1"] <= got["p1@t2"] <= got["p1@t3"]
+    assert got["m1@t3"] <= got["p1@t3"]
+    assert got["p1@t3"] >= max(got[f"accuracy@t{k}"] for k in (1, 2, 3))
+    assert all(0 <= value <= 1 for name, value in got.items() if "-" not in name)
