@@ -55,7 +55,7 @@ class FinetuneParams(Section):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=1.0, gt=0)
     reduction: Literal["example_mean", "token_mean"] = Field(
         default="example_mean", description="RISE: mean token loss of each example, then the batch mean"

@@ -25,7 +25,7 @@ from selfimprove.records import Example, Message
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """One training sequence: ``ids`` [T] and ``token_weights`` [T]; weight 0 is context, and ``ids[0]`` has weight 0."""
+    """One training sequence: ``ids`` [T] and ``token_weights`` [T]; weight 0 is context, as ``ids[0]`` always is."""
 
     ids: list[int]
     token_weights: list[float]

@@ -70,6 +70,12 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
     torch.set_num_threads(job.threads)
     try:
         arguments = _arguments(job)  # before the model: ZeRO-3 shards it as it is loaded
+        world_size = arguments.world_size  # asking for it joins the process group
+        if params.launcher.kind == "deepspeed":
+            import deepspeed
+
+            # On CPU accelerate leaves DeepSpeed's own view of the group unset, and sharding would count one process.
+            deepspeed.init_distributed(dist_backend="gloo" if params.device == "cpu" else "nccl")
         plan = make_plan(
             [len(example.ids) for example in examples],
             batch_size=params.batch_size,
@@ -78,7 +84,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
             seed=job.seed,
             epochs=params.epochs,
             max_tokens=job.max_tokens,
-            world_size=arguments.world_size,
+            world_size=world_size,
         )
         model, rope_factor = load_model(job.model_dir, params, job.seed)
         _check_vocabulary(model, examples, job.model_dir)
