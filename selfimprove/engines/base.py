@@ -82,6 +82,10 @@ class Engine(Protocol):
         """
         ...
 
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether the prompt and ``max_tokens`` more fit the context; True where only the endpoint knows."""
+        ...
+
     async def close(self) -> None:
         """Release what the engine holds."""
         ...

@@ -27,15 +27,9 @@ class JournaledEngine:
         """The inner engine's counts: what this run really computed."""
         return self._inner.stats
 
-    @property
-    def context(self) -> int | None:
-        """Tokens that the inner engine's context holds, None if it does not say."""
-        return getattr(self._inner, "context", None)
-
-    def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """Length of a prompt in the inner engine's tokens; 0 if it does not say."""
-        count = getattr(self._inner, "prompt_tokens", None)
-        return int(count(messages)) if count else 0
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """As the inner engine."""
+        return self._inner.fits(messages, max_tokens)
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the inner engine, but asked at most once for the same request. Errors: as the inner engine."""

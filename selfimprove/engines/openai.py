@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.errors import UserError
-from selfimprove.records import Finish
+from selfimprove.records import Finish, Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +87,10 @@ class OpenAiEngine:
                 raise
         self.stats.completions += len(done)
         return done
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """True: only the endpoint knows its context."""
+        return True
 
     async def close(self) -> None:
         """Close the connections."""

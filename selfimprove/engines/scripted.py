@@ -7,10 +7,11 @@ in any order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from selfimprove.engines.base import Completion, EngineStats, Request
 from selfimprove.errors import UserError
+from selfimprove.records import Message
 
 Answer = Callable[[Request, int], str]
 """(request, sample index: ``request.seed.sample`` + i for the i-th completion) -> the answer's text."""
@@ -38,6 +39,10 @@ class ScriptedEngine:
         texts = [self._limit(self._answer(request, first + i), request) for i in range(request.n)]
         self.stats.completions += len(texts)
         return [Completion(text, "stop") for text in texts]
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """True: an expert reads everything."""
+        return True
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -5,6 +5,7 @@ from typing import Literal
 
 from selfimprove.methods.rise.convert import unweighted
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.prompts import opening
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
@@ -51,6 +52,7 @@ def main(stage: Stage[RiseParams]) -> None:
             threads=stage.run.threads,
             weight_normalization=normalise,
             max_tokens=budget,
+            pinned=len(opening("", rise.env.few_shot)),
             progress=progress.reach,
         )
     stage.timing |= report.timing.model_dump()

@@ -44,9 +44,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
             [*start, *(m for pair in pairs for m in pair)], opening=len(start), limit=cfg.dialogue_limit
         )
         try:
-            drawn = await _draw(
-                engines[model], dialogue, len(start), problem, turn, cfg.num_of_samples[turn], play, cfg
-            )
+            drawn = await _draw(engines[model], dialogue, len(start), problem, turn, play, cfg)
         except EngineError as error:
             return _episode(problem, start, turns, play, "blocked", str(error))
         attempts = [_score(completion, problem, play.env) for completion in drawn]
@@ -123,7 +121,6 @@ async def _draw(
     fixed: int,
     problem: Problem,
     turn: int,
-    samples: int,
     play: Play,
     cfg: GenerateParams,
 ) -> list[Completion]:
@@ -131,7 +128,7 @@ async def _draw(
     drawn: list[Completion] = []
     for again in range(cfg.resamples + 1):
         key = SeedKey(play.run_seed, problem.id, turn, again * RESAMPLE_STRIDE)
-        request = _request(dialogue, fixed, engine, problem, turn, samples, play, cfg, key)
+        request = _request(dialogue, fixed, engine, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
         drawn = await engine.generate(request)
         kept = [completion for completion in drawn if not degenerate(completion.text)]
         if kept:
@@ -162,10 +159,7 @@ def _request(
 
 def _fit(dialogue: list[Message], fixed: int, engine: Engine, max_tokens: int) -> list[Message]:
     """Drop whole oldest pairs until the prompt fits the engine's context (spec §5, trap 11: never the head)."""
-    context, count = getattr(engine, "context", None), getattr(engine, "prompt_tokens", None)
-    if context is None or count is None:
-        return dialogue
-    while len(dialogue) > fixed and count(dialogue) + max_tokens > context:
+    while len(dialogue) > fixed and not engine.fits(dialogue, max_tokens):
         del dialogue[fixed : fixed + 2]
     return dialogue
 

@@ -1,0 +1,21 @@
+"""report: every method's rows in one summary, and the table of the accuracy-by-turn plot."""
+
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.report.summary import rise_rows, summarise_rise, turn_rows
+
+
+@stage("report", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    for row in rise_rows(stage.params):
+        stage.input(f"results/rise/{row}")
+    summary = summarise_rise(stage.params, stage.input("results/rise"))
+
+    write_json(stage.output("results/summary.json"), {"rise": summary})
+    write_csv(stage.output("results/turns.csv"), turn_rows(summary))
+
+
+if __name__ == "__main__":
+    main()
