@@ -77,8 +77,10 @@ def _config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]
         ) from None
     rope = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
-    factor = rope_factor(params.max_length, positions) if positions and isinstance(rope, dict) else None
-    if factor is None or rope.get("rope_type", "default") not in ("default", "linear"):
+    if not positions or not isinstance(rope, dict) or rope.get("rope_type", "default") not in ("default", "linear"):
+        return config, None
+    factor = rope_factor(params.max_length, positions)
+    if factor is None:
         return config, None
     config.rope_parameters = {**rope, "rope_type": "linear", "factor": float(max(factor, rope.get("factor", 1)))}
     return config, config.rope_parameters["factor"]

@@ -164,7 +164,7 @@ class WeightedTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """The plan's steps in order; this process's share of each."""
-        steps = self.train_dataset
+        steps = _Steps(self)
         return DataLoader(steps, sampler=SequentialSampler(steps), batch_size=1, collate_fn=lambda items: items[0])
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
@@ -385,7 +385,7 @@ def _is_whole(folder: Path) -> bool:
         return False
 
 
-def _check_vocabulary(model: torch.nn.Module, examples: Sequence[EncodedExample], where: Path) -> None:
+def _check_vocabulary(model: Any, examples: Sequence[EncodedExample], where: Path) -> None:
     known = int(model.config.vocab_size)
     highest = max((max(example.ids) for example in examples), default=0)
     if highest >= known:

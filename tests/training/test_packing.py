@@ -1,0 +1,95 @@
+"""The plan: every example once an epoch, nothing cut, little filling, equal work for processes, exact token counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.seeds import rng
+from selfimprove.training.packing import Plan, computed_tokens, make_plan
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=80)
+LAYOUT = st.fixed_dictionaries(
+    {
+        "batch_size": st.integers(1, 40),
+        "row_tokens": st.integers(1, 600),
+        "micro_batch_tokens": st.integers(1, 3000),
+        "world_size": st.integers(1, 4),
+        "seed": st.integers(0, 5),
+    }
+)
+
+
+def drawn(plan: Plan) -> list[int]:
+    return [index for step in plan.steps for index in step.examples]
+
+
+@given(LENGTHS, LAYOUT, st.sampled_from([0.0, 0.3, 1.0, 2.0, 2.5]))
+def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str, int], epochs: float) -> None:
+    plan = make_plan(lengths, epochs=epochs, **layout)
+    order = drawn(plan)
+    assert len(order) == plan.examples == round(epochs * len(lengths))
+    for start in range(0, len(order), len(lengths)):
+        epoch = order[start : start + len(lengths)]
+        assert len(set(epoch)) == len(epoch)
+    assert all(len(step.examples) == layout["batch_size"] for step in plan.steps[:-1])
+    assert plan.real_tokens == sum(lengths[i] for i in order)
+
+
+@given(LENGTHS, LAYOUT)
+def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
+    lengths: list[int], layout: dict[str, int]
+) -> None:
+    plan = make_plan(lengths, **layout)
+    padded = 0
+    for step in plan.steps:
+        micros = [micro for share in step.shares for micro in share]
+        laid = [index for micro in micros for row in micro for index in row]
+        assert Counter(laid) == Counter(step.examples)
+        longest = max(lengths[i] for i in step.examples)
+        for micro in micros:
+            widths = [sum(lengths[i] for i in row) for row in micro]
+            assert all(width <= max(layout["row_tokens"], longest) for width in widths)
+            assert len(micro) <= 1 or len(micro) * max(widths) <= layout["micro_batch_tokens"]
+            padded += computed_tokens(micro, lengths)
+    assert padded == plan.padded_tokens
+
+
+@given(LENGTHS, LAYOUT)
+def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: dict[str, int]) -> None:
+    for step in make_plan(lengths, **layout).steps:
+        assert len(step.shares) == layout["world_size"]
+        assert len({len(share) for share in step.shares}) == 1
+        if len(step.examples) >= layout["world_size"]:
+            assert sum(bool(share[0]) for share in step.shares) == layout["world_size"]
+
+
+@given(LENGTHS, LAYOUT, st.integers(1, 20_000))
+def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layout: dict[str, int], limit: int) -> None:
+    plan = make_plan(lengths, max_tokens=limit, **layout)
+    last = sum(lengths[i] for i in plan.steps[-1].examples)
+    assert plan.real_tokens >= limit > plan.real_tokens - last
+    counts = Counter(drawn(plan))
+    assert max(counts.values()) - min(counts.get(i, 0) for i in range(len(lengths))) <= 1
+
+
+@given(LENGTHS, LAYOUT)
+def test_layout_and_number_of_processes_do_not_change_what_a_step_reads(
+    lengths: list[int], layout: dict[str, int]
+) -> None:
+    plan = make_plan(lengths, epochs=2, **layout)
+    plain = {**layout, "row_tokens": 1, "micro_batch_tokens": 1, "world_size": 1}
+    assert [s.examples for s in plan.steps] == [s.examples for s in make_plan(lengths, epochs=2, **plain).steps]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "row_tokens"), [(60, 180, 384), (60, 180, 1024), (30, 300, 1024), (100, 900, 2048)]
+)
+def test_padding_is_at_most_five_percent(low: int, high: int, row_tokens: int) -> None:
+    random = rng("lengths", low, high)
+    lengths = [random.randint(low, high) for _ in range(2000)]
+    plan = make_plan(lengths, batch_size=64, row_tokens=row_tokens, micro_batch_tokens=4 * row_tokens, seed=0)
+    assert 0 < plan.padding <= 0.05

@@ -1,0 +1,48 @@
+"""The random model that the default starts from: same seed, same bytes; loads like any model folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
+from tests.tiny import train_tokenizer
+
+ARCH = ScratchArch(hidden=16, layers=1, heads=2, intermediate=32, positions=64)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return folder
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tokenizer: Path, tmp_path: Path) -> None:
+    parameters = [build_scratch_model(ARCH, tokenizer, tmp_path / name, seed) for name, seed in zip("abc", (1, 1, 2))]
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in "abc"]
+    assert files[0] == files[1]
+    assert files[0]["model.safetensors"] != files[2]["model.safetensors"]
+    assert parameters[0] == 2 * 320 * 16 + 4 * 16 * 16 + 3 * 16 * 32 + 3 * 16
+
+
+def test_the_folder_loads_with_its_template(tokenizer: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    build_scratch_model(ARCH, tokenizer, tmp_path / "m", 0)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert model.config.eos_token_id == ChatFormat.load(tmp_path / "m").end_id
+    assert not model.config.tie_word_embeddings
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "m")) == model.config.vocab_size
+
+
+def test_a_folder_in_use_and_a_missing_tokenizer_are_refused(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(UserError, match="not empty"):
+        build_scratch_model(ARCH, tokenizer, tmp_path / "full", 0)
+    with pytest.raises(UserError, match=r"tokenizer\.json does not exist"):
+        build_scratch_model(ARCH, tmp_path / "nowhere", tmp_path / "m", 0)

@@ -1,0 +1,238 @@
+"""Packed rows train as single sequences do, and finetune writes what it promises. Checklist rows 34-36; trap 16."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.records import Example, Message
+from selfimprove.training.config import FinetuneParams, LoraConfig
+from selfimprove.training.encode import EncodedExample, encode_examples
+from selfimprove.training.launch import finetune
+from selfimprove.training.loading import rope_factor
+from selfimprove.training.objective import example_scales, weighted_nll
+from selfimprove.training.packing import pack_rows
+from selfimprove.training.trainer import render
+
+PARAMS = FinetuneParams(
+    epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1
+)
+Maker = Callable[..., list[Example]]
+
+
+def tuned(**changes: Any) -> FinetuneParams:
+    return FinetuneParams.model_validate({**PARAMS.model_dump(), **changes})
+
+
+def run(tiny: Path, examples: list[Example], folder: Path, params: FinetuneParams, **more: Any) -> Any:
+    options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
+    return finetune(tiny, examples, folder / "model", params, **options)
+
+
+def load(folder: Path, attention: str = "sdpa") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+
+
+def loss_and_gradients(model: Any, batches: list[dict[str, torch.Tensor]]) -> tuple[float, list[torch.Tensor]]:
+    model.zero_grad()
+    total = 0.0
+    for inputs in batches:
+        given = {key: value for key, value in inputs.items() if key != "coefficients"}
+        loss = weighted_nll(model(**given, use_cache=False).logits, inputs["input_ids"], inputs["coefficients"])
+        loss.backward()
+        total += float(loss)
+    return total, [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def padded(examples: list[EncodedExample], scales: dict[int, float], pad: int) -> dict[str, torch.Tensor]:
+    """The plain layout to compare with: one example a row, right padding, a 2-D mask and no position ids."""
+    width = max(len(one.ids) for one in examples)
+    ids = torch.full((len(examples), width), pad)
+    mask = torch.zeros(len(examples), width, dtype=torch.long)
+    coefficients = torch.zeros(len(examples), width)
+    for row, one in enumerate(examples):
+        ids[row, : len(one.ids)] = torch.tensor(one.ids)
+        mask[row, : len(one.ids)] = 1
+        coefficients[row, : len(one.ids)] = torch.tensor(one.token_weights) * scales[row]
+    return {"input_ids": ids, "attention_mask": mask, "coefficients": coefficients}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2"])
+def test_packed_loss_and_gradients_equal_the_padded_ones(tiny: Path, dialogues: Maker, attention: str) -> None:
+    chat = ChatFormat.load(tiny)
+    examples, _ = encode_examples(dialogues(12), chat, 300)
+    scales = dict(enumerate(example_scales(examples, "example_mean", "none")))
+    rows = pack_rows(range(12), [len(one.ids) for one in examples], 300)
+    assert any(len(row) > 2 for row in rows)
+    micros = [tuple(rows[:2]), tuple(rows[2:]), ()]
+    packed = [render(micro, examples, scales, chat.pad_id, attention) for micro in micros]
+    if attention == "flash_attention_2":
+        # No GPU here: the same inputs (one row, positions that restart, no mask) through sdpa, which finds the
+        # examples in the positions as FlashAttention does.
+        assert [p["input_ids"].shape[0] for p in packed] == [1, 1, 1]
+        assert all("attention_mask" not in p for p in packed)
+    model = load(tiny, "eager" if attention == "eager" else "sdpa")
+    loss, gradients = loss_and_gradients(model, packed)
+    expected_loss, expected = loss_and_gradients(model, [padded(examples, scales, chat.pad_id)])
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for got, want in zip(gradients, expected, strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+def test_micro_batches_and_rows_do_not_change_the_losses(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(20)
+    wide = run(tiny, examples, tmp_path / "wide", PARAMS)
+    narrow = run(tiny, examples, tmp_path / "narrow", tuned(row_tokens=1, micro_batch_tokens=1))
+    assert [loss for _, loss in narrow.loss] == pytest.approx([loss for _, loss in wide.loss], rel=1e-4)
+    assert wide.steps == len(wide.loss) == 5
+
+
+def test_the_first_loss_is_the_definition_on_the_untrained_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(8)
+    report = run(tiny, examples, tmp_path, tuned(epochs=1))
+    encoded, _ = encode_examples(examples, ChatFormat.load(tiny), 300)
+    model = load(tiny)
+    total = 0.0
+    for one in encoded:
+        ids = torch.tensor([one.ids])
+        with torch.no_grad():
+            log_p = model(ids).logits.log_softmax(-1)[0]
+        learnt = [t for t, weight in enumerate(one.token_weights) if weight]
+        total += one.weight * -sum(float(log_p[t - 1, one.ids[t]]) for t in learnt) / len(learnt)
+    assert report.loss[0][1] == pytest.approx(total / 8, rel=1e-5)
+
+
+def test_the_same_call_gives_the_same_bytes_and_counts(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(20)
+    reports = [run(tiny, examples, tmp_path / name, PARAMS) for name in "ab"]
+    assert reports[0].model_dump(exclude={"timing"}) == reports[1].model_dump(exclude={"timing"})
+    files = [{f.name: f.read_bytes() for f in (tmp_path / name / "model").iterdir()} for name in "ab"]
+    assert files[0] == files[1]
+    assert set(files[0]) >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    report, encoded = reports[0], encode_examples(examples, ChatFormat.load(tiny), 300)[0]
+    assert report.examples == 40
+    assert report.real_tokens == 2 * sum(len(one.ids) for one in encoded)
+    assert report.trained_tokens == 2 * sum(one.trained for one in encoded)
+    assert report.padding == pytest.approx(1 - report.real_tokens / report.tokens)
+    assert report.mean_weight == pytest.approx(sum(one.weight for one in encoded) / 20)
+    assert ChatFormat.load(tmp_path / "a" / "model").encode(examples[0].messages) == ChatFormat.load(tiny).encode(
+        examples[0].messages
+    )
+    before, after = load(tiny).state_dict(), load(tmp_path / "a" / "model").state_dict()
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+
+
+def test_training_lowers_the_loss(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    report = run(tiny, dialogues(8), tmp_path, tuned(epochs=12, lr=3e-3, schedule="constant", batch_size=4))
+    assert report.loss[-1][1] < 0.5 * report.loss[0][1]
+
+
+def test_rise_35_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    plain = run(tiny, dialogues(16), tmp_path / "plain", PARAMS)
+    normal = run(tiny, dialogues(16), tmp_path / "normal", PARAMS, weight_normalization="batch")
+    assert normal.mean_weight == pytest.approx(1.0)
+    assert normal.raw_mean_weight == plain.raw_mean_weight == pytest.approx(plain.mean_weight)
+    assert normal.loss != plain.loss
+
+
+def test_max_tokens_overrides_epochs_and_is_met_by_the_last_step(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(10)
+    total = sum(len(one.ids) for one in encode_examples(examples, ChatFormat.load(tiny), 300)[0])
+    report = run(tiny, examples, tmp_path, tuned(epochs=0, max_tokens=7), max_tokens=3 * total)
+    assert 3 * total <= report.real_tokens < 3 * total + 8 * 300
+    assert report.steps == len(report.loss)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "linear", "weight_decay": 0.1, "betas": (0.9, 0.98), "grad_clip": 0.1},
+        {"schedule": "constant", "warmup_ratio": 0.5},
+        {"reduction": "token_mean", "attention": "eager"},
+        {"dtype": "bfloat16"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_rise_36_every_knob_changes_the_result(
+    tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    examples = dialogues(16)
+    plain = run(tiny, examples, tmp_path / "plain", PARAMS)
+    other = run(tiny, examples, tmp_path / "other", tuned(**changes))
+    assert [loss for _, loss in other.loss] != [loss for _, loss in plain.loss]
+    dtype = json.loads((tmp_path / "other" / "model" / "config.json").read_text())["dtype"]
+    assert dtype == changes.get("dtype", "float32")
+
+
+def test_rise_36_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(8)
+    plain = run(tiny, examples, tmp_path / "plain", PARAMS)
+    saving = run(tiny, examples, tmp_path / "saving", tuned(gradient_checkpointing=True))
+    assert [loss for _, loss in saving.loss] == pytest.approx([loss for _, loss in plain.loss], rel=1e-5)
+
+
+def test_rise_36_lora_is_merged_into_a_plain_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    params = tuned(lora=LoraConfig(rank=4, alpha=8, dropout=0.1).model_dump(), lr=1e-2, epochs=4)
+    report = run(tiny, dialogues(16), tmp_path, params)
+    before, after = load(tiny).state_dict(), load(tmp_path / "model").state_dict()
+    assert before.keys() == after.keys()
+    assert torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+    moved = after["model.layers.0.self_attn.q_proj.weight"] - before["model.layers.0.self_attn.q_proj.weight"]
+    assert 0 < torch.linalg.matrix_rank(moved, rtol=1e-3) <= 4
+    assert report.loss[-1][1] < report.loss[0][1]
+
+
+def test_rise_36_rope_is_scaled_linearly_where_length_exceeds_the_model(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    assert (rope_factor(512, 512), rope_factor(513, 512), rope_factor(2048, 512)) == (None, 2, 4)
+    report = run(tiny, dialogues(8), tmp_path, tuned(max_length=1000, epochs=1))
+    rope = json.loads((tmp_path / "model" / "config.json").read_text())["rope_parameters"]
+    assert report.rope_factor == rope["factor"] == 2.0
+    assert rope["rope_type"] == "linear"
+    again = finetune(
+        tmp_path / "model", dialogues(8), tmp_path / "next", tuned(max_length=1000, epochs=1),
+        scratch=tmp_path / "scratch", seed=3, threads=1,
+    )  # fmt: skip
+    assert again.rope_factor == 2.0
+
+
+def test_no_epochs_copies_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    report = run(tiny, dialogues(4), tmp_path, tuned(epochs=0))
+    assert report.steps == report.real_tokens == 0
+    assert report.counters.examples == 4
+    copied = {f.name: f.read_bytes() for f in (tmp_path / "model").iterdir()}
+    assert copied == {f.name: f.read_bytes() for f in tiny.iterdir()}
+
+
+def test_counters_reach_the_report(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    silent = Example(id="s", messages=[Message(role="user", content="q"), Message(role="assistant", content="a")])
+    report = run(tiny, [*dialogues(4), silent], tmp_path, tuned(epochs=1))
+    assert (report.counters.examples, report.counters.dropped_empty) == (4, 1)
+
+
+def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    silent = Example(id="s", messages=[Message(role="user", content="q"), Message(role="assistant", content="a")])
+    with pytest.raises(UserError, match="no example is left to train on"):
+        run(tiny, [silent], tmp_path, PARAMS)
+    with pytest.raises(UserError, match="holds no model"):
+        run(tmp_path / "nowhere", dialogues(2), tmp_path, PARAMS)
+    with pytest.raises(UserError, match="bitsandbytes"):
+        run(tiny, dialogues(2), tmp_path, tuned(lora={"quantize": "4bit"}))
+    with pytest.raises(UserError, match=r"flash.?attn|FlashAttention|flash_attention"):
+        run(tiny, dialogues(2), tmp_path, tuned(attention="flash_attention_2"))
+    foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
+    example = Example(id="f", messages=[Message(role="user", content="q"), foreign])
+    with pytest.raises(UserError, match="id 100000, but the model knows only"):
+        run(tiny, [example], tmp_path, PARAMS)
+    assert not (tmp_path / "model").exists()
