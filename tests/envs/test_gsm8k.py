@@ -161,6 +161,13 @@ def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was():
     assert all("48+24 = 72" not in slip and "48/2 = 24" in slip for slip in slips)
 
 
+@pytest.mark.parametrize("gold", ["0", "1", "-3", "2.5", "1000000"])
+def test_a_slip_never_lands_on_the_gold_number(gold):
+    problem = Problem("p", "q", f"So it is {gold}.\n#### {gold}", gold)
+    for key in range(40):
+        assert Gsm8k().grade(Gsm8k().slip(problem, key), problem).reward == 0
+
+
 def test_load_names_file_and_line_of_a_gold_that_does_not_parse():
     rows = [(1, {"question": "q", "answer": "#### 1"}), (2, {"question": "q2", "answer": "#### one"})]
     with pytest.raises(UserError, match=r"my\.jsonl, line 2: no number after '####'"):

@@ -1,5 +1,7 @@
 """The math environment and its equivalence (RISE spec §2 and §6 rows 2, 3; traps 4, 5)."""
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,11 +167,26 @@ def test_extended_equivalence_proves_what_the_normaliser_cannot():
 
 def test_extended_equivalence_is_cut_off_by_killing_its_process():
     env = Math(extended=True, timeout=0.5)
+    assert env.equivalent("x+1", "1+x")
+    worker = env._symbolic._worker
     assert not env.equivalent("9^{9^{9^{9}}}", "3")  # hangs in C, where no signal handler runs
+    assert worker.poll() == -signal.SIGPROF  # by the kernel's timer: computing time, however busy the machine
     assert env.timeouts == 1
     assert not env.equivalent("9^{9^{9^{9}}}", "3")
     assert env.timeouts == 1  # remembered, not tried again
-    assert env.equivalent("x+1", "1+x")  # a fresh worker
-    worker = env._symbolic._worker
+    assert env.equivalent("2y+1", "1+2y")  # a fresh worker
+    second = env._symbolic._worker
+    second.kill()
+    second.wait()
+    assert env.equivalent("3y+1", "1+3y")  # one killed from outside is replaced too
+    third = env._symbolic._worker
     env.close()
-    assert worker.poll() is not None
+    assert third.poll() is not None
+
+
+def test_extended_equivalence_may_be_asked_from_many_threads():
+    env = Math(extended=True, timeout=30.0)
+    with ThreadPoolExecutor(4) as pool:
+        verdicts = list(pool.map(lambda i: env.equivalent(f"x+{i}", f"{i if i % 2 else i + 1}+x"), range(8)))
+    env.close()
+    assert verdicts == [i % 2 == 1 for i in range(8)]

@@ -139,26 +139,6 @@ def evaluate_metrics(
     return figures
 
 
-def collection_metrics(episodes: Sequence[Episode]) -> dict[str, Figure]:
-    """What a collection yielded: ``solved`` and ``blocked`` problems, ``solved@tk`` (solved within k turns), the mean
-    number of ``turns``, and ``unparsable``: of all samples drawn, how many hold no answer."""
-    longest = max((len(episode.turns) for episode in episodes), default=0)
-    samples = [[attempt for turn in episode.turns for attempt in turn.attempts] for episode in episodes]
-    solved = {
-        f"solved@t{k}": mean_and_error(
-            float(any(attempt.reward == 1 for attempt in actions(episode)[:k])) for episode in episodes
-        )
-        for k in range(1, longest + 1)
-    }
-    return {
-        "solved": mean_and_error(float(episode.status == "solved") for episode in episodes),
-        **solved,
-        "turns": mean_and_error(float(len(episode.turns)) for episode in episodes),
-        "unparsable": ratio((sum(attempt.answer is None for attempt in drawn), len(drawn)) for drawn in samples),
-        "blocked": mean_and_error(float(episode.status == "blocked") for episode in episodes),
-    }
-
-
 def average(results: Sequence[Outcome]) -> dict[str, Figure]:
     """Mean and standard error of every value over the problems."""
     names = results[0].values if results else {}

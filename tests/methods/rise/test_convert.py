@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
-from selfimprove.methods.rise.convert import convert, dedup, keep, reward_baselines, select, single_turn, weights
+from selfimprove.methods.rise.convert import (
+    convert,
+    dedup,
+    keep,
+    reward_baselines,
+    select,
+    single_turn,
+    unweighted,
+    weights,
+)
 from selfimprove.methods.rise.prompts import limit_dialogue
 from selfimprove.records import Message
 from tests.methods.rise.episodes import attempt, episode, run
@@ -233,6 +242,16 @@ def test_control_single_turn_holds_the_same_right_answers_as_first_attempts():
     right = [e.messages[-1] for e in convert(episodes, config(criteria="success", weighted=False), seed=0).examples]
     assert [e.messages[-1] for e in examples] == right
     assert single_turn(episodes, seed=0) == single_turn(episodes, seed=0)
+
+
+def test_control_unweighted_is_the_same_data_at_weight_one():
+    examples = convert([run(-1, 0, 1)], config(), seed=0).examples
+    plain = unweighted(examples)
+    assert [[m.weight for m in e.messages] for e in plain] == [
+        [float(m.weight > 0) for m in e.messages] for e in examples
+    ]
+    assert [[m.content for m in e.messages] for e in plain] == [[m.content for m in e.messages] for e in examples]
+    assert plain == convert([run(-1, 0, 1)], config(weighted=False), seed=0).examples
 
 
 def test_nothing_left_is_said_in_one_sentence():

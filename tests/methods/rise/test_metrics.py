@@ -10,7 +10,6 @@ from selfimprove.envs.gsm8k import equivalent
 from selfimprove.errors import UserError
 from selfimprove.methods.rise.metrics import (
     accuracy_rows,
-    collection_metrics,
     compare,
     evaluate_metrics,
     majority,
@@ -166,21 +165,6 @@ def test_accuracy_rows_for_the_plot():
         (2, 1, 0, 1),
         (3, 1, 1, 1),
     ]
-
-
-def test_collection_figures():
-    episodes = [
-        episode([attempt(-1), attempt(0)], [attempt(1), attempt(0)], id="a"),
-        run(1, id="b"),
-        run(0, 0, id="c"),
-        run(id="d", status="blocked"),
-    ]
-    got = means(collection_metrics(episodes))
-    assert got["solved"] == 0.5
-    assert (got["solved@t1"], got["solved@t2"]) == (0.25, 0.5)
-    assert got["blocked"] == 0.25
-    assert got["unparsable"] == 1 / 7
-    assert got["turns"] == 5 / 4
 
 
 @given(
