@@ -1,0 +1,179 @@
+"""Collection and evaluation of one problem (RISE spec §1; §6 rows 7-14, 16, 17, 19, 41, 44; traps 7, 8, 9)."""
+
+import asyncio
+
+import pytest
+
+from selfimprove.engines.base import Completion, EngineError
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.base import make_env
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.collect import Play, collect, evaluate
+from selfimprove.methods.rise.metrics import evaluate_metrics
+from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
+from selfimprove.methods.rise.prompts import FAILURE, SUCCESS, opening
+from selfimprove.seeds import SeedKey
+
+ENV = make_env("gsm8k")
+(PROBLEM,) = ENV.load([(1, {"question": "3 + 4?", "answer": "#### 7"})], "rows")
+RIGHT, WRONG, UNREADABLE = r"so \boxed{7}", r"so \boxed{8}", "hm"
+NO = FAILURE.format(question="3 + 4?")
+PLAY = Play(ENV, True, 5)
+
+
+class Script:
+    """An engine that answers from a table turn -> samples, and remembers what it was asked."""
+
+    def __init__(self, *turns, failing=()):
+        self.turns, self.failing, self.asked = turns, failing, []
+        self.engine = ScriptedEngine(self.answer)
+        self.stats = self.engine.stats
+
+    def answer(self, request, index):
+        samples = self.turns[request.seed.turn]
+        return samples[index % 1000 if index < 1000 else len(samples) - 1]
+
+    async def generate(self, request) -> list[Completion]:
+        self.asked.append(request)
+        if request.seed.turn in self.failing:
+            raise EngineError("the endpoint died")
+        return await self.engine.generate(request)
+
+    def fits(self, messages, max_tokens):
+        return self.engine.fits(messages, max_tokens)
+
+    async def close(self):
+        await self.engine.close()
+
+
+def gather(engines, models, samples, **more):
+    cfg = GenerateParams(problems=1, max_turns=len(models), models=models, num_of_samples=samples, **more)
+    return asyncio.run(collect(PROBLEM, engines, PLAY, cfg))
+
+
+def assess(engine, turns=3, **more):
+    cfg = EvaluateParams(max_turns=turns, parallel_samples=more.pop("parallel_samples", 1), **more)
+    return asyncio.run(evaluate(PROBLEM, engine, PLAY, cfg))
+
+
+def contents(request):
+    return [message.content for message in request.messages[3:]]
+
+
+def test_rise_07_08_09_each_turn_has_its_model_and_its_samples():
+    student, teacher = Script([WRONG]), Script(None, [RIGHT] * 3)
+    one = gather({"student": student, "teacher": teacher}, ["student", "teacher"], [1, 3])
+    assert [(turn.model, len(turn.attempts)) for turn in one.turns] == [("student", 1), ("teacher", 3)]
+    assert [request.n for request in student.asked + teacher.asked] == [1, 3]
+    assert teacher.asked[0].seed == SeedKey(5, PROBLEM.id, 1)
+    assert contents(teacher.asked[0]) == [WRONG, NO]
+    assert (one.status, one.gold, one.rewards) == ("solved", "#### 7", [0, 1])
+
+
+def test_rise_10_self_distillation_takes_the_best_of_n():
+    student = Script([UNREADABLE], [WRONG, UNREADABLE, RIGHT, WRONG])
+    one = gather({"student": student}, ["student", "student"], [1, 4])
+    assert [turn.chosen for turn in one.turns] == [0, 2]
+    assert [attempt.reward for attempt in one.turns[1].attempts] == [0, -1, 1, 0]  # the others stay in the log
+
+
+def test_rise_11_ties_go_to_the_earliest():
+    student = Script([UNREADABLE, r"a \boxed{8}", r"b \boxed{9}"], [RIGHT, RIGHT + "!"])
+    one = gather({"s": student}, ["s", "s"], [3, 2])
+    assert [turn.chosen for turn in one.turns] == [1, 0]
+    assert contents(student.asked[1]) == [r"a \boxed{8}", NO]
+
+
+def test_rise_12_collection_stops_at_the_first_right_attempt():
+    student = Script([WRONG], [RIGHT], [WRONG])
+    one = gather({"s": student}, ["s"] * 3, [1] * 3)
+    assert len(one.turns) == len(student.asked) == 2
+    assert [turn.observation for turn in one.turns] == [NO, SUCCESS]
+
+
+def test_collection_ends_after_max_turns():
+    one = gather({"s": Script([WRONG], [UNREADABLE])}, ["s"] * 2, [1] * 2)
+    assert (one.status, one.rewards) == ("unsolved", [0, -1])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_rise_19_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing):
+    one = gather({"s": Script([WRONG], [RIGHT], failing=(failing,))}, ["s"] * 2, [1] * 2)
+    assert (one.status, len(one.turns), one.error) == ("blocked", failing, "the endpoint died")
+
+
+def test_rise_16_dialogue_limit_holds_in_collection():
+    student = Script(*[[f"{WRONG} {t}"] for t in range(4)])
+    gather({"s": student}, ["s"] * 4, [1] * 4, dialogue_limit=4)
+    assert contents(student.asked[3]) == [f"{WRONG} 2", NO]
+    assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
+
+
+def test_rise_17_trap_9_degenerate_samples_are_dropped_all_of_them():
+    stuck = "no " * 151
+    one = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
+    assert [attempt.text for attempt in one.turns[0].attempts] == [WRONG]
+
+
+def test_rise_17_resampling_has_noise_of_its_own_and_an_end():
+    stuck = "no " * 151
+    student = Script([stuck, stuck])
+    one = gather({"s": student}, ["s"], [2], resamples=2)
+    assert [request.seed.sample for request in student.asked] == [0, 1000, 2000]
+    assert [attempt.reward for attempt in one.turns[0].attempts] == [-1]
+    second = Script([stuck, stuck, WRONG])  # what the second draw gives is its last entry
+    assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
+
+
+def test_rise_14_without_an_oracle_every_turn_is_played_and_called_incorrect():
+    student = Script([RIGHT], [RIGHT + "!"], [WRONG])
+    sequential, _ = assess(student)
+    assert sequential.rewards == [1, 1, 0]  # true rewards are logged
+    assert {turn.observation for turn in sequential.turns} == {NO}
+    assert contents(student.asked[2]) == [RIGHT + "!", NO]  # window 2
+
+
+def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
+    table = [[WRONG], [RIGHT], [WRONG]]
+    free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
+    assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
+    figures = [
+        evaluate_metrics([one], [first], ENV.equivalent, turns=3, oracle=oracle)
+        for (one, first), oracle in ((free, False), (stopped, True))
+    ]
+    assert figures[0]["p1@t3"] == figures[1]["p1@t3"] == {"mean": 1.0, "se": 0.0, "n": 1}
+
+
+@pytest.mark.parametrize(("window", "shown"), [(1, []), (2, [1]), (3, [0, 1]), (5, [0, 1])])
+def test_rise_15_evaluation_shows_the_window(window, shown):
+    student = Script(*[[f"{WRONG} {t}"] for t in range(3)])
+    assess(student, context_window=window)
+    assert contents(student.asked[2]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
+
+
+def test_rise_40_41_trap_7_the_first_sample_enters_the_history_never_the_best():
+    student = Script([WRONG, RIGHT, RIGHT], [UNREADABLE])
+    sequential, parallel = assess(student, turns=2, parallel_samples=3)
+    assert contents(student.asked[1]) == [WRONG, NO]
+    assert [attempt.reward for attempt in parallel.turns[0].attempts] == [0, 1, 1]
+    assert sequential.turns[0].attempts == parallel.turns[0].attempts[:1]
+    assert [len(turn.attempts) for turn in sequential.turns] == [1, 1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_rise_19_a_failure_in_evaluation_is_recorded_and_counted(failing):
+    sequential, parallel = assess(Script([RIGHT] * 3, [RIGHT], failing=(failing,)), turns=2, parallel_samples=3)
+    assert (sequential.status, len(sequential.turns)) == ("blocked", failing)
+    figures = evaluate_metrics([sequential], [parallel], ENV.equivalent, turns=2)
+    assert figures["m1@t1"]["mean"] == figures["p1@t2"]["mean"] == failing
+    assert figures["accuracy@t2"] == {"mean": 0.0, "se": 0.0, "n": 1}
+    assert figures["blocked"]["mean"] == 1
+
+
+def test_rise_44_limit_and_offset_choose_the_first_of_the_panel():
+    panel = list("abcdef")
+    base = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
+    assert GenerateParams(problems=4, **base).select(panel) == list("abcd")
+    assert GenerateParams(problems=4, offset=2, limit=2, **base).select(panel) == list("cd")
+    with pytest.raises(UserError, match=r"generate\.problems"):
+        GenerateParams(problems=4, offset=3, **base).select(panel)
