@@ -1,14 +1,14 @@
 """One model behind two calls of fixed shape: read a block of some prompts, and decode one token of every slot.
 
 On CPU in float32 a row's result is then a pure function of that row's own tokens, to the last bit: matrix products of
-one shape treat every row alike, and masked positions add exact zeros. Attending over fewer masked positions is faster
-and, with the kernels at hand, just as exact; that is checked when the decoder is made (``_exact_widths``), and where
-it does not hold the full width is used.
+one shape treat every row alike, and masked positions add exact zeros. Attending over fewer masked positions is faster,
+and some narrower widths give the very bits of the full one; which, depends on the kernels at hand, so it is found out
+when the decoder is made (``_exact``), and no other width is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import torch
 
 from selfimprove.engines.slots import Rows, cache_shape
 
-WIDTH_STEP = 64
-"""Attention widths are multiples of this (or of an eighth of the context, if that is more)."""
+WIDTH_STEP = 32
+"""Attention widths are multiples of this (or of a sixteenth of the context, if that is more)."""
 
 
 class Decoder:
@@ -26,7 +26,7 @@ class Decoder:
     Attributes:
         slots: keys and values of the decoding rows, [context] positions each.
         reading: those of the reading rows, which prompts pass through on their way into the slots.
-        widths: the attention widths in use, ascending; the last is the full one.
+        widths, reading_widths: the attention widths in use, ascending; the last is the full one.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class Decoder:
             self._columns = torch.arange(whole, device=self._weight.device)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
-        step = max(WIDTH_STEP, context // 8 // WIDTH_STEP * WIDTH_STEP)
-        self.widths = [*range(step, context, step), context]
-        if self._weight.device.type == "cpu" and not self._exact_widths():
-            self.widths = [context]
+        step = max(WIDTH_STEP, context // 16 // WIDTH_STEP * WIDTH_STEP)
+        narrow = range(step, context, step)
+        self.widths = [*self._exact(model, self.slots, 1, narrow), context]
+        self.reading_widths = [*self._exact(model.base_model, self.reading, prefill_block, narrow), whole]
 
     @property
     def device(self) -> torch.device:
@@ -65,7 +65,7 @@ class Decoder:
             starts[row] = start
         positions = starts[:, None] + self._offsets
         needed = int(starts.max()) + self._block
-        width = next((w for w in self.widths[:-1] if w >= needed), len(self._columns))
+        width = next(w for w in self.reading_widths if w >= needed)
         self._forward(self._model.base_model, self.reading, ids, positions, width)
 
     def step(self, ids: np.ndarray, positions: np.ndarray, longest: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ class Decoder:
     def _forward(self, module: Any, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int) -> Any:
         with torch.inference_mode():
             at = torch.from_numpy(positions).to(self.device)
-            rows.positions, rows.width = at, width
+            rows.aim(at, width)
             seen = self._columns[:width] <= at[:, None, :, None]
             mask = torch.zeros(seen.shape, dtype=self._weight.dtype, device=self.device)
             return module(
@@ -94,29 +94,28 @@ class Decoder:
                 use_cache=True,
             )
 
-    def _exact_widths(self) -> bool:
-        """Whether every narrower width gives the same bits as the full one, on random keys and tokens."""
-        noise = torch.Generator().manual_seed(0)
+    def _exact(self, module: Any, rows: Rows, tokens: int, widths: Iterable[int]) -> list[int]:
+        """Those of ``widths`` that give the same bits as the full width, on random keys and tokens.
+
+        All of them where exactness isn't promised (GPUs, half precision).
+        """
+        widths = [width for width in widths if width >= tokens]
+        if self.device.type != "cpu" or self._weight.dtype != torch.float32:
+            return widths
         draw = np.random.default_rng(0)
-        rows = self.slots.kv.shape[1]
+        count, full = rows.kv.shape[1], rows.kv.shape[3]
+        ids = draw.integers(0, len(self._weight), (count, tokens))
         with torch.inference_mode():
-            for target in (self.slots, self.reading):
-                target.kv.normal_(generator=noise)
-        same = True
-        ids = draw.integers(0, len(self._weight), rows)
-        block = draw.integers(0, len(self._weight), self._pad.shape)
-        for width in self.widths[:-1]:
-            positions = draw.integers(0, width, rows)
-            wide = self._forward(self._model, self.slots, ids[:, None], positions[:, None], self._context)
-            narrow = self._forward(self._model, self.slots, ids[:, None], positions[:, None], width)
-            same = same and torch.equal(wide.logits, narrow.logits)
-            if width < self._block:
-                continue
-            places = draw.integers(0, width - self._block + 1, len(block))[:, None] + self._offsets
-            wide = self._forward(self._model.base_model, self.reading, block, places, len(self._columns))
-            narrow = self._forward(self._model.base_model, self.reading, block, places, width)
-            same = same and torch.equal(wide.last_hidden_state, narrow.last_hidden_state)
+            rows.kv.normal_(generator=torch.Generator().manual_seed(0))
+        exact = []
+        for width in widths:
+            # Half of the rows end within the width's last quarter, where a difference would show.
+            first = draw.integers(0, width - tokens + 1, (count, 1))
+            first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
+            positions = first + np.arange(tokens)
+            wide, narrow = (self._forward(module, rows, ids, positions, w)[0] for w in (full, width))
+            if torch.equal(wide, narrow):
+                exact.append(width)
         with torch.inference_mode():
-            for target in (self.slots, self.reading):
-                target.kv.zero_()
-        return same
+            rows.kv.zero_()
+        return exact

@@ -32,9 +32,9 @@ class _Layer(CacheLayerMixin):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, layer = self._rows, self._index
         keys, values = rows.kv[2 * layer], rows.kv[2 * layer + 1]
-        index = rows.positions[:, None, :, None].expand_as(key_states)
-        keys.scatter_(2, index, key_states)
-        values.scatter_(2, index, value_states)
+        dim = keys.shape[-1]
+        keys.view(-1, dim).index_copy_(0, rows.places, key_states.reshape(-1, dim))
+        values.view(-1, dim).index_copy_(0, rows.places, value_states.reshape(-1, dim))
         return keys[:, :, : rows.width], values[:, :, : rows.width]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -54,8 +54,8 @@ class Rows:
     """Keys and values of a fixed number of rows.
 
     Attributes:
-        kv: [2 x layers, rows, kv heads, width, head dim].
-        positions: [rows, tokens] int64: where the next forward pass writes.
+        kv: [2 x layers, rows, kv heads, context, head dim].
+        places: where the next forward pass writes: indices into a layer's keys seen as [-1, head dim].
         width: how many positions that pass attends over.
         cache: what a model takes as ``past_key_values``.
     """
@@ -63,9 +63,15 @@ class Rows:
     def __init__(self, shape: tuple[int, int, int], rows: int, context: int, like: torch.Tensor) -> None:
         layers, heads, dim = shape
         self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=like.dtype, device=like.device)
-        self.positions = torch.zeros(rows, 1, dtype=torch.int64, device=like.device)
+        self._starts = (torch.arange(rows * heads, device=like.device) * context).view(rows, heads, 1)
+        self.places = self._starts.flatten()
         self.width = context
         self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
+
+    def aim(self, positions: torch.Tensor, width: int) -> None:
+        """Say where the next forward pass writes ([rows, tokens] int64) and how many positions it attends over."""
+        self.places = (self._starts + positions[:, None, :]).flatten()
+        self.width = width
 
     @torch.inference_mode()
     def put(self, row: int, blocks: Sequence[torch.Tensor]) -> None:
@@ -161,3 +167,7 @@ class PrefixCache:
         self._kept.move_to_end(name)
         while len(self._kept) > self._most:
             self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Forget every block."""
+        self._kept.clear()

@@ -120,9 +120,9 @@ class TransformersEngine:
         """How many tokens the prompt of these messages has."""
         return len(self.chat.encode(messages, add_generation_prompt=True).ids)
 
-    def room(self, max_tokens: int) -> int:
-        """The longest prompt, in tokens, that leaves room for ``max_tokens``; methods trim their dialogues to it."""
-        return self._cfg.context - max_tokens
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether the prompt and ``max_tokens`` more fit a slot; methods drop their oldest turns until they do."""
+        return self.prompt_tokens(messages) + max_tokens <= self._cfg.context
 
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.
@@ -154,6 +154,10 @@ class TransformersEngine:
         finally:
             if job in self._open:
                 self._drop(job)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; results do not change, the next prompts are read anew."""
+        self._cache.clear()
 
     async def close(self) -> None:
         """Stop serving; calls that still wait are cancelled."""

@@ -97,7 +97,7 @@ def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> 
     requests = [ask(i, turns=2) for i in range(12)]
     without = []
     for request in requests:
-        cold._cache._kept.clear()
+        cold.forget_prefixes()
         without += run(cold, [request])
     assert cold.stats.cached_prompt_tokens == 0
     assert run(warm, requests, at_once=1) == without
@@ -119,8 +119,8 @@ def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> Non
 
 def test_narrow_attention_is_exact_or_not_used(folder: Path) -> None:
     narrow, full = make_engine(folder, context=256), make_engine(folder, context=256)
-    assert narrow._decoder.widths[-1] == 256
-    full._decoder.widths = [256]
+    assert narrow._decoder.widths[-1] == narrow._decoder.reading_widths[-1] == 256
+    full._decoder.widths = full._decoder.reading_widths = [256]
     requests = [ask(i, turns=i % 3, max_tokens=60) for i in range(12)]
     assert run(narrow, requests) == run(full, requests)
 
@@ -345,7 +345,7 @@ def test_an_over_long_prompt_is_refused_with_its_sizes_and_others_go_on(engine: 
 
 def test_a_prompt_as_long_as_the_room_fits(engine: TransformersEngine) -> None:
     text = "a"
-    while engine.prompt_tokens([Message(role="user", content=text)]) < engine.room(9):
+    while engine.fits([Message(role="user", content=text)], 10):
         text += "1"
     request = Request([Message(role="user", content=text)], SeedKey(1, "long"), max_tokens=9)
     assert run(engine, [request])[0][0].token_ids
