@@ -59,13 +59,14 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
         }
     last = next(reversed(rise.iterations))
     against = {name: compare(outcomes[last], other) for name, other in outcomes.items() if name != last}
-    return {"columns": list(headline(rise)), "rows": rows, "last": last, "last_minus": against}
+    return {"columns": list(headline(rise)), "order": list(rows), "rows": rows, "last": last, "last_minus": against}
 
 
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table."""
     table = []
-    for name, row in summary["rows"].items():
+    for name in summary["order"]:
+        row = summary["rows"][name]
         for key, figure in row["metrics"].items():
             if key.startswith("accuracy@t"):
                 turn = int(key.removeprefix("accuracy@t"))

@@ -34,37 +34,37 @@ def main() -> None:
 
 def results_table(method: str, summary: dict[str, Any]) -> Table:
     """Rows x metrics, mean ± standard error, the gain over turns, and what a row cost."""
-    columns = summary["columns"]
-    n = next(iter(summary["rows"].values()))["metrics"][columns[0]]["n"]
-    table = Table(title=f"{method}: held-out panel, n = {n}, mean ± standard error", title_justify="left")
-    table.add_column("row")
-    for column in columns:
-        table.add_column(column, justify="right")
-    gains = [name for name in next(iter(summary["rows"].values()))["metrics"] if name.endswith("-m1@t1")]
-    for name in gains:
-        table.add_column(name, justify="right")
-    for text in ("right→wrong", "wrong→right", "train tokens", "train s", "eval s"):
-        table.add_column(text, justify="right")
-    for name, row in summary["rows"].items():
-        metrics = row["metrics"]
-        cells = [f"{metrics[c]['mean']:.3f} ± {metrics[c]['se']:.3f}" for c in columns]
-        cells += [_signed(metrics[g]) for g in gains]
+    columns, order, rows = summary["columns"], summary["order"], summary["rows"]
+    first = rows[order[0]]["metrics"]
+    gains = [name for name in first if name.endswith("-m1@t1")]
+    table = Table(title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error")
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("row", no_wrap=True)
+    for column in (*columns, *gains, "r→w", "w→r", "tokens", "train s", "eval s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in order:
+        metrics = rows[name]["metrics"]
+        cells = [_figure(metrics[column]) for column in columns] + [_signed(metrics[gain]) for gain in gains]
         cells += [f"{metrics[key]['mean']:.2f}" for key in ("right_to_wrong", "wrong_to_right")]
-        cells += [f"{row['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
+        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
         table.add_row(name, *cells)
-    table.caption = "\n".join(f"{name}: {row['what']}" for name, row in summary["rows"].items())
-    table.caption_justify = "left"
+    notes = [f"{name}: {rows[name]['what']}" for name in order]
+    notes.append("* more than 3 standard errors from 0; r→w, w→r: right attempts followed by a wrong one, and back")
+    table.caption = "\n".join(notes)
     return table
 
 
 def difference_table(method: str, summary: dict[str, Any]) -> Table:
     """The last iteration minus every other row, over the same problems; * marks more than three standard errors."""
-    table = Table(title=f"{method}: {summary['last']} minus each other row, paired", title_justify="left")
+    table = Table(title=f"{method}: {summary['last']} minus each other row, paired")
+    table.title_justify = "left"
     table.add_column("minus")
     for column in summary["columns"]:
         table.add_column(column, justify="right")
-    for name, figures in summary["last_minus"].items():
-        table.add_row(name, *(_signed(figures[column]) for column in summary["columns"]))
+    for name in summary["order"]:
+        if name in summary["last_minus"]:
+            figures = summary["last_minus"][name]
+            table.add_row(name, *(_signed(figures[column]) for column in summary["columns"]))
     return table
 
 
@@ -78,7 +78,8 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for method, summary in summaries.items():
         figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-        for name, row in summary["rows"].items():
+        for name in summary["order"]:
+            row = summary["rows"][name]
             turns = sorted(int(key[10:]) for key in row["metrics"] if key.startswith("accuracy@t"))
             points = [row["metrics"][f"accuracy@t{turn}"] for turn in turns]
             solid = row["what"].startswith("RISE")
@@ -93,15 +94,24 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
         pyplot.close(figure)
 
 
+def _figure(figure: dict[str, float]) -> str:
+    return f"{figure['mean']:.3f}±{_short(figure['se'])}"
+
+
 def _signed(figure: dict[str, float]) -> str:
     mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
-    return f"{figure['mean']:+.3f} ± {figure['se']:.3f}{mark}"
+    return f"{figure['mean']:+.3f}±{_short(figure['se'])}{mark}"
+
+
+def _short(error: float) -> str:
+    return f"{error:.3f}".lstrip("0") if error < 1 else f"{error:.2f}"
 
 
 def _seconds(method: str, row: str) -> tuple[str, str]:
     """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
     found = []
     for step in ("finetune", "evaluate"):
+        # One script serves base, iterations and controls, and names its run after the script and the row.
         path = TIMING / f"{method}-{step}@{row}.json"
         found.append(f"{json.loads(path.read_text())['seconds']:.0f}" if path.is_file() else "-")
     return found[0], found[1]
