@@ -135,8 +135,8 @@ def test_rise_18_a_call_that_takes_too_long_is_given_up_and_tried_again() -> Non
     release = threading.Event()
 
     def hang(_: Seen) -> Reply:
-        release.wait(30)
-        return Reply(500)
+        release.wait(10)
+        return answer("late")
 
     with endpoint(hang) as server:
         [completions], engine = run(server, ask("hi"), timeout=0.2)
@@ -215,6 +215,7 @@ def test_no_more_calls_at_once_than_the_limit_and_results_stay_with_their_reques
 
     def together(seen: Seen) -> Reply:
         gate.wait(20)  # passes only if three calls are in progress at once
+        time.sleep(0.2)  # a fourth would show itself now
         return echo(seen)
 
     with endpoint(then=together) as server:
@@ -238,6 +239,15 @@ def test_finish_reasons_and_stop_strings(reason: str | None, text: str | None, e
     with endpoint(send(json.dumps({"choices": [choice]}).encode())) as server:
         [completions], _ = run(server, ask(stop=["\nQ:"]))
     assert completions == [expected]
+
+
+@pytest.mark.parametrize("extra", [{}, {"choices": [{"message": {"content": "half"}}]}])
+def test_an_error_under_status_200_is_no_answer_and_is_told(extra: dict[str, Any]) -> None:
+    body = json.dumps({"error": {"message": "worker died", "code": 502}, **extra}).encode()
+    with endpoint(then=send(body)) as server:
+        [error], _ = run(server, ask())
+    assert isinstance(error, EngineError)
+    assert "worker died" in str(error)
 
 
 def test_a_request_the_endpoint_refuses_fails_at_once_and_alone() -> None:
