@@ -57,6 +57,8 @@ class OpenAiEngineConfig(Section):
     backoff: float = Field(default=1.0, ge=0, description="seconds before the first retry, doubling, with jitter")
     backoff_max: float = Field(default=60.0, ge=0)
     send_seed: bool = Field(default=True, description="off for endpoints that refuse the field")
+    temperature: float | None = Field(default=None, ge=0, description="instead of the stage's; a teacher has its own")
+    max_tokens: int | None = Field(default=None, ge=1, description="instead of the stage's")
     n_per_call: int = Field(default=16, ge=1, description="samples asked of one call; more calls make up the rest")
 
 

@@ -103,9 +103,9 @@ class OpenAiEngine:
             "model": self._cfg.model,
             "messages": [{"role": m.role, "content": m.content} for m in request.messages],
             "n": ask,
-            "temperature": request.temperature,
+            "temperature": request.temperature if self._cfg.temperature is None else self._cfg.temperature,
             "top_p": request.top_p,
-            "max_tokens": request.max_tokens,
+            "max_tokens": self._cfg.max_tokens or request.max_tokens,
         }
         if request.stop:
             body["stop"] = list(request.stop)

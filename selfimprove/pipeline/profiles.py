@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from copy import deepcopy
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
@@ -27,16 +28,18 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     Raises:
         UserError: there is no such profile (names the nearest).
     """
+    text = _file(DEFAULT, folder).read_text(encoding="utf-8")
+    if name == DEFAULT:
+        return text
     yaml = YAML()
     yaml.width = 120
     yaml.preserve_quotes = True
-    params = yaml.load(_file(DEFAULT, folder))
-    if name != DEFAULT:
-        overlay = yaml.load(_file(name, folder))
-        merge(params, overlay)
+    params = yaml.load(text)
+    # Plain objects, so that an anchor of the overlay becomes a copy and not an alias: every stage has its own knobs.
+    merge(params, YAML(typ="safe", pure=True).load(_file(name, folder)))
     out = StringIO()
     yaml.dump(params, out)
-    return out.getvalue()
+    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 
 
 def merge(under: Any, over: Mapping[str, Any]) -> None:
@@ -47,7 +50,7 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
         elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
             merge(under[key], value)
         else:
-            under[key] = value
+            under[key] = deepcopy(value)
 
 
 def names(folder: Path = FOLDER) -> list[str]:
