@@ -41,7 +41,9 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     import torch
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     chat = ChatFormat.load(tokenizer_dir)
     if out_dir.exists() and any(out_dir.iterdir()):
         raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")

@@ -26,6 +26,7 @@ from transformers.trainer_callback import (
     TrainerState,
 )
 from transformers.training_args import TrainingArguments
+from transformers.utils.logging import disable_progress_bar
 
 from selfimprove.errors import UserError
 from selfimprove.training.config import FinetuneParams
@@ -66,6 +67,9 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
         UserError: the model cannot be loaded, or the examples hold ids it does not know.
     """
     params = job.params
+    disable_progress_bar()  # the stage shows its own progress
+    if params.device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which else probes and warns
     threads_before = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:

@@ -1,0 +1,92 @@
+"""A killed run, called again, ends as an unbroken one does. Checklist row 37; trap 17."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selfimprove.records import Example
+
+PARAMS = {
+    "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
+    "save_steps": 3, "logging_steps": 4,
+}  # fmt: skip
+LORA = {**PARAMS, "lora": {"rank": 2, "alpha": 4, "dropout": 0.3}}
+
+
+class Runs:
+    """A list of runs that share model and data."""
+
+    def __init__(self, folder: Path, model: Path, examples: list[Example]) -> None:
+        self.folder = folder
+        self._shared = {"model": str(model), "examples": [example.model_dump() for example in examples]}
+        self._list: list[dict[str, Any]] = []
+
+    def add(self, name: str, params: dict[str, Any], **more: Any) -> None:
+        paths = {"out": f"{name}/model", "scratch": f"{name}/scratch", "report": f"{name}/report.json"}
+        (self.folder / name).mkdir(exist_ok=True)
+        self._list.append(
+            {**self._shared, **{key: str(self.folder / path) for key, path in paths.items()}, "params": params, **more}
+        )
+
+    def go(self) -> list[dict[str, Any]]:
+        file = self.folder / "runs.json"
+        file.write_text(json.dumps(self._list))
+        subprocess.run([sys.executable, "-m", "tests.training.killed_run", str(file)], check=True)
+        return json.loads(file.with_suffix(".results").read_text())
+
+    def model(self, name: str) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in (self.folder / name / "model").iterdir()}
+
+    def report(self, name: str) -> dict[str, Any]:
+        report = json.loads((self.folder / name / "report.json").read_text())
+        del report["timing"]
+        return report
+
+
+def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
+    tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
+) -> None:
+    runs = Runs(tmp_path, tiny, dialogues(20))
+    runs.add("unbroken", PARAMS)
+    runs.add("killed", PARAMS, kill_at_step=2)  # nothing saved yet
+    runs.add("killed", PARAMS, kill_at_step=3)  # just before the first checkpoint
+    runs.add("killed", PARAMS, kill_at_seal=3)  # within it: written, not whole
+    runs.add("killed", PARAMS, kill_at_step=5)
+    runs.add("killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt")  # a whole one torn later
+    runs.add("killed", PARAMS, kill_at_seal=9)
+    runs.add("killed", PARAMS, kill_at_step=10)  # trained, model not yet written
+    runs.add("killed", PARAMS)
+    runs.add("unbroken-lora", LORA)  # dropout: the state of the random generator matters too
+    runs.add("killed-lora", LORA, kill_at_step=5)
+    runs.add("killed-lora", LORA)
+    # Another learning rate in the same scratch folder: nobody else's checkpoint is taken (trap 17).
+    runs.add("killed", {**PARAMS, "lr": 2e-3}, kill_at_step=1, out=str(tmp_path / "elsewhere"))
+    results = runs.go()
+    assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 7 + [False, False, True, False, True]
+    # Each run starts one past the newest checkpoint that was whole: 6 is lost to the tear, 9 to the kill within it.
+    assert [result["steps"][0] for result in results] == [1, 1, 1, 1, 1, 4, 4, 7, 10, 1, 1, 4, 1]
+    for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
+        assert runs.model(broken) == runs.model(whole)
+        assert runs.report(broken) == runs.report(whole)
+
+
+def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
+    from selfimprove.training.trainer import _seal, newest_whole
+
+    for step in (3, 20, 100):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "optimizer.pt").write_bytes(b"x" * 50)
+        if step < 100:
+            _seal(folder)
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-20"
+    (tmp_path / "checkpoint-20" / "optimizer.pt").write_bytes(b"x" * 49)
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"
+    (tmp_path / "checkpoint-3" / "whole.json").write_text('{"optimizer.pt"')
+    assert newest_whole(tmp_path) is None
