@@ -50,7 +50,8 @@ def test_a_missing_model_folder_is_named(engine: str, tmp_path: Path) -> None:
         make({"engine": engine, "model": str(tmp_path / "elsewhere")}, tmp_path)
 
 
-def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
+def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # not installed, even where it is
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="make env-vllm"):
         make({"engine": "vllm"}, tmp_path)
