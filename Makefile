@@ -69,8 +69,9 @@ lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages imp
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-deps: $(READY) ## rewrite the code dependencies in dvc.yaml from the imports
+deps: $(READY) ## bring dvc.yaml's code dependencies and docs/params.md up to date with the code
 	@python -m selfimprove.pipeline.closure
+	@python -m selfimprove.pipeline.params_doc
 
 lock: $(READY) ## rewrite requirements/main.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh

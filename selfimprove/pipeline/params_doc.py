@@ -1,0 +1,85 @@
+"""Writes docs/params.md from the schemas: every key of params.yaml with its type, default and meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from selfimprove.pipeline.check import SCHEMAS
+
+PAGE = Path("docs/params.md")
+
+
+def page() -> str:
+    """The whole page."""
+    lines = ["# Every key of params.yaml", "", "Written by `make deps` from the schemas; a test keeps it true."]
+    seen: set[type[BaseModel]] = set()
+    waiting = [(name, schema) for name, schema in SCHEMAS.items()]
+    while waiting:
+        place, schema = waiting.pop(0)
+        if schema in seen:
+            continue
+        seen.add(schema)
+        lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        for key, field in schema.model_fields.items():
+            lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
+            waiting += [(f"{place}.{key}" + _star(field.annotation), inner) for inner in _models(field.annotation)]
+    return "\n".join(lines) + "\n"
+
+
+def _text(schema: type[BaseModel]) -> str:
+    return " ".join((schema.__doc__ or "").split())
+
+
+def _default(field: FieldInfo) -> str:
+    if field.default_factory is not None or field.default is PydanticUndefined:
+        return "required" if field.is_required() else "—"
+    if isinstance(field.default, BaseModel):
+        return "its defaults"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    return "null" if value is None else f"`{value}`".replace("True", "true").replace("False", "false")
+
+
+def _type(annotation: Any) -> str:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return "section" if issubclass(annotation, BaseModel) else annotation.__name__
+    names = str(annotation)
+    models = list(_models(annotation))
+    if models:
+        return "section" if get_origin(annotation) is not dict else "sections by name"
+    if "Literal" in names:
+        options = [str(option) for option in _options(annotation)]
+        return " \\| ".join(options)
+    return names.replace("typing.", "").replace("NoneType", "null").replace("None", "null").replace("|", "\\|")
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    for argument in get_args(annotation):
+        if get_args(argument):
+            yield from _options(argument)
+        elif argument is type(None):
+            yield "null"
+        else:
+            yield argument.__name__ if isinstance(argument, type) else argument
+
+
+def _star(annotation: Any) -> str:
+    return ".*" if get_origin(annotation) is dict else ""
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        if issubclass(annotation, BaseModel):
+            yield annotation
+        return
+    for argument in get_args(annotation):
+        yield from _models(argument)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

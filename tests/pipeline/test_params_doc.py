@@ -1,0 +1,9 @@
+"""docs/params.md says what the schemas say."""
+
+from tests.repo_copy import ROOT
+
+from selfimprove.pipeline.params_doc import page
+
+
+def test_the_params_page_is_up_to_date() -> None:
+    assert (ROOT / "docs/params.md").read_text(encoding="utf-8") == page(), "run `make deps`"
