@@ -59,7 +59,6 @@ def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path, m
 
 def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
     from selfimprove.engines.transformers import TransformersEngine
-
     from tests.tiny import make_tiny_model
 
     engine = make({"engine": "transformers", "slots": 2, "context": 64}, make_tiny_model(tmp_path / "policy"))
