@@ -1,0 +1,150 @@
+"""Several processes, for real: DDP, ZeRO-2 and ZeRO-3 on CPU give the single process's losses. Checklist row 36."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfimprove.errors import UserError
+from selfimprove.records import Example
+from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.launch import finetune, load_encoded, save_encoded, worker_command
+from selfimprove.training.report import TrainReport
+from selfimprove.training.zero import zero_config
+
+Maker = Callable[..., list[Example]]
+
+
+def params(**launcher: Any) -> FinetuneParams:
+    """Several micro-batches a step, and a last step with fewer examples than processes."""
+    return FinetuneParams(
+        batch_size=8,
+        micro_batch_tokens=300,
+        row_tokens=150,
+        max_length=300,
+        lr=1e-3,
+        logging_steps=1,
+        save_steps=2,
+        weight_decay=0.01,
+        launcher=LauncherConfig(**launcher),
+    )
+
+
+def run(tiny: Path, examples: list[Example], folder: Path, cfg: FinetuneParams, **more: Any) -> TrainReport:
+    options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
+    return finetune(tiny, examples, folder / "model", cfg, **options)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"kind": "torchrun", "processes": 2},
+        {"kind": "deepspeed", "processes": 2, "zero_stage": 2},
+        {"kind": "deepspeed", "processes": 2, "zero_stage": 3},
+    ],
+    ids=["ddp", "zero2", "zero3"],
+)
+def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
+    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
+) -> None:
+    examples = dialogues(25)
+    alone = run(tiny, examples, tmp_path / "alone", params())
+    seen: list[tuple[int, int]] = []
+    together = run(
+        tiny,
+        examples,
+        tmp_path / "together",
+        params(**launcher),
+        progress=lambda done, of, note: seen.append((done, of)),
+    )
+    assert [loss for _, loss in together.loss] == pytest.approx([loss for _, loss in alone.loss], rel=1e-4)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (together.real_tokens, together.mean_weight) == (alone.real_tokens, alone.mean_weight)
+    one, two = weights(tmp_path / "alone" / "model"), weights(tmp_path / "together" / "model")
+    start = weights(tiny)
+    for name, tensor in one.items():
+        # Adam's first steps move by the sign of tiny gradients: compare with how far the weights went.
+        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm()
+    assert {f.name for f in (tmp_path / "together" / "model").iterdir()} == {
+        f.name for f in (tmp_path / "alone" / "model").iterdir()
+    }
+
+
+def test_a_workers_own_words_reach_the_user(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    launcher = {"kind": "torchrun", "processes": 1}
+    cfg = params(**launcher).model_copy(update={"attention": "flash_attention_2"})
+    with pytest.raises(UserError, match=r"torchrun: the training processes ended with code .*[Ff]lash") as error:
+        run(tiny, dialogues(4), tmp_path, cfg)
+    assert "Traceback" not in str(error.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_worker_leaves_when_its_launcher_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import threading, time\n"
+        "from selfimprove.training.worker import _leave_with_parent\n"
+        "threading.Thread(target=_leave_with_parent, daemon=True).start()\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == b"up\n"
+    assert worker.poll() is None
+    worker.stdin.close()  # what the operating system does when the launcher dies
+    assert worker.wait(timeout=60) == 3
+
+
+def test_encoded_examples_survive_the_way_to_the_workers(tmp_path: Path) -> None:
+    examples = [EncodedExample([5, 6, 7], [0.0, 12.182493960703473, 0.1]), EncodedExample([1], [0.0])]
+    save_encoded(tmp_path / "e.npz", examples)
+    assert load_encoded(tmp_path / "e.npz") == examples
+
+
+def test_several_nodes_meet_at_the_rendezvous_and_one_stays_local() -> None:
+    many = worker_command(
+        Path("/s/checkpoints-ab/job.json"),
+        LauncherConfig(kind="deepspeed", processes=8, nodes=4, rendezvous="n0:29400"),
+    )
+    assert many[1:] == [
+        "-m", "torch.distributed.run", "--nproc-per-node=8", "--nnodes=4", "--rdzv-backend=c10d",
+        "--rdzv-endpoint=n0:29400", "--rdzv-id=checkpoints-ab", "-m", "selfimprove.training.worker",
+        "/s/checkpoints-ab/job.json",
+    ]  # fmt: skip
+    one = worker_command(Path("/s/c/job.json"), LauncherConfig(kind="torchrun", processes=2))
+    assert "--nnodes=1" in one
+    assert any(part.startswith("--rdzv-endpoint=127.0.0.1:") for part in one)
+
+
+def test_zero_configuration_follows_the_params() -> None:
+    three = zero_config(params(kind="deepspeed", processes=2, offload=True).model_copy(update={"dtype": "bfloat16"}))
+    assert three["bf16"] == {"enabled": True}
+    assert three["zero_optimization"]["stage"] == 3
+    assert three["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert three["zero_optimization"]["offload_param"] == {"device": "cpu"}
+    two = zero_config(params(kind="deepspeed", processes=2, zero_stage=2))
+    assert two["zero_optimization"]["stage"] == 2
+    assert not any("offload" in key or "stage3" in key for key in two["zero_optimization"])
+    assert two["gradient_accumulation_steps"] == "auto"
+
+
+def test_the_module_is_light_until_training_starts() -> None:
+    code = "import sys, selfimprove.training.launch; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
