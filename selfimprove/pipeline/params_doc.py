@@ -19,7 +19,7 @@ def page() -> str:
     """The whole page."""
     lines = ["# Every key of params.yaml", "", "Written by `make deps` from the schemas; a test keeps it true."]
     seen: set[type[BaseModel]] = set()
-    waiting = [(name, schema) for name, schema in SCHEMAS.items()]
+    waiting: list[tuple[str, type[BaseModel]]] = list(SCHEMAS.items())
     while waiting:
         place, schema = waiting.pop(0)
         if schema in seen:

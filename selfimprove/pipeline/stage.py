@@ -22,6 +22,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import psutil
+
 from selfimprove.errors import UserError
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
@@ -208,11 +210,10 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
         def command() -> None:
-            started = time.monotonic()
             item = sys.argv[1] if len(sys.argv) > 1 else ""
             full = f"{name}@{item}" if item else name
             try:
-                _run(full, item, section, schema, main, started)
+                _run(full, item, section, schema, main)
             except UserError as error:
                 print(f"{full}: {error}", file=sys.stderr)
                 sys.exit(2)
@@ -234,7 +235,7 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
     return decorate
 
 
-def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None], started: float) -> None:
+def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None]) -> None:
     values = read_yaml(PARAMS_FILE)
     run = load_section(values, "run", RunParams, str(PARAMS_FILE))
     params = load_section(values, section, schema, str(PARAMS_FILE))
@@ -248,7 +249,9 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
         with suppress(_AlreadyDone):
             main(current)
         current.publish()
-        timing = {"seconds": time.monotonic() - started, **current.timing}
+        # From the process's start, so that Python's own start and the imports count.
+        seconds = time.time() - psutil.Process().create_time()
+        timing = {**current.timing, "seconds": seconds}
         write_json(SCRATCH / "timing" / f"{full}.json", timing)
 
 

@@ -55,7 +55,7 @@ def main(stage: Stage[RiseParams]) -> None:
             pinned=len(opening("", rise.env.few_shot)),
             progress=progress.reach,
         )
-    stage.timing |= {"train_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
+    stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     figures = report.model_dump(mode="json", exclude={"timing", "loss"})
     # What the controls match: the tokens that this iteration and its ancestors read, the base's own left out.
     figures["lineage_tokens"] = 0 if name == "base" else lineage_tokens + report.real_tokens

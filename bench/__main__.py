@@ -1,0 +1,42 @@
+"""``make bench``: rollouts against the raw engine, training against a plain trainer, the default run's overhead.
+
+Prints each part's table; the last line is one JSON document. Exits with 1 if a figure is impossible (above its limit).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+
+
+def main() -> None:
+    """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
+    threads = int(os.environ.get("BENCH_THREADS", "2"))
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    parts = os.environ.get("BENCH", "rollouts,training,pipeline").split(",")
+    document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
+    if "rollouts" in parts:
+        from bench import rollouts
+
+        document["rollouts"] = rollouts.measure(threads=threads)
+        rollouts.show(document["rollouts"])
+    if "training" in parts:
+        from bench import training
+
+        document["training"] = training.measure(threads=threads)
+        training.show(document["training"])
+    if "pipeline" in parts:
+        from bench import pipeline
+
+        document["pipeline"] = pipeline.measure()
+    print(json.dumps(document))
+    wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]
+    if wrong:
+        print(f"impossible figures (above their limit) in: {', '.join(wrong)}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The default run from scratch, in a private copy: wall time, share of it that is not model work, no-op time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.repo_copy import copy_repo, run
+
+
+def measure(profile: str = "default") -> dict[str, Any]:
+    """Run ``dvc repro`` twice under ``profile``.
+
+    Returns:
+        ``wall_seconds`` of the first run; ``work_seconds`` of it that engines and trainers computed; ``orchestration``:
+        the share that they did not (DVC, starting Python, imports, loading, grading, journals); ``noop_seconds``;
+        ``stages``: seconds of each stage's process.
+    """
+    with TemporaryDirectory() as scratch:
+        folder = copy_repo(Path(scratch) / "repo", profile)
+        started = time.perf_counter()
+        run(folder, "dvc", "repro", timeout=7200)
+        wall = time.perf_counter() - started
+        started = time.perf_counter()
+        run(folder, "dvc", "repro")
+        noop = time.perf_counter() - started
+        timings = {path.stem: json.loads(path.read_text()) for path in (folder / ".scratch/timing").glob("*.json")}
+        summary = json.loads((folder / "results/summary.json").read_text())
+    work = sum(timing.get("work_seconds", 0.0) for timing in timings.values())
+    return {
+        "profile": profile,
+        "wall_seconds": round(wall, 1),
+        "work_seconds": round(work, 1),
+        "orchestration": round(1 - work / wall, 4),
+        "noop_seconds": round(noop, 2),
+        "stages": {name: round(timing["seconds"], 1) for name, timing in sorted(timings.items())},
+        "summary": {name: row["metrics"]["m1@t1"] for name, row in summary["rise"]["rows"].items()},
+        "valid": work <= wall,
+    }
+
+
+def main() -> None:
+    """Print the figures; JSON on the last line. The argument names a profile."""
+    result = measure(*sys.argv[1:2])
+    for name, seconds in result["stages"].items():
+        print(f"  {seconds:7.1f} s  {name}")
+    print(
+        f"wall {result['wall_seconds']} s, orchestration {result['orchestration']:.1%}, no-op {result['noop_seconds']} s"
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
