@@ -93,7 +93,9 @@ def _divide(
     download: Path,
     mirror: Path | None,
 ) -> dict[str, list[Problem]]:
-    files = dict(tasks.files or {}) or {path.stem: str(path) for path in fetch(tasks.source, download, mirror=mirror)}
+    files: dict[str, str] = {stem: path for stem, path in (tasks.files or {}).items()}
+    if not files:
+        files = {path.stem: str(path) for path in fetch(tasks.source, download, mirror=mirror)}
     loaded = {stem: load_panel(Path(path), env) for stem, path in files.items()}
     for stem, problems in loaded.items():
         rng("panels", seed, tasks.source, stem).shuffle(problems)
