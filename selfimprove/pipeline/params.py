@@ -69,7 +69,8 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
 
 
 def _explain(error: ValidationError, section: str, value: Any) -> str:
-    first = error.errors()[0]
+    # A mistyped key also makes the right one missing; the mistyped one is what to mend.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     place = _keys(first["loc"], value)
     path = ".".join([section, *place])
     kind = first["type"]

@@ -68,6 +68,8 @@ class StageProgress:
     ) -> None:
         if self._rich:
             self._rich.stop()
+        if isinstance(error, Exception):
+            return  # what went wrong is said once, by whoever catches it
         seconds = time.monotonic() - self._started
         self._line(f"{self._done}/{self._total} in {seconds:.1f} s {self._note}".rstrip())
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Generic, TypeVar
 
 import psutil
@@ -37,6 +38,7 @@ PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
 SHARD_VARIABLE = "SELFIMPROVE_SHARD"
 MANIFEST = "manifest.json"
+PROBE_BYTES = 1 << 20
 CODE = ("selfimprove", "stages", "requirements/main.lock")
 
 
@@ -215,14 +217,15 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
             try:
                 _run(full, item, section, schema, main)
             except UserError as error:
-                print(f"{full}: {error}", file=sys.stderr)
+                print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
                 sys.exit(2)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            except Exception as error:
+                full_disk = _full_disk(error)
+                if full_disk is None:
                     raise
                 print(
-                    f"{full}: cannot write {error.filename or 'its files'}: {error.strerror}; free some space and run "
-                    "again: what was done is kept and no output was touched.",
+                    f"{full}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
+                    "output was touched.",
                     file=sys.stderr,
                 )
                 sys.exit(2)
@@ -253,6 +256,22 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
         seconds = time.time() - psutil.Process().create_time()
         timing = {**current.timing, "seconds": seconds}
         write_json(SCRATCH / "timing" / f"{full}.json", timing)
+
+
+def _full_disk(error: Exception) -> str | None:
+    """What could not be written and why, if the disk is full (or a quota or file size limit is reached), else None.
+
+    torch and safetensors report a failed write as errors of their own, which do not say why; a probe then tells.
+    """
+    if not isinstance(error, OSError):
+        try:
+            with TemporaryFile(dir=SCRATCH) as probe:
+                probe.write(bytes(PROBE_BYTES))
+        except OSError as found:
+            error = found
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{error.filename or 'its files'}: {error.strerror}"
+    return None
 
 
 def _digest(path: Path, pattern: str = "*") -> str:

@@ -15,6 +15,9 @@ def main(stage: Stage[RiseParams]) -> None:
     tasks, env = stage.params.tasks, stage.params.env.make()
     mirror = os.environ.get("DATA_MIRROR")
     stage.input("data/sources.yaml")
+    for file in (tasks.files or {}).values():
+        if Path(file).exists():
+            stage.input(file)
     stage.narrow((tasks, stage.params.env))
 
     panels = build_panels(

@@ -39,7 +39,7 @@ def main(stage: Stage[RiseParams]) -> None:
     model, examples = stage.input(start), read_jsonl(stage.input(data), Example)
     if name in rise.controls and rise.controls[name].data == "unweighted":
         examples = unweighted(examples)
-    stage.narrow((cfg, normalise, budget))
+    stage.narrow((cfg, normalise, budget, rise.env.few_shot))
 
     with stage.progress(0) as progress:
         report = finetune(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -140,6 +141,10 @@ class Control(Section):
     finetune: FinetuneParams
 
 
+TAKEN = ("base", "tasks")
+"""Folders beside which every iteration and control has one of its own name."""
+
+
 class RiseParams(Section):
     """The whole section."""
 
@@ -153,9 +158,13 @@ class RiseParams(Section):
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:
+        for kind, keys in (("iterations", self.iterations), ("controls", self.controls)):
+            for key in keys:
+                if key in TAKEN or (kind == "iterations" and key in self.controls):
+                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
+                if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
         for key, iteration in self.iterations.items():
-            if key == "base" or key in self.controls:
-                raise ValueError(f"iterations.{key}: the name is taken; choose another")
             if iteration.init_from not in ("base", iteration.init):
                 raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
             self.lineage(key)
