@@ -1,0 +1,135 @@
+"""Runs stage scripts, each in a process of its own forked from this one, and kills them where they are told to.
+
+Torch and transformers are imported once, before any fork, so that a run costs a fraction of a second. Reads one JSON
+job a line from standard input and answers each with a line::
+
+    {"module": "stages.rise.generate", "item": "iter1", "cwd": "...", "env": {}, "file_limit": null,
+     "kill": {"at": "journal", "count": 3, "when": "after"}}
+    {"code": null, "signal": 9, "stderr": "...", "log": ["computed", "journaled", ...]}
+
+A script runs as ``python -m`` runs it. ``kill.at`` is what to die at: ``journal`` (an entry), ``replace``
+(``os.replace``, which makes files whole and publishes them) or ``step`` (of training); at the ``count``-th, ``when``
+it is about to happen (before), half done (``torn``: half of the entry's bytes written) or has happened (after).
+``log`` counts what was really done: completions the engine computed, entries journaled, steps trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Serve jobs until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is not an answer
+    import accelerate  # noqa: F401
+    import deepspeed  # noqa: F401
+    import torch
+    import transformers.models.llama.modeling_llama
+    import transformers.trainer  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        folder = Path(job["cwd"])
+        child = os.fork()
+        if child == 0:
+            _run(job, folder)
+        status = os.waitpid(child, 0)[1]
+        log = folder / ".log"
+        answer = {
+            "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+            "stderr": (folder / ".stderr").read_text(encoding="utf-8"),
+            "log": log.read_text().split() if log.exists() else [],
+        }
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _run(job: dict[str, Any], folder: Path) -> None:
+    """Become the stage; never returns."""
+    code = 1
+    try:
+        os.chdir(folder)
+        log = folder / ".log"
+        log.unlink(missing_ok=True)
+        os.dup2(os.open(folder / ".stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+        os.environ.update(job.get("env") or {})
+        _watch(log, job.get("kill") or {})
+        if job.get("file_limit"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], resource.RLIM_INFINITY))
+        sys.argv = [job["module"], *([job["item"]] if job.get("item") else [])]
+        sys.path[0] = str(folder)
+        runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _watch(log: Path, kill: dict[str, Any]) -> None:
+    """Log what is done, and die at the moment asked for."""
+    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.pipeline.journal import Journal
+    from selfimprove.pipeline.progress import StageProgress
+
+    counts = {"journal": 0, "replace": 0, "step": 0}
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    really_write = os.write
+
+    def say(word: str) -> None:
+        really_write(descriptor, f"{word}\n".encode())
+
+    def moment(at: str, when: str) -> None:
+        if kill.get("at") == at and kill["count"] == counts[at] and kill["when"] == when:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched(at: str, word: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **more: Any) -> Any:
+            counts[at] += 1
+            moment(at, "before")
+            value = call(*arguments, **more)
+            say(word)
+            moment(at, "after")
+            return value
+
+        return wrapper
+
+    def tearing_write(file: int, data: bytes) -> int:
+        if kill.get("when") == "torn" and kill["count"] == counts["journal"] and data.startswith(b'{"key"'):
+            really_write(file, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return really_write(file, data)
+
+    compute = TransformersEngine.generate
+
+    async def counted(self: TransformersEngine, request: Any) -> Any:
+        completions = await compute(self, request)
+        say("computed")
+        return completions
+
+    TransformersEngine.generate = counted  # type: ignore[method-assign]
+    Journal.add = watched("journal", "journaled", Journal.add)  # type: ignore[method-assign]
+    StageProgress.reach = watched("step", "step", StageProgress.reach)  # type: ignore[method-assign]
+    os.replace = watched("replace", "replaced", os.replace)
+    os.write = tearing_write
+
+
+if __name__ == "__main__":
+    main()

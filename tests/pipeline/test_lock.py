@@ -1,0 +1,105 @@
+"""One process at a time works on a stage. (A second run and an orphan, with real stages: test_kill.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+
+from selfimprove.errors import UserError
+from selfimprove.pipeline.lock import stage_lock
+
+HOLD = """
+import sys; from pathlib import Path; from selfimprove.pipeline.lock import stage_lock
+with stage_lock(Path(sys.argv[1]), "stage"):
+    print("held", flush=True); sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_second_run_is_refused_and_told_who_runs(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        with pytest.raises(UserError, match=rf"stage stage is already running \(process {process.pid}\)"):  # noqa: SIM117
+            with stage_lock(tmp_path, "stage"):
+                pass
+        with stage_lock(tmp_path, "another"):
+            pass
+        process.communicate("")
+        with stage_lock(tmp_path, "stage"):
+            assert json.loads((tmp_path / "stage.owner.json").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / "stage.owner.json").exists()
+
+
+def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
+    with holder(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (tmp_path / "stage.owner.json").exists()
+        with stage_lock(tmp_path, "stage"):
+            pass
+
+
+def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The holder's parent, a shell, is gone; the holder itself ends when its input does."""
+    script = tmp_path / "hold.py"
+    script.write_text(HOLD)
+    shell = subprocess.Popen(
+        ["sh", "-c", f"{sys.executable} {script} {tmp_path}; exit 0"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+    )  # fmt: skip
+    assert shell.stdin
+    assert shell.stdout
+    assert shell.stdout.readline() == "held\n"
+    orphan = psutil.Process(json.loads((tmp_path / "stage.owner.json").read_text())["pid"])
+    shell.kill()
+    shell.wait()
+    got: list[str] = []
+
+    def wait_and_hold() -> None:
+        with stage_lock(tmp_path, "stage"):
+            got.append("lock")
+
+    waiter = Thread(target=wait_and_hold)
+    waiter.start()
+    said = ""
+    while "still at work" not in said:
+        said += capsys.readouterr().err
+        time.sleep(0.02)
+    assert f"process {orphan.pid} of a killed run is still at work" in said
+    assert got == []
+    shell.stdin.close()
+    waiter.join()
+    assert got == ["lock"]
+    shell.stdout.close()
+
+
+def test_an_error_inside_releases_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), stage_lock(tmp_path, "stage"):
+        raise RuntimeError
+    with stage_lock(tmp_path, "stage"):
+        pass

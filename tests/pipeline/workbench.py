@@ -1,0 +1,129 @@
+"""A folder in which real stages run, smoke-sized, without DVC: code, params, and the first stages' outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from selfimprove.pipeline.profiles import compose, merge
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = ("selfimprove", "stages", "requirements/main.lock", "data/sources.yaml")
+PARAMS = """
+rise:
+  tasks: {demonstrations: 96, train: 12, dev: 2, test: 6}
+  env: {few_shot: false}
+  engines: {student: {slots: 4, prefill_rows: 2, context: 256}}
+  sft: {batch_size: 16, save_steps: 2, logging_steps: 1}
+  iterations: {iter1: {generate: {problems: 6, max_tokens: 8}}, iter2: {generate: {problems: 6, offset: 6, max_tokens: 8}}}
+  evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
+"""  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a stage ended: its exit code or the signal that killed it, what it said, what it did."""
+
+    code: int | None
+    signal: int | None
+    stderr: str
+    log: list[str]
+
+    @property
+    def lines(self) -> list[str]:
+        """What it said, line by line."""
+        return self.stderr.splitlines()
+
+
+class Forks:
+    """The process of ``stage_forks``; a context."""
+
+    def __init__(self, code: Path) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{code}{os.pathsep}{ROOT}"}
+        for name in ("SELFIMPROVE_SHARD", "OPENAI_API_KEY", "DATA_MIRROR"):
+            environment.pop(name, None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.stage_forks"],
+            cwd=code, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, cwd: Path, stage: str, item: str = "", **more: Any) -> Ran:
+        """Run ``python -m stages.<stage> <item>`` there; ``more``: ``kill``, ``env``, ``file_limit``."""
+        assert self._process.stdin
+        assert self._process.stdout
+        job = {"module": f"stages.{stage}", "item": item, "cwd": str(cwd), **more}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        return Ran(**json.loads(self._process.stdout.readline()))
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Workbench:
+    """The folder that tests copy from: first stages have run in it, up to the base model's SFT."""
+
+    def __init__(self, folder: Path, forks: Forks) -> None:
+        self.folder, self.forks = folder, forks
+        write_params(folder, {})
+        for stage, item in (("rise.data", ""), ("tokenizer", ""), ("base", ""), ("rise.finetune", "base")):
+            ran = forks.run(folder, stage, item)
+            assert ran.code == 0, ran.stderr
+
+    def copy(self, target: Path, overlay: Mapping[str, Any] | None = None) -> Path:
+        """A folder of its own for a test, with ``overlay`` laid over the params."""
+        shutil.copytree(self.folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+        if overlay:
+            write_params(target, overlay)
+        return target
+
+
+def copy_code(folder: Path) -> Path:
+    """Copy what stages import and read."""
+    for part in CODE:
+        source, target = ROOT / part, folder / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, target)
+    return folder
+
+
+def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
+    """The smoke profile, made smaller, under ``overlay``."""
+    yaml = YAML()
+    params = yaml.load(compose("smoke", ROOT / "profiles"))
+    merge(params, yaml.load(PARAMS))
+    merge(params, overlay)
+    out = StringIO()
+    yaml.dump(params, out)
+    (folder / "params.yaml").write_text(out.getvalue(), encoding="utf-8")
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """Bytes of everything under data, models and results, by path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for top in ("data", "models", "results")
+        for path in sorted((folder / top).rglob("*"))
+        if path.is_file()
+    }
