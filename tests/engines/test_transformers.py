@@ -109,6 +109,17 @@ def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> 
     assert warm.stats.notes["prefill_blocks"] - again <= len(requests)
 
 
+def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) -> None:
+    # Digits are single tokens, so these prompts differ in one early token and share every later block's tokens.
+    prompts = [[Message(role="user", content=f"{digit} " + "apples and pages, " * 8)] for digit in range(5)]
+    requests = [Request(messages, SeedKey(1, "same"), max_tokens=6) for messages in prompts]
+    one_by_one = [run(make_engine(folder), [request])[0] for request in requests]
+    engine = make_engine(folder)
+    assert run(engine, requests, at_once=1) == one_by_one
+    assert engine.stats.cached_prompt_tokens == 0
+    assert len({completions[0].logprobs[0] for completions in one_by_one if completions[0].logprobs}) == 5
+
+
 def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> None:
     engine = make_engine(folder)
     engine._cache._most = 3
