@@ -39,14 +39,14 @@ $(READY): requirements/main.lock
 	@rm -f $(VENV)/.ready-*; touch $@
 
 repro: $(READY) ## run what is out of date and print the results table; METHOD=rise for one method
-	@dvc repro $(goals)
+	@python -m selfimprove.pipeline.warm dvc repro $(goals)
 	@python -m selfimprove.report.table
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 	@python -m selfimprove.pipeline.profiles $(PROFILE)
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S)
-	@dvc exp run $(foreach pair,$(SET),-S '$(pair)')
+	@python -m selfimprove.pipeline.warm dvc exp run $(foreach pair,$(SET),-S '$(pair)')
 
 compare: $(READY) ## experiments side by side, then what changed in metrics and params
 	@dvc exp show --no-pager --only-changed --drop '.*(std|se|n)$$' || true

@@ -6,7 +6,7 @@ from selfimprove.tokenizer import copy_tokenizer
 from selfimprove.training.scratch_model import build_scratch_model
 
 
-@stage("base", "base", BaseParams)
+@stage("base", "base", BaseParams, heavy=True)
 def main(stage: Stage[BaseParams]) -> None:
     tokenizer = stage.input("models/tokenizer")
 

@@ -13,6 +13,7 @@ from tests.repo_copy import ROOT, copy_repo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
+WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
 
 
@@ -43,7 +44,7 @@ def hashes(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copy_repo(tmp_path_factory.mktemp("repo"))
-    run(folder, "dvc", "repro")
+    run(folder, *WARM, "dvc", "repro")
     return folder
 
 
@@ -73,10 +74,10 @@ def test_controls_train_on_as_many_tokens_as_the_iterations_together(repo: Path)
 
 
 def test_nothing_reruns_when_nothing_changed(repo: Path) -> None:
-    assert ran(run(repo, "dvc", "repro").stdout) == set()
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
 
 
-def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: Path) -> None:
+def test_a_second_run_from_scratch_without_the_warm_helper_gives_identical_hashes(repo: Path, tmp_path: Path) -> None:
     other = copy_repo(tmp_path / "again")
     run(other, "dvc", "repro")
     assert hashes(other) == hashes(repo)
@@ -85,11 +86,11 @@ def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: 
 def test_a_changed_param_reruns_what_depends_on_it_and_comes_back_from_the_run_cache(repo: Path) -> None:
     before = hashes(repo)
     edit(repo, "rise.iterations.iter2.finetune.lr", 0.002)
-    assert ran(run(repo, "dvc", "repro").stdout) == {"rise-finetune@iter2", "rise-evaluate@iter2", "report"}
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == {"rise-finetune@iter2", "rise-evaluate@iter2", "report"}
     assert hashes(repo)["models/rise/iter2"] != before["models/rise/iter2"]
     assert "lr" in run(repo, "dvc", "params", "diff").stdout
     edit(repo, "rise.iterations.iter2.finetune.lr", 0.001)
-    back = run(repo, "dvc", "repro").stdout
+    back = run(repo, *WARM, "dvc", "repro").stdout
     assert ran(back) == set()
     assert hashes(repo) == before
 
@@ -99,16 +100,16 @@ def test_an_added_iteration_runs_its_four_stages(repo: Path) -> None:
     iteration = YAML(typ="safe", pure=True).load(repo / "params.yaml")["rise"]["iterations"]["iter2"]
     edit(repo, "rise.iterations.iter3", {**iteration, "init": "iter2", "init_from": "iter2"})
     mine = {f"rise-{step}@iter3" for step in ("generate", "convert", "finetune", "evaluate")}
-    assert ran(run(repo, "dvc", "repro").stdout) == mine | {"report"}
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == mine | {"report"}
     assert "iter3" in json.loads((repo / "results/summary.json").read_text())["rise"]["order"]
     (repo / "params.yaml").write_text(params)
-    run(repo, "dvc", "repro")
+    run(repo, *WARM, "dvc", "repro")
 
 
 def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> None:
     run(repo, "git", "add", "--all")
     run(repo, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "results")
-    run(repo, "dvc", "exp", "run", "-n", "cooler", "-S", "rise.evaluate.temperature=0.5")
+    run(repo, *WARM, "dvc", "exp", "run", "-n", "cooler", "-S", "rise.evaluate.temperature=0.5")
     table = run(repo, "dvc", "exp", "show", "--csv").stdout
     assert "cooler" in table
     assert "rise.evaluate.temperature" in table

@@ -18,6 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline.warm import parents
 
 POLL_SECONDS = 0.2
 
@@ -54,9 +55,8 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
             time.sleep(POLL_SECONDS)
     try:
         me = psutil.Process()
-        parents = [[p.pid, p.create_time()] for p in me.parents()[:2]]
         temporary = owner.with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), "parents": parents}))
+        temporary.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), "parents": parents()}))
         os.replace(temporary, owner)
         yield
     finally:
@@ -74,14 +74,14 @@ def _holder(owner: Path) -> dict[str, object] | None:
 
 def _is_orphan(holder: dict[str, object]) -> bool:
     """Whether one of the two processes above it (dvc, and the shell dvc starts stages with) has gone."""
-    parents = holder["parents"]
-    assert isinstance(parents, list)
-    return not all(_lives(pid, created) for pid, created in parents)
+    above = holder["parents"]
+    assert isinstance(above, list)
+    return not all(_lives(pid, created) for pid, created in above)
 
 
 def _lives(pid: object, created: object) -> bool:
     try:
-        process = psutil.Process(int(str(pid)))
+        process = psutil.Process(int(float(str(pid))))
         return abs(process.create_time() - float(str(created))) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -23,9 +23,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Generic, TypeVar
 
-import psutil
-
 from selfimprove.errors import UserError
+from selfimprove.pipeline import warm
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
@@ -203,8 +202,12 @@ class _AlreadyDone(BaseException):
     """An earlier run of this identity finished; only publishing is left."""
 
 
-def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
+def stage(
+    name: str, section: str, schema: type[S], *, heavy: bool = False
+) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
     """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
+
+    ``heavy``: it imports torch, so a helper that has done so already may run it (``pipeline.warm``).
 
     Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
     its traceback.
@@ -212,6 +215,9 @@ def stage(name: str, section: str, schema: type[S]) -> Callable[[Callable[[Stage
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
         def command() -> None:
+            code = warm.forward(main.__globals__["__spec__"].name) if heavy and main.__globals__["__spec__"] else None
+            if code is not None:
+                sys.exit(code)
             item = sys.argv[1] if len(sys.argv) > 1 else ""
             full = f"{name}@{item}" if item else name
             try:
@@ -253,7 +259,7 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
             main(current)
         current.publish()
         # From the process's start, so that Python's own start and the imports count.
-        seconds = time.time() - psutil.Process().create_time()
+        seconds = time.time() - warm.started()
         timing = {**current.timing, "seconds": seconds}
         write_json(SCRATCH / "timing" / f"{full}.json", timing)
 

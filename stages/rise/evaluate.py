@@ -15,7 +15,7 @@ from selfimprove.records import write_jsonl
 from selfimprove.seeds import key_bits
 
 
-@stage("rise-evaluate", "rise", RiseParams)
+@stage("rise-evaluate", "rise", RiseParams, heavy=True)
 def main(stage: Stage[RiseParams]) -> None:
     rise, cfg, name = stage.params, stage.params.evaluate, stage.item
     env = rise.env.make()

@@ -13,7 +13,7 @@ from selfimprove.records import Example, read_jsonl
 from selfimprove.training.launch import finetune
 
 
-@stage("rise-finetune", "rise", RiseParams)
+@stage("rise-finetune", "rise", RiseParams, heavy=True)
 def main(stage: Stage[RiseParams]) -> None:
     rise, name = stage.params, stage.item
     lineage_tokens, budget = 0, None

@@ -14,7 +14,7 @@ from selfimprove.records import write_jsonl
 from selfimprove.seeds import key_bits
 
 
-@stage("rise-generate", "rise", RiseParams)
+@stage("rise-generate", "rise", RiseParams, heavy=True)
 def main(stage: Stage[RiseParams]) -> None:
     rise, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, env = iteration.generate, stage.params.env.make()

@@ -1,0 +1,189 @@
+"""Warm starts: the heavy packages are imported once for a whole run, not once a stage.
+
+Importing torch and transformers takes about four seconds, which a run of twenty stages would pay fourteen times.
+``python -m selfimprove.pipeline.warm dvc repro`` imports them in a helper process while dvc starts, and runs the
+command. A heavy stage that finds the helper (by ``SELFIMPROVE_WARM``) asks it to fork; the child has the stage's
+arguments, folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code
+becomes the stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
+
+The helper holds only third-party packages, has computed nothing (so forking is safe), and ends with the command. A
+child whose stage process is killed dies with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from selfimprove.pipeline.params import RunParams, load_section, read_yaml
+
+ADDRESS = "SELFIMPROVE_WARM"
+STARTED = "SELFIMPROVE_STARTED"
+PARENTS = "SELFIMPROVE_PARENTS"
+
+
+def parents() -> list[list[float]]:
+    """(pid, start time) of the two processes above this stage: the shell that dvc uses, and dvc."""
+    if PARENTS in os.environ:
+        return [list(map(float, pair)) for pair in json.loads(os.environ[PARENTS])]
+    return [[float(p.pid), p.create_time()] for p in psutil.Process().parents()[:2]]
+
+
+def started() -> float:
+    """When the stage's own process started, in seconds since the epoch."""
+    return float(os.environ.get(STARTED) or psutil.Process().create_time())
+
+
+def forward(module: str) -> int | None:
+    """Have the helper run this stage; its exit code, or None if there is no helper to ask."""
+    address = os.environ.get(ADDRESS)
+    if not address:
+        return None
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.connect(address)
+    except OSError:
+        return None
+    environment = {**os.environ, STARTED: str(started()), PARENTS: json.dumps(parents())}
+    del environment[ADDRESS]
+    job = {"module": module, "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": environment}
+    with line:
+        socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
+        answer = b""
+        while True:
+            try:
+                part = line.recv(64)
+            except KeyboardInterrupt:
+                continue  # the terminal has interrupted the child too; wait for its word
+            if not part:
+                break
+            answer += part
+    return int(answer) if answer else 1
+
+
+def main() -> None:
+    """Run the command given as arguments beside a helper; exit with its code."""
+    folder = tempfile.mkdtemp(prefix="warm-")
+    address = str(Path(folder) / "s")
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(address)
+    server.listen()
+    alive, held = os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        os.close(held)
+        _serve(server, alive)
+    os.close(alive)
+    server.close()
+    try:
+        code = subprocess.run(sys.argv[1:], env={**os.environ, ADDRESS: address}, check=False).returncode
+    except KeyboardInterrupt:
+        code = 130
+    finally:
+        os.close(held)
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(code if code >= 0 else 128 - code)
+
+
+def _serve(server: socket.socket, alive: int) -> None:
+    """The helper: import, then fork a child for every stage that calls; ends when the command has."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
+    try:
+        threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
+        # Read when torch is imported; the same as in a stage that imports for itself.
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
+        _import()
+    except Exception:
+        os._exit(1)  # calls are refused from here on, and stages import for themselves
+    while True:
+        line, _ = server.accept()
+        # A second fork, so that the child's end is waited for without a thread in the process that forks.
+        if os.fork() == 0:
+            server.close()
+            _answer(line)
+        line.close()
+        _reap()
+
+
+def _import() -> None:
+    import accelerate  # noqa: F401
+    import torch  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.trainer  # noqa: F401
+
+
+def _answer(line: socket.socket) -> None:
+    """Fork the stage's process, wait for it, send its exit code; if the line breaks first, end the stage."""
+    message, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
+    while not message.endswith(b"\n"):
+        message += line.recv(1 << 16)
+    child = os.fork()
+    if child == 0:
+        _become(json.loads(message), descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+    def watch() -> None:
+        if not line.recv(1):  # the stage's process is gone
+            os.kill(child, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    line.sendall(str(code if code >= 0 else 128 - code).encode())
+    os._exit(0)
+
+
+def _become(job: dict[str, Any], descriptors: list[int]) -> None:
+    """In the child: take over the stage's terminal, folder, environment and arguments, and run its module."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(job["folder"])
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    sys.path[0] = os.getcwd()
+    sys.argv = [job["module"], *job["arguments"]]
+    code = 0
+    try:
+        runpy.run_module(job["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with(alive: int) -> None:
+    os.read(alive, 1)  # returns when the command's process has closed its end, however it ended
+    os._exit(0)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+if __name__ == "__main__":
+    main()
