@@ -165,9 +165,9 @@ class RiseParams(Section):
                 if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
                     raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
         for key, iteration in self.iterations.items():
+            self.lineage(key)
             if iteration.init_from not in ("base", iteration.init):
                 raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
-            self.lineage(key)
             for model in iteration.generate.models:
                 if model not in self.engines:
                     raise ValueError(

@@ -1,0 +1,247 @@
+"""params.yaml: closed schemas at every level, and one sentence that names the key for whatever does not fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from selfimprove.base_model import BaseParams
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, read_yaml
+from selfimprove.pipeline.profiles import compose
+from selfimprove.tokenizer import TokenizerParams
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMAS = {"run": RunParams, "tokenizer": TokenizerParams, "base": BaseParams, "rise": RiseParams}
+DEFAULT = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
+
+
+def complaint(change: Callable[[dict[str, Any]], object]) -> str:
+    """What the first section that does not fit says, after a change to the smoke profile."""
+    values = copy.deepcopy(DEFAULT)
+    change(values)
+    with pytest.raises(UserError) as caught:
+        load_all(values)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def load_all(values: dict[str, Any]) -> None:
+    for name in SECTIONS:
+        load_section(values, name, SCHEMAS[name], "params.yaml")
+
+
+def put(path: str, value: Any) -> Callable[[dict[str, Any]], object]:
+    def change(values: dict[str, Any]) -> None:
+        *keys, last = path.split(".")
+        for key in keys:
+            values = values[key]
+        values[last] = value
+
+    return change
+
+
+def drop(path: str) -> Callable[[dict[str, Any]], object]:
+    def change(values: dict[str, Any]) -> None:
+        *keys, last = path.split(".")
+        for key in keys:
+            values = values[key]
+        del values[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "nearest"),
+    [
+        ("run.sead", "seed"),
+        ("tokenizer.vocabsize", "vocab_size"),
+        ("base.arch.layer", "layers"),
+        ("rise.iteration", "iterations"),
+        ("rise.tasks.trian", "train"),
+        ("rise.env.extractor", "extraction"),
+        ("rise.engines.student.slot", "slots"),
+        ("rise.engines.teacher.eror_rate", "error_rate"),
+        ("rise.sft.batchsize", "batch_size"),
+        ("rise.evaluate.max_turn", "max_turns"),
+        ("rise.iterations.iter1.finetunes", "finetune"),
+        ("rise.iterations.iter1.generate.num_samples", "num_of_samples"),
+        ("rise.iterations.iter2.convert.criterion", "criteria"),
+        ("rise.iterations.iter2.finetune.save_step", "save_steps"),
+        ("rise.controls.more_sft.finetune.epoch", "epochs"),
+        ("rise.sft.launcher", "launcher"),
+    ],
+)
+def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str, nearest: str) -> None:
+    if path.endswith("launcher"):
+        path, nearest = "rise.sft.launcher.proceses", "processes"
+        sentence = complaint(put("rise.sft.launcher", {"kind": "torchrun", "proceses": 2}))
+    else:
+        sentence = complaint(put(path, 1))
+    assert sentence.startswith(f"params.yaml: {path}: unknown key")
+    assert f"did you mean {nearest!r}?" in sentence
+
+
+def test_an_unknown_section_is_refused_by_every_stage() -> None:
+    for name, schema in SCHEMAS.items():
+        with pytest.raises(UserError, match=r"unknown section 'ruse'; did you mean?"):
+            load_section({**DEFAULT, "ruse": {}}, name, schema, "params.yaml")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_missing_section_is_named(section: str) -> None:
+    assert f"section {section!r} is missing" in complaint(drop(section))
+    assert f"params.yaml: {section}: " in complaint(put(section, None))
+
+
+def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["rise"]["tasks"]["trian"] = values["rise"]["tasks"].pop("train")
+
+    assert "rise.tasks.trian: unknown key; did you mean 'train'?" in complaint(change)
+    assert "rise.tasks.train: missing" in complaint(drop("rise.tasks.train"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("run.seed", -1, "greater than or equal to 0, got -1"),
+        ("run.seed", "seventeen", "got 'seventeen'"),
+        ("run.threads", 0, "greater than or equal to 1"),
+        ("rise.tasks.source", "gsm9k", "'embedded', 'gsm8k', 'math' or 'files', got 'gsm9k'"),
+        ("rise.evaluate.top_p", 0, "greater than 0"),
+        ("rise.evaluate.top_p", 1.5, "less than or equal to 1"),
+        ("rise.evaluate.temperature", float("nan"), "finite"),
+        ("rise.iterations.iter1.generate.models.0", None, "string"),
+        ("rise.iterations.iter1.generate.problems", 2.5, "integer"),
+        ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
+        ("rise.engines.student.slots", 0, "greater than or equal to 1"),
+        ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
+        ("rise.engines.teacher.engine", "gpt", "'gpt'"),
+        ("rise.env.few_shot", "perhaps", "bool"),
+        ("rise.sft.lr", "1e-3 or so", "number"),
+    ],
+)
+def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, value: Any, said: str) -> None:
+    if path.endswith(".0"):
+        sentence = complaint(put(path[:-2], [value, "teacher"]))
+    else:
+        sentence = complaint(put(path, value))
+    assert sentence.startswith(f"params.yaml: {path.removesuffix('.engine')}")
+    assert said in sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("rise.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
+        ("rise.iterations.iter1.init_from", "iter2", "iterations.iter1.init_from: must be base or 'base'"),
+        ("rise.iterations.iter1.generate.models", ["student", "techer"], "no engine 'techer'"),
+        ("rise.iterations.iter1.generate.num_of_samples", [1], "num_of_samples needs one entry a turn (2), has 1"),
+        ("rise.iterations.iter1.generate.models", ["student"] * 3, "models needs one entry a turn (2), has 3"),
+        ("rise.iterations.iter1.generate.num_of_samples", [1, 0], "every turn needs at least one sample"),
+        ("rise.controls.more_sft.match", "iter9", "controls.more_sft.match: no iteration 'iter9'"),
+        ("rise.tasks.source", "files", "files: is read with source 'files' and only then"),
+        ("rise.tasks.files", {"test": "x.jsonl"}, "files: is read with source 'files' and only then"),
+    ],
+)
+def test_names_that_do_not_fit_together_are_refused(path: str, value: Any, said: str) -> None:
+    assert said in complaint(put(path, value))
+
+
+def test_a_cycle_of_iterations_is_named() -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["rise"]["iterations"]["iter1"] |= {"init": "iter2", "init_from": "base"}
+
+    assert "the iterations form a cycle (iter1 <- iter2 <- iter1)" in complaint(change)
+    own = complaint(lambda values: values["rise"]["iterations"]["iter1"].update(init="iter1", init_from="base"))
+    assert "the iterations form a cycle (iter1 <- iter1)" in own
+
+
+@pytest.mark.parametrize("name", ["base", "tasks", "more_sft", "a/b", "..", "a b"])
+def test_a_name_that_would_collide_or_is_no_folder_s_is_refused(name: str) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["rise"]["iterations"][name] = values["rise"]["iterations"]["iter1"]
+
+    assert f"iterations.{name}: " in complaint(change)
+
+
+def test_a_control_cannot_be_called_base() -> None:
+    change = lambda values: values["rise"]["controls"].update(base=values["rise"]["controls"]["more_sft"])  # noqa: E731
+    assert "controls.base: the name is taken" in complaint(change)
+
+
+def test_the_student_that_evaluation_plays_must_be_there() -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["rise"]["engines"]["pupil"] = values["rise"]["engines"].pop("student")
+        for iteration in values["rise"]["iterations"].values():
+            iteration["generate"]["models"] = ["pupil", "pupil"]
+
+    assert "engines: 'student'" in complaint(change)
+
+
+def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> None:
+    said = complaint(put("base.model", "org/model"))
+    assert said.startswith("params.yaml: base: model 'org/model' is no folder; for a hub model give its revision too")
+    assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
+
+
+def test_an_iteration_s_lineage_is_oldest_first() -> None:
+    rise = RiseParams.model_validate(DEFAULT["rise"])
+    assert (rise.lineage("iter2"), rise.lineage("base")) == (["iter1", "iter2"], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: {seed: 1\nrise: 2\n", "line 2: not YAML"),
+        ("run: {seed: 1}\nrun: {seed: 2}\n", 'line 2: not YAML (found duplicate key "run"'),
+        ("run:\n  seed: 1\n  seed: 2\n", 'line 3: not YAML (found duplicate key "seed"'),
+        ("run:\n\tseed: 1\n", "line 2: not YAML"),
+        ("- run\n", "a mapping of sections was expected"),
+        ("", "a mapping of sections was expected"),
+        ("run: \x07\n", "not YAML"),
+    ],
+)
+def test_a_file_that_is_not_a_mapping_in_yaml_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_yaml(tmp_path / "params.yaml")
+    assert said in " ".join(str(caught.value).split())
+
+
+def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    with pytest.raises(UserError, match="does not exist; run from the repository's root"):
+        read_yaml(path)
+    path.write_bytes(b"run: {seed: \xff}\n")
+    with pytest.raises(UserError, match="not YAML"):
+        read_yaml(path)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=6,
+    ),
+    st.sampled_from(["run", "base", "rise", "rise.engines", "rise.iterations.iter1", "rise.tasks.difficulty"]),
+)
+def test_whatever_stands_there_the_answer_is_a_sentence_or_params(value: Any, path: str) -> None:
+    values = copy.deepcopy(DEFAULT)
+    put(path, value)(values)
+    sentence = "params.yaml: "
+    try:
+        load_all(values)
+    except UserError as error:
+        sentence = str(error)
+    assert sentence.startswith("params.yaml: ")
