@@ -206,7 +206,7 @@ def test_difficulty_reads_what_yaml_gives() -> None:
 
 
 def test_too_narrow_a_difficulty_says_so() -> None:
-    narrow = Difficulty(steps={2: 1}, term=(50, 60), factor=(2, 2), multiplicand=(50, 55), largest=10)
+    narrow = Difficulty(steps={2: 1}, term=(50, 50), factor=(2, 2), multiplicand=(50, 55), largest=10)
     with pytest.raises(UserError, match="widen the difficulty"):
         generate(10**6, seed=1, split="dev", difficulty=narrow)
 
