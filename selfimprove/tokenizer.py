@@ -25,6 +25,7 @@ class TokenizerParams(Section):
     """How the tokenizer is trained; not read when ``base.model`` names a model, which brings its own."""
 
     vocab_size: int = Field(default=512, ge=300)
+    texts: int = Field(default=12000, ge=1, description="how many texts of each method it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
 
 

@@ -1,22 +1,24 @@
-"""tokenizer: a small one trained on the demonstrations, or the named model's own, with the chat template all share."""
+"""tokenizer: a small one trained on the methods' texts, or the named model's own, with the chat template all share."""
+
+from itertools import islice
 
 from selfimprove.base_model import BaseParams, resolve_model
 from selfimprove.pipeline.params import load_section, read_yaml
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
-from selfimprove.records import Example, read_jsonl
+from selfimprove.records import read_rows
 from selfimprove.tokenizer import TokenizerParams, copy_tokenizer, train_tokenizer
 
 
 @stage("tokenizer", "tokenizer", TokenizerParams)
 def main(stage: Stage[TokenizerParams]) -> None:
     base = load_section(read_yaml(PARAMS_FILE), "base", BaseParams, str(PARAMS_FILE))
-    demonstrations = stage.input("data/rise/base/train") / "examples.jsonl"
+    corpora = [stage.input("data/rise/texts.jsonl")]
     stage.narrow((stage.params, base.model, base.revision, base.chat_template))
 
     folder = stage.output("models/tokenizer")
     if base.model is None:
-        examples = read_jsonl(demonstrations, Example)
-        train_tokenizer((m.content for example in examples for m in example.messages), stage.params, folder)
+        texts = (str(row["text"]) for path in corpora for _, row in islice(read_rows(path), stage.params.texts))
+        train_tokenizer(texts, stage.params, folder)
     else:
         copy_tokenizer(resolve_model(base), folder, base.chat_template)
 

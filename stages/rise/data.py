@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import build_panels, demonstrate, panel_hash, to_row
+from selfimprove.methods.rise.tasks import build_panels, demonstrate, panel_hash, texts, to_row
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl, write_rows
@@ -32,6 +32,7 @@ def main(stage: Stage[RiseParams]) -> None:
         folder / "panels.json",
         {name: {"n": len(problems), "hash": panel_hash(problems)} for name, problems in panels.items()},
     )
+    write_rows(stage.output("data/rise/texts.jsonl"), texts(panels["demonstrations"] or panels["train"], env))
     base = stage.output("data/rise/base/train")
     base.mkdir()
     demonstrations = demonstrate(panels["demonstrations"], env, few_shot=stage.params.env.few_shot)

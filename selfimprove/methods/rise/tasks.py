@@ -15,7 +15,7 @@ from selfimprove.envs.arithmetic import Split, generate
 from selfimprove.envs.base import AnswerEnv, Problem
 from selfimprove.errors import UserError
 from selfimprove.methods.rise.params import TaskParams
-from selfimprove.methods.rise.prompts import opening
+from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.records import Example, Message, read_rows
 from selfimprove.seeds import rng
 from selfimprove.sources import fetch
@@ -58,6 +58,19 @@ def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) 
             source=problem.id,
         )
         for index, problem in enumerate(problems)
+    ]
+
+
+def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, str]]:
+    """What the small tokenizer learns its merges from: each problem as it is asked, asked again, and solved."""
+    return [
+        {"text": text}
+        for problem in problems
+        for text in (
+            *(message.content for message in opening(problem.question, few_shot=False)),
+            feedback(0.0, problem.question),
+            env.demonstration(problem),
+        )
     ]
 
 
