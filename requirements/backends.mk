@@ -11,8 +11,8 @@ $(VLLM_STAMP): | $(VLLM_LOCK)
 	@echo "installing into $(VLLM_ENV) (once; about two minutes, 2.5 GB)"
 	rm -rf $(VLLM_ENV)
 	$(PYTHON) -m venv $(VLLM_ENV)
-	$(VLLM_ENV)/bin/python -m pip install -qq $(TORCH_ARGS) $(TORCH)
-	$(VLLM_ENV)/bin/python -m pip install -qq --require-hashes --no-deps -r $(VLLM_LOCK)
+	$(VLLM_ENV)/bin/python -m pip install -qq --no-compile $(TORCH_ARGS) $(TORCH)
+	$(VLLM_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(VLLM_LOCK)
 	touch $@
 
 .PHONY: env-vllm test-backends test-backends-vllm

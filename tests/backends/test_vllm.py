@@ -173,7 +173,10 @@ def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, referen
     finishes = set()
     for request, [completion] in zip(requests, together(engine, *requests), strict=True):
         check_logprobs(reference, request, completion)
-        assert completion.text == reference.chat.decode(completion.token_ids or [])
+        ids, logprobs = completion.token_ids or [], completion.logprobs or []
+        assert completion.text == reference.chat.decode(ids)
+        assert not reference.chat.stop_ids & set(ids), "the end-of-turn token is left out"
+        assert len(logprobs) == len(ids) + (completion.finish == "stop")
         finishes.add(completion.finish)
     assert finishes == {"stop", "length"}, "both ends of a completion are covered"
 
@@ -262,10 +265,19 @@ def test_a_request_that_does_not_fit_fails_alone(engine: VllmEngine) -> None:
     assert engine.stats.failures == failures + 2
 
 
-def test_a_prompt_and_answer_that_just_fit_are_answered(engine: VllmEngine, reference: Reference) -> None:
-    prompt = len(reference.chat.encode(ask().messages, add_generation_prompt=True).ids)
-    [[completion]] = together(engine, ask(max_tokens=CONTEXT - prompt, temperature=0.0))
-    assert completion.token_ids == reference.greedy(list(ask().messages), CONTEXT - prompt)
+def test_a_prompt_and_answer_that_just_fit_are_answered_and_scored(engine: VllmEngine, reference: Reference) -> None:
+    def prompt(digits: int) -> list[Message]:
+        return [Message(role="user", content="1" * digits)]
+
+    overhead = len(reference.chat.encode(prompt(0), add_generation_prompt=True).ids)
+    messages = prompt(CONTEXT - 2 - overhead)  # a digit is one token, and so is the end of a turn
+    assert engine.fits(messages, 2)
+    assert not engine.fits(messages, 3)
+    request = ask(messages=messages, max_tokens=2, allowed=["7"])
+    [[completion]] = together(engine, request)
+    assert (completion.text, completion.finish) == ("7", "stop")
+    assert len(completion.logprobs or []) == 2
+    check_logprobs(reference, request, completion)
 
 
 def test_a_caller_that_goes_away_leaves_the_engine_at_work(engine: VllmEngine) -> None:
