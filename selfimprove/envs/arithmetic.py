@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from selfimprove.envs.arithmetic_words import NAMES, SCENES, Piece, Scene
 from selfimprove.errors import UserError
+from selfimprove.params_base import Section
 from selfimprove.seeds import key_bits, rng
 
 Split = Literal["demonstrations", "train", "dev", "test"]
@@ -31,14 +32,15 @@ Split = Literal["demonstrations", "train", "dev", "test"]
 SHARES: dict[str, int] = {"demonstrations": 45, "train": 35, "dev": 10, "test": 10}
 """Percent of all possible problems that belong to each split."""
 
-Range = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
-Distribution = Annotated[dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]], Field(min_length=1)]
+# YAML has no tuples, and tools that override a key may write it as text: only there are types converted.
+Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Field(strict=False)]
+Distribution = Annotated[
+    dict[Annotated[int, Field(ge=1, strict=False)], Annotated[float, Field(ge=0)]], Field(min_length=1)
+]
 
 
-class Difficulty(BaseModel):
+class Difficulty(Section):
     """How hard the problems are. Ranges are inclusive; distributions map a value to its relative weight."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     steps: Distribution = Field(default={2: 1.0, 3: 1.0, 4: 1.0}, description="operations in the solution, 2 to 6")
     per_line: Distribution = Field(

@@ -79,7 +79,7 @@ def test_a_split_holds_only_questions_whose_content_belongs_to_it(seed: int, cou
 def test_splits_are_disjoint_whatever_the_seed_and_have_their_shares() -> None:
     narrow = Difficulty(steps={2: 1}, term=(2, 12), factor=(2, 5), multiplicand=(2, 9))  # collisions are likely
     seen = {
-        split: {p.question for seed in (1, 2) for p in generate(1500, seed=seed, split=split, difficulty=narrow)}
+        split: {p.question for seed in (1, 2) for p in generate(600, seed=seed, split=split, difficulty=narrow)}
         for split in SPLITS
     }
     for first in SPLITS:
@@ -194,6 +194,11 @@ def test_the_experts_attempts_depend_on_the_key_alone() -> None:
         {"steps": {2: 0.0}},
         {"factor": (0, 3)},
         {"operands": 3},
+        {"term": ["2", 30]},
+        {"term": [2, 30.5]},
+        {"term": [2, 30, 40]},
+        {"steps": {2: "1"}},
+        {"largest": "1000"},
     ],
 )
 def test_an_unsound_difficulty_is_refused(bad: dict[str, object]) -> None:
