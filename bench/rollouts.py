@@ -88,10 +88,10 @@ def measure(
                 if name == "engine":
                     occupancy, until_tail = many.occupancy()
     best = {
-        name: max(rate for way, rate in rates.items() if way.rpartition(" ")[0] == name)
+        name: max(r for way, r in rates.items() if way.rpartition(" ")[0] == name)
         for name in ("limit", "lockstep", "generate")
     }
-    engine, of_limit = rates["engine"], rates["engine"] / best["limit"]
+    rate, of_limit = rates["engine"], rates["engine"] / best["limit"]
     return {
         "threads": threads,
         "episodes": episodes,
@@ -99,10 +99,10 @@ def measure(
         "lengths": dict(zip(("prompt", "first", "feedback", "second"), lengths, strict=True)),
         "tokens_per_second": {name: round(rate, 1) for name, rate in (rates | best).items()},
         "of_limit": round(of_limit, 4),
-        "of_lockstep": round(engine / best["lockstep"], 4),
-        "of_generate": round(engine / best["generate"], 4),
+        "of_lockstep": round(rate / best["lockstep"], 4),
+        "of_generate": round(rate / best["generate"], 4),
         "generate_of_limit": round(best["generate"] / best["limit"], 4),
-        "over_one_at_a_time": round(engine / rates["one at a time"], 2),
+        "over_one_at_a_time": round(rate / rates["one at a time"], 2),
         "occupancy": round(occupancy, 4),
         "occupancy_until_tail": round(until_tail, 4),
         "valid": max(of_limit, occupancy, until_tail) <= 1.0,
@@ -205,6 +205,8 @@ def _lockstep(model: Any, batch: int, lengths: tuple[int, int, int, int], *, kee
         """Preallocated keys and values, written in place and read up to what has been written."""
 
         length = 0
+        keys: Any
+        values: Any
 
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             if not self.is_initialized:
