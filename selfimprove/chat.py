@@ -86,10 +86,17 @@ class ChatFormat:
             inner.no_truncation()
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise
-        self._template = environment.from_string(template)
+        try:
+            self._template = environment.from_string(template)
+        except TemplateError as error:
+            raise UserError(
+                f"{where}: the chat template is not a Jinja template ({error}); name another with the param "
+                "chat_template."
+            ) from None
         self._special = dict(special)
         self._where = where
         self._literal_ids: dict[str, list[int]] = {}
+        self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
         self.end_id = self._find_end()
         eos = self._tokens.token_to_id(special.get("eos_token", ""))
         self.stop_ids = frozenset({self.end_id} if eos is None else {self.end_id, eos})
@@ -128,15 +135,20 @@ class ChatFormat:
         Raises:
             UserError: the template refuses these messages (a role it does not know, say) or hides one.
         """
-        literals = self._literals(tuple(m.role for m in messages), add_generation_prompt)
-        ids = list(self._encode_literal(literals[0]))
+        literals = self._parts(tuple(m.role for m in messages), add_generation_prompt)
+        ids = list(self._encode_literal(literals[0][0]))
         spans = []
         for index, message in enumerate(messages):
             start = len(ids)
+            generated = message.token_ids is not None
+            if not generated:
+                ids.extend(self._encode_literal(literals[index][1]))
             ids.extend(self.content_ids(message))
             end = len(ids)
-            tail = self._encode_literal(literals[index + 1])
+            tail = self._encode_literal(literals[index + 1][0])
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail
+            if ends_turn and generated:
+                tail = tail[tail.index(self.end_id) :]  # a model writes what stands before it (a space, say) itself
             stop = end + tail.index(self.end_id) + 1 if ends_turn else end
             ids.extend(tail)
             spans.append(Span(start, end, stop))
@@ -146,7 +158,7 @@ class ChatFormat:
         """Ids of a message's content: as generated if they are known, else tokenised (special tokens as text)."""
         if message.token_ids is not None:
             return message.token_ids
-        content = message.content.strip() if self._trims else message.content
+        content = message.content.strip() if self._trims(message.role) else message.content
         return list(self._content_tokens.encode(content, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -157,11 +169,48 @@ class ChatFormat:
         """Whether ``text`` survives the tokenizer: decoding its ids gives it back."""
         return self.decode(self._content_tokens.encode(text, add_special_tokens=False).ids) == text
 
-    @cached_property
-    def _trims(self) -> bool:
+    def _trims(self, role: str) -> bool:
         # Some templates strip contents (Llama-2, Llama-3); then the text is stripped before it is tokenised.
-        padded = self._render([{"role": "user", "content": " \x020\x03 "}], False)
-        return " \x020\x03 " not in padded
+        return role in self._trimmed_roles
+
+    @cached_property
+    def _trimmed_roles(self) -> frozenset[str]:
+        padded = ["\t\x020\x03\t", "\t\x021\x03\t"]
+        pair = [{"role": "user", "content": padded[0]}, {"role": "assistant", "content": padded[1]}]
+        text = self._render(pair, False)
+        return frozenset(
+            role
+            for roles, content in ((("user", "system"), padded[0]), (("assistant",), padded[1]))
+            for role in roles
+            if content not in text
+        )
+
+    def _parts(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[tuple[str, str]]:
+        """The template's own text around each message; the text before an assistant's content in two parts.
+
+        The first part is what a model is given when it is asked for that message. What a template writes beyond it
+        (Llama-2: a space) the model writes itself, so it is tokenised apart and counted as the message's.
+
+        Raises:
+            UserError: the template asks for a message in other words than it writes before one.
+        """
+        known = self._parts_of.get((roles, add_generation_prompt))
+        if known is not None:
+            return known
+        parts = [(literal, "") for literal in self._literals(roles, add_generation_prompt)]
+        for index, role in enumerate(roles):
+            if role == "assistant" and index:
+                asked = self._literals(roles[:index], True)[-1]
+                whole = parts[index][0]
+                if not whole.startswith(asked):
+                    raise UserError(
+                        f"{self._where}: the chat template asks for a reply with {asked!r} but writes {whole!r} before "
+                        "one, so a model would be trained on other prompts than it sees; name another with the param "
+                        "chat_template."
+                    )
+                parts[index] = (asked, whole[len(asked) :])
+        self._parts_of[(roles, add_generation_prompt)] = parts
+        return parts
 
     def _literals(self, roles: tuple[str, ...], add_generation_prompt: bool) -> list[str]:
         marked = [{"role": role, "content": _MARK.format(index=i)} for i, role in enumerate(roles)]
