@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -99,7 +100,7 @@ def _from_pretrained(model_dir: Path, params: FinetuneParams, **options: Any) ->
         raise UserError(
             f"{model_dir}: {_first_line(error)} (finetune.attention or lora.quantize asks for it)."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{model_dir} cannot be loaded as a causal language model ({_first_line(error)}).") from None
 
 

@@ -17,6 +17,9 @@ from selfimprove.seeds import rng
 Row = tuple[int, ...]
 """Indices of the examples that lie side by side in one row."""
 
+MAX_FILLING = 0.04
+"""Share of a micro-batch that may be filling; a row that would bring more starts the next micro-batch."""
+
 MicroBatch = tuple[Row, ...]
 """Rows that one process computes at once; empty when a small last step leaves a process without work."""
 
@@ -68,7 +71,7 @@ def make_plan(
     is then not read); else it ends after round(epochs * n) examples.
 
     A row is wider than ``row_tokens`` only where one example is, and a micro-batch exceeds ``micro_batch_tokens``
-    only where one row does.
+    only where one row does. Filling is at most ``MAX_FILLING`` of every micro-batch.
     """
     if not lengths:
         return Plan((), 0, 0, 0)
@@ -91,16 +94,25 @@ def make_plan(
 def lay_out(
     batch: Sequence[int], lengths: Sequence[int], row_tokens: int, micro_batch_tokens: int, world_size: int
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Rows of nearly equal width, grouped into micro-batches of similar rows, dealt to processes in turn."""
+    """Rows of nearly equal width, grouped into micro-batches of similar rows, dealt to processes in turn.
+
+    ``batch`` must not be empty.
+    """
     rows = pack_rows(batch, lengths, row_tokens, minimum=min(world_size, len(batch)))
     micros: list[MicroBatch] = []
-    start = 0
-    # Rows come widest first, so a group's first row sets its width.
-    while start < len(rows):
-        width = _width(rows[start], lengths)
-        count = max(1, micro_batch_tokens // width)
-        micros.append(tuple(rows[start : start + count]))
-        start += count
+    group: list[Row] = []
+    widest = held = 0
+    for row in rows:  # widest first, so a group's first row sets its width
+        width = _width(row, lengths)
+        computed = widest * (len(group) + 1)
+        if group and (computed > micro_batch_tokens or held + width < (1 - MAX_FILLING) * computed):
+            micros.append(tuple(group))
+            group, held = [], 0
+        if not group:
+            widest = width
+        group.append(row)
+        held += width
+    micros.append(tuple(group))
     micros = _split_to_multiple(micros, world_size)
     return tuple(tuple(micros[rank::world_size]) for rank in range(world_size))
 

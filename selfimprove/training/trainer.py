@@ -111,8 +111,10 @@ def render(
 
     Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
     the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
-    width] that lets a token see only its own example up to itself (filling sees itself). FlashAttention finds the
-    examples by their positions, if there is one row: all rows are then laid end to end, without filling.
+    width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
+    row holds one example: causal attention, which is then faster, never looks at the filling behind it.
+    FlashAttention finds the examples by their positions, if there is one row: all rows are then laid end to end,
+    without filling.
     """
     rows = [tuple(index for row in micro for index in row)] if attention == "flash_attention_2" else list(micro)
     width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
@@ -134,7 +136,11 @@ def render(
             segments[r, start:end] = number
             start = end
     tensors = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
-    if attention != "flash_attention_2":
+    if attention == "flash_attention_2":
+        return tensors
+    if all(len(row) <= 1 for row in rows):
+        tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)
+    else:
         same = segments[:, :, None] == segments[:, None, :]
         mask = (same & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
         if attention == "eager":  # adds its mask to the scores
