@@ -1,0 +1,264 @@
+"""Bad input, given to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
+
+Each case breaks one thing in a working folder. (Params: tests/pipeline/test_params.py; a full disk and two runs at
+once: tests/pipeline/test_kill.py; declared sources: tests/test_sources.py.)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.workbench import Forks, Workbench, copy_code, published, write_params
+from tests.tiny import train_tokenizer
+
+pytestmark = pytest.mark.timeout(600)
+
+EPISODES = "data/rise/iter1/episodes.jsonl"
+EXAMPLES = "data/rise/base/train/examples.jsonl"
+TEXTS = "data/rise/texts.jsonl"
+PANEL = "data/rise/tasks/train.jsonl"
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+    """First stages run, and the first collection."""
+    folder = copy_code(tmp_path_factory.mktemp("bench"))
+    with Forks(folder) as forks:
+        made = Workbench(folder, forks)
+        assert forks.run(folder, "rise.generate", "iter1").code == 0
+        yield made
+
+
+def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
+    """The one sentence with which a stage ends; whatever was published before is as it was."""
+    before = published(folder)
+    ran = bench.forks.run(folder, stage, item, **more)
+    assert ran.code == 2, ran.stderr
+    assert len(ran.lines) == 1, ran.stderr
+    assert published(folder) == before
+    name = {"tokenizer": "tokenizer", "base": "base"}.get(stage, stage.replace(".", "-"))
+    assert ran.stderr.startswith(f"{name}@{item}: " if item else f"{name}: ")
+    return ran.lines[0]
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "file", "line", "damage", "said"),
+    [
+        ("rise.convert", "iter1", EPISODES, 3, lambda raw: raw[: len(raw) // 2] + b"\n", "not a whole JSON object"),
+        ("rise.convert", "iter1", EPISODES, 6, lambda raw: raw[:-20], "not a whole JSON object"),
+        ("rise.convert", "iter1", EPISODES, 2, lambda raw: b"\xff" + raw, "not UTF-8 (byte 0)"),
+        ("rise.convert", "iter1", EPISODES, 1, lambda raw: b"[1]\n", "a JSON object was expected"),
+        ("rise.convert", "iter1", EPISODES, 4, lambda raw: raw.replace(b'"turns"', b'"turn"'), "field 'turn"),
+        ("rise.convert", "iter1", EPISODES, 5, lambda raw: raw.replace(b'"reward": ', b'"reward": NaN, "r": ', 1), ""),
+        ("rise.generate", "iter1", PANEL, 5, lambda raw: raw[:-9] + b"\n", "not a whole JSON object"),
+        ("rise.generate", "iter1", PANEL, 4, lambda raw: raw.replace(b"#### ", b"#### about "), "####"),
+        ("rise.generate", "iter1", PANEL, 7, lambda raw: raw.replace(b"#### ", b"that is "), "####"),
+        ("rise.generate", "iter1", PANEL, 2, lambda raw: raw.replace(b'"question"', b'"query"'), "'question'"),
+        ("rise.finetune", "base", EXAMPLES, 9, lambda raw: raw[1:], "not a whole JSON object"),
+        ("rise.finetune", "base", EXAMPLES, 1, lambda raw: raw.replace(b'"role": "user"', b'"role": "me"'), "role"),
+        ("tokenizer", "", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
+    ],
+)
+def test_a_torn_or_foreign_line_is_named_by_file_and_line(
+    bench: Workbench,
+    tmp_path: Path,
+    stage: str,
+    item: str,
+    file: str,
+    line: int,
+    damage: Callable[[bytes], bytes],
+    said: str,
+) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    lines = lines_of(folder / file)
+    lines[line - 1] = damage(lines[line - 1])
+    (folder / file).write_bytes(b"".join(lines))
+    sentence = refused(bench, folder, stage, item)
+    assert f"{file}, line {line}: " in sentence
+    assert said in sentence
+    assert "; " in sentence  # and the remedy
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "file"),
+    [("rise.convert", "iter1", EPISODES), ("rise.generate", "iter1", PANEL), ("rise.finetune", "base", EXAMPLES)],
+)
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_an_empty_data_set_is_refused(
+    bench: Workbench, tmp_path: Path, stage: str, item: str, file: str, content: bytes
+) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    (folder / file).write_bytes(content)
+    assert f"{file} holds no rows; " in refused(bench, folder, stage, item)
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "missing"),
+    [
+        ("rise.generate", "iter1", "models/rise/base"),
+        ("rise.finetune", "base", "models/base"),
+        ("rise.evaluate", "base", "models/rise/base"),
+        ("rise.convert", "iter1", EPISODES),
+        ("base", "", "models/tokenizer"),
+    ],
+)
+def test_a_missing_input_is_named_with_the_command_that_makes_it(
+    bench: Workbench, tmp_path: Path, stage: str, item: str, missing: str
+) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
+    assert f"{missing} does not exist; run `dvc repro " in refused(bench, folder, stage, item)
+
+
+def engine(**options: Any) -> dict[str, Any]:
+    return {"rise": {"engines": {"student": options}}}
+
+
+def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "engine", engine(model="models/nowhere"))
+    assert "models/nowhere holds no model (config.json); mend the param model" in refused(
+        bench, folder, "rise.generate", "iter1"
+    )
+    folder = bench.copy(tmp_path / "base", {"base": {"model": "models/nowhere"}})
+    for stage in ("tokenizer", "base"):
+        assert "base: model 'models/nowhere' is no folder" in refused(bench, folder, stage)
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_model_folder_without_a_file_it_needs_is_refused(bench: Workbench, tmp_path: Path, missing: str) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    (folder / "models/rise/base" / missing).unlink()
+    sentence = refused(bench, folder, "rise.generate", "iter1")
+    assert "models/rise/base" in sentence
+    assert missing in sentence
+
+
+def test_a_truncated_weight_file_is_refused(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    weights = folder / "models/rise/base/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert "models/rise/base: the model does not load" in refused(bench, folder, "rise.generate", "iter1")
+    shutil.copy(weights, folder / "models/base/model.safetensors")
+    assert "models/base" in refused(bench, folder, "rise.finetune", "base")
+
+
+def test_a_model_without_a_chat_template_is_refused_and_the_param_named(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    for model in ("rise/base", "base"):
+        (folder / f"models/{model}/chat_template.jinja").unlink()
+    for stage, item in (("rise.generate", "iter1"), ("rise.finetune", "base")):
+        sentence = refused(bench, folder, stage, item)
+        assert "has no chat template; name one with the param chat_template" in sentence
+    given = bench.copy(tmp_path / "own", {"base": {"model": "given"}})
+    shutil.copytree(folder / "models/base", given / "given")
+    assert "given has no chat template" in refused(bench, given, "tokenizer")
+
+
+def test_a_tokenizer_of_another_model_is_refused(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "bench")
+    train_tokenizer(tmp_path / "other", vocab_size=400)
+    for model in ("rise/base", "base"):
+        shutil.copy(tmp_path / "other/tokenizer.json", folder / f"models/{model}/tokenizer.json")
+    said = refused(bench, folder, "rise.generate", "iter1")
+    assert "models/rise/base: the tokenizer has " in said
+    assert "put the model's own tokenizer.json into the folder" in said
+    rows = [json.loads(line) for line in lines_of(folder / EXAMPLES)]
+    rows[0]["messages"][-1]["token_ids"] = [395]  # an id that this model has not
+    (folder / EXAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "models/base" in refused(bench, folder, "rise.finetune", "base")
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def remote(**more: Any) -> dict[str, Any]:
+    engine = {"engine": "openai", "model": "m", "tries": 1, "backoff": 0.0, "timeout": 5.0, **more}
+    return {"rise": {"engines": {"teacher": engine}}}
+
+
+def test_an_endpoint_that_refuses_is_named_and_what_was_done_is_kept(bench: Workbench, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{closed_port()}/v1"
+    folder = bench.copy(tmp_path / "bench", remote(base_url=url, api_key_env=None))
+    sentence = refused(bench, folder, "rise.generate", "iter1")
+    assert url in sentence
+    (journal,) = folder.glob(".scratch/stages/rise-generate-iter1/*/completions.journal")
+    kept = len(lines_of(journal))
+    assert kept >= 1  # the student's attempts, which the teacher was asked about
+    again = bench.forks.run(folder, "rise.generate", "iter1")
+    assert again.code == 2
+    assert again.log.count("computed") == again.log.count("journaled") <= 6 - kept  # none of the kept ones
+    assert len(lines_of(journal)) == kept + again.log.count("journaled")
+
+
+def test_a_missing_key_is_named_and_a_present_one_never_shown(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "bench", remote(base_url="http://127.0.0.1:9/v1", api_key_env="MY_TEST_KEY"))
+    assert "MY_TEST_KEY" in refused(bench, folder, "rise.generate", "iter1")
+    sentence = refused(bench, folder, "rise.generate", "iter1", env={"MY_TEST_KEY": "sk-secret-1234"})
+    assert "sk-secret" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("item", "said"), [("iter7", "no entry 'iter7' in params.yaml; there are: iter1, iter2"), ("", "no entry ''")]
+)
+def test_an_iteration_that_is_not_in_the_params_is_refused(
+    bench: Workbench, tmp_path: Path, item: str, said: str
+) -> None:
+    assert said in refused(bench, bench.copy(tmp_path / "bench"), "rise.generate", item)
+
+
+def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None:
+    folder = bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"problems": 99}}}}})
+    assert "generate.problems: 99 asked for, the training panel has 12; ask for fewer" in refused(
+        bench, folder, "rise.generate", "iter1"
+    )
+
+
+def test_own_files_are_refused_by_line_and_by_their_number(bench: Workbench, tmp_path: Path) -> None:
+    files = {"source": "files", "files": {"train": "my/train.jsonl", "test": "my/test.jsonl"}}
+    counts = {"demonstrations": 1, "train": 3, "dev": 1, "test": 2}
+    folder = bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}}})
+    assert "my/train.jsonl does not exist" in refused(bench, folder, "rise.data")
+    rows = [json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) for n in range(9)]
+    (folder / "my").mkdir()
+    (folder / "my/test.jsonl").write_text("\n".join(rows[5:7]))
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:4]))
+    said = refused(bench, folder, "rise.data")
+    assert "rise.tasks.demonstrations: 1 problems are asked for, 0 are left of 4; ask for fewer" in said
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:5]).replace("#### 3", "3"))
+    assert "my/train.jsonl, line 3" in refused(bench, folder, "rise.data")
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:5]))
+    assert bench.forks.run(folder, "rise.data").code == 0
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited: not yesterday's panels
+    assert bench.forks.run(folder, "rise.data").code == 0
+    panels = b"".join(path.read_bytes() for path in (folder / "data/rise").rglob("*.jsonl"))
+    assert b"What is 8 + 1" in panels
+    assert b"What is 4 + 1" not in panels
+
+
+def test_the_scripts_say_the_same_when_python_starts_them(bench: Workbench, tmp_path: Path) -> None:
+    """Without the forks of the other tests: a process of its own, from nothing."""
+    folder = bench.copy(tmp_path / "bench")
+    write_params(folder, {"rise": {"sft": {"epochz": 1}}})
+    before = published(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "stages.rise.finetune", "base"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "rise-finetune@base: params.yaml: rise.sft.epochz: unknown key; did you mean 'epochs'?.\n"
+    assert published(folder) == before
