@@ -1,0 +1,16 @@
+"""The training benchmark measures equal work, and its filling keeps to the limit of 5 %."""
+
+from __future__ import annotations
+
+import json
+
+from bench.training import measure, show
+
+
+def test_both_trainers_do_the_same_work_and_ours_fills_at_most_five_percent() -> None:
+    result = measure(examples=64, repeats=1)
+    assert result["valid"]
+    assert 0 <= result["padding"]["packed"] <= 0.05 < result["padding"]["padded"]
+    assert min(result["tokens_per_second"].values()) > 0
+    assert json.loads(json.dumps(result)) == result
+    show(result)
