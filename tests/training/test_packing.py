@@ -95,3 +95,10 @@ def test_padding_is_at_most_five_percent(low: int, high: int, row_tokens: int) -
     for batch_size in (16, 64):
         plan = make_plan(lengths, batch_size=batch_size, row_tokens=row_tokens, micro_batch_tokens=8192, seed=0)
         assert 0 < plan.padding <= 0.05
+
+
+def test_each_epoch_and_each_seed_draws_its_own_order() -> None:
+    shape = {"batch_size": 50, "row_tokens": 50, "micro_batch_tokens": 500, "epochs": 2}
+    two, other = (make_plan([5] * 50, seed=seed, **shape) for seed in (0, 1))
+    first, second = (step.examples for step in two.steps)
+    assert len({first, second, other.steps[0].examples, tuple(range(50))}) == 4
