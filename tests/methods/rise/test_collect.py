@@ -177,3 +177,26 @@ def test_rise_44_limit_and_offset_choose_the_first_of_the_panel():
     assert GenerateParams(problems=4, offset=2, limit=2, **base).select(panel) == list("cd")
     with pytest.raises(UserError, match=r"generate\.problems"):
         GenerateParams(problems=4, offset=3, **base).select(panel)
+
+
+class Small(Script):
+    """Holds at most ``room`` messages."""
+
+    def __init__(self, room, *turns):
+        super().__init__(*turns)
+        self.room = room
+
+    def fits(self, messages, max_tokens):
+        return len(messages) <= self.room
+
+
+@pytest.mark.parametrize(("room", "shown"), [(9, [0, 1, 2]), (8, [1, 2]), (6, [2]), (4, []), (1, [])])
+def test_trap_11_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room, shown):
+    table = [[f"{WRONG} {t}"] for t in range(4)]
+    student = Small(room, *table)
+    gather({"s": student}, ["s"] * 4, [1] * 4)
+    assert contents(student.asked[3]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
+    assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
+    judged = Small(room, *table)
+    assess(judged, turns=4, context_window=4)
+    assert list(judged.asked[3].messages) == list(student.asked[3].messages)

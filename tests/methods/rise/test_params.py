@@ -1,0 +1,51 @@
+"""RISE's params: the paper's settings can be said (RISE spec §2, §6 rows 7, 8, 39; more: pipeline/test_params)."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from selfimprove.methods.rise.params import EvaluateParams, GenerateParams, RiseParams
+from selfimprove.pipeline.profiles import compose
+from tests.pipeline.test_params import ROOT, YAML
+
+
+def rise(profile: str) -> RiseParams:
+    values = YAML(typ="safe", pure=True).load(compose(profile, ROOT / "profiles"))
+    return RiseParams.model_validate(values["rise"])
+
+
+def test_rise_07_08_models_and_samples_have_one_entry_a_turn() -> None:
+    made = GenerateParams(problems=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
+    assert (made.models, made.num_of_samples) == (["student", "teacher"], [1, 16])
+    for wrong in ({"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}):
+        with pytest.raises(ValidationError):
+            GenerateParams(**{"problems": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
+
+
+def test_rise_40_41_evaluation_is_the_paper_s_unless_told_otherwise() -> None:
+    made = EvaluateParams()
+    assert (made.max_turns, made.context_window, made.parallel_samples, made.oracle) == (5, 2, 5, False)
+    assert (made.temperature, made.top_p, made.max_tokens, made.dialogue_limit) == (1.0, 1.0, 1000, 20)
+
+
+def test_rise_39_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
+    made = rise("default")
+    assert len(made.iterations) >= 2
+    assert [made.lineage(name)[-1] for name in made.iterations] == list(made.iterations)
+
+
+def test_rise_09_36_the_paper_s_profile_has_the_paper_s_settings() -> None:
+    made = rise("rise-llama2-7b")
+    first = made.iterations["iter1"]
+    assert (first.generate.models, first.generate.num_of_samples) == (["student", "teacher"], [1, 1])
+    assert made.engines["teacher"].engine == "openai"
+    tune = first.finetune
+    assert (tune.lr, tune.batch_size, tune.max_length, tune.warmup_ratio) == (1e-5, 64, 2048, 0.04)
+    assert (tune.schedule, tune.launcher.kind, tune.launcher.zero_stage) == ("cosine", "deepspeed", 3)
+    assert (first.convert.temperature, made.evaluate.context_window) == (0.4, 2)
+
+
+def test_rise_10_the_self_distillation_profile_takes_the_best_of_sixteen() -> None:
+    first = rise("rise-mistral-7b-selfdistill").iterations["iter1"]
+    assert (first.generate.models, first.generate.num_of_samples) == (["student", "student"], [1, 16])

@@ -1,0 +1,46 @@
+"""The scripted teacher: right but for a declared rate, and always the same (RISE spec §6 row 9)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.engines.base import Request
+from selfimprove.envs.base import Problem, make_env
+from selfimprove.methods.rise.params import TaskParams
+from selfimprove.methods.rise.tasks import build_panels
+from selfimprove.methods.rise.teacher import scripted_teacher
+from selfimprove.seeds import SeedKey
+
+ENV = make_env("gsm8k")
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    params = TaskParams(demonstrations=0, train=300, dev=0, test=1)
+    return build_panels(params, ENV, seed=1, download=Path("unused"), mirror=None)["train"]
+
+
+def ask(problem: Problem, turn: int = 1) -> Request:
+    return Request([], SeedKey(7, problem.id, turn))
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_rise_09_the_teacher_errs_at_its_declared_rate(problems: list[Problem], embedded: bool, rate: float) -> None:
+    teach = scripted_teacher(problems, ENV, embedded=embedded, error_rate=rate)
+    rewards = [ENV.grade(teach(ask(problem), 0), problem).reward for problem in problems]
+    assert set(rewards) <= {0, 1}  # an error is wrong, never unreadable
+    wrong = rewards.count(0) / len(rewards)
+    assert wrong == rate if rate in (0.0, 1.0) else abs(wrong - rate) < 0.09  # 3.4 standard errors
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_an_answer_depends_on_its_seed_key_alone(problems: list[Problem], embedded: bool) -> None:
+    teach = scripted_teacher(problems, ENV, embedded=embedded, error_rate=0.5)
+    first = [teach(ask(problem), 0) for problem in problems]
+    again = scripted_teacher(problems[::-1], ENV, embedded=embedded, error_rate=0.5)
+    assert [again(ask(problem), 0) for problem in problems] == first
+    for other in ([teach(ask(problem), 1) for problem in problems], [teach(ask(p, turn=2), 0) for p in problems]):
+        assert 50 < sum(a != b for a, b in zip(first, other, strict=True)) < 250  # errors fall independently
