@@ -1,0 +1,85 @@
+"""The engines of a stage: each named one once, journaled unless scripted, all closed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from selfimprove.engines.base import Request
+from selfimprove.engines.config import ScriptedEngineConfig, TransformersEngineConfig
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.errors import UserError
+from selfimprove.pipeline.journal import Journal
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+from tests.tiny import make_tiny_model
+
+CONFIGS = {
+    "student": TransformersEngineConfig(engine="transformers", slots=2, context=64, prefill_rows=1),
+    "teacher": ScriptedEngineConfig(engine="scripted", error_rate=0.25),
+    "unused": TransformersEngineConfig(engine="transformers", model="/nowhere"),
+}
+REQUEST = Request([Message(role="user", content="3 + 4?")], SeedKey(1, "task"), max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
+
+
+def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, tmp_path: Path) -> None:
+    async def run() -> tuple[str, str, dict[str, float]]:
+        with Journal(tmp_path / "j") as journal:
+            async with open_engines(
+                CONFIGS, ["student", "teacher", "student"], policy_dir=tiny, threads=1, journal=journal,
+                expert=lambda config: lambda request, index: f"rate {config.error_rate}",
+            ) as engines:  # fmt: skip
+                assert list(engines) == ["student", "teacher"]
+                assert isinstance(engines["student"], JournaledEngine)
+                assert isinstance(engines["teacher"], ScriptedEngine)  # asking it again costs nothing
+                texts = [(await engines[name].generate(REQUEST))[0].text for name in engines]
+                return texts[0], texts[1], figures(engines)
+
+    first, second = asyncio.run(run()), asyncio.run(run())
+    assert first[:2] == second[:2]
+    assert first[1] == "rate 0.25"
+    assert (first[2]["student_generated_tokens"] > 0, second[2]["student_generated_tokens"]) == (True, 0)
+    assert 0 < first[2]["student_occupancy"] <= 1
+
+
+def test_engines_are_closed_whatever_happens(tmp_path: Path) -> None:
+    closed = []
+
+    class Closing(ScriptedEngine):
+        async def close(self) -> None:
+            closed.append(self)
+
+    async def run(error: BaseException | None) -> None:
+        with Journal(tmp_path / "j") as journal:
+            async with open_engines(
+                CONFIGS, ["teacher"], policy_dir=tmp_path, threads=1, journal=journal, expert=lambda c: lambda r, i: ""
+            ) as engines:
+                engines["teacher"] = Closing(lambda request, index: "")
+                if error:
+                    raise error
+
+    asyncio.run(run(None))
+    with pytest.raises(RuntimeError):
+        asyncio.run(run(RuntimeError()))
+    assert len(closed) == 2
+
+
+def test_a_scripted_engine_where_no_expert_is_and_a_missing_model_are_refused(tmp_path: Path) -> None:
+    async def run(name: str) -> None:
+        with Journal(tmp_path / "j") as journal:
+            async with open_engines(CONFIGS, [name], policy_dir=tmp_path, threads=1, journal=journal):
+                pass
+
+    with pytest.raises(UserError, match="no expert"):
+        asyncio.run(run("teacher"))
+    with pytest.raises(UserError, match="/nowhere holds no model"):
+        asyncio.run(run("unused"))

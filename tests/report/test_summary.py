@@ -1,0 +1,111 @@
+"""The summary: every row in order, its own figures, and paired differences of the last iteration to each other row."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove.errors import UserError
+from selfimprove.methods.rise.metrics import Outcome
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.pipeline.profiles import compose
+from selfimprove.records import mean_and_error, write_jsonl
+from selfimprove.report.summary import headline, rise_rows, summarise_rise, turn_rows
+from selfimprove.report.table import difference_table, draw, results_table
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
+COLUMNS = ["m1@t1", "m5@t1", "m1@t5", "p1@t5"]
+
+
+def params(**evaluate: Any) -> RiseParams:
+    values = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))["rise"]
+    values["evaluate"] |= evaluate
+    return RiseParams.model_validate(values)
+
+
+def solved(row: int, problem: int) -> float:
+    """Row r solves the first 20 + 10r of 100 problems."""
+    return float(problem < 20 + 10 * row)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for number, row in enumerate(ROWS):
+        folder = tmp_path / row
+        folder.mkdir()
+        outcomes = [Outcome(id=f"p{i}", values=dict.fromkeys(COLUMNS, solved(number, i))) for i in range(100)]
+        write_jsonl(folder / "outcomes.jsonl", outcomes[::-1] if number % 2 else outcomes)  # pairs are by id
+        figure = mean_and_error(solved(number, i) for i in range(100))
+        zero = {"mean": 0.0, "se": 0.0, "n": 100}
+        metrics = {
+            **dict.fromkeys(COLUMNS, figure), **{f"accuracy@t{t}": figure for t in range(1, 6)}, "m1@t5-m1@t1": zero,
+            "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
+        }  # fmt: skip
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
+    return tmp_path
+
+
+def test_rows_come_base_first_then_controls_then_iterations_and_say_what_they_are() -> None:
+    rows = rise_rows(params())
+    assert list(rows) == ROWS
+    assert rows["iter1"] == "RISE from base, distilled from teacher"
+    assert rows["iter2"] == "RISE from iter1, self-distilled"
+    assert all("tokens of iter2" in rows[name] for name in ROWS[1:4])
+
+
+def test_columns_follow_the_turn_and_sample_counts() -> None:
+    assert headline(params()) == tuple(COLUMNS)
+    assert headline(params(max_turns=3, parallel_samples=7)) == ("m1@t1", "m7@t1", "m1@t3", "p1@t3")
+    assert headline(params(max_turns=1)) == ("m1@t1", "m5@t1")
+    assert headline(params(oracle=True)) == ("m1@t1", "m5@t1", "p1@t5")  # no majority over turns that were not played
+    assert headline(params(parallel_samples=1)) == ("m1@t1", "m1@t5", "p1@t5")
+
+
+def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(results: Path) -> None:
+    summary = summarise_rise(params(), results)
+    assert (summary["order"], summary["columns"], summary["last"]) == (ROWS, COLUMNS, "iter2")
+    for number, row in enumerate(ROWS):
+        assert summary["rows"][row]["metrics"]["m1@t1"]["mean"] == pytest.approx(0.2 + 0.1 * number)
+        assert summary["rows"][row]["training_tokens"] == 1000 * number
+        assert summary["rows"][row]["training_steps"] == number
+    assert list(summary["last_minus"]) == ROWS[:-1]
+    for number, row in enumerate(ROWS[:-1]):
+        differences = [solved(5, i) - solved(number, i) for i in range(100)]
+        assert summary["last_minus"][row]["m1@t5"] == pytest.approx(mean_and_error(differences))
+
+
+def test_runs_over_different_panels_are_not_compared(results: Path) -> None:
+    write_jsonl(results / "more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
+    with pytest.raises(UserError, match="evaluate both on the same panel"):
+        summarise_rise(params(), results)
+
+
+def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
+    table = turn_rows(summarise_rise(params(), results))
+    assert [(line["row"], line["turn"]) for line in table] == [(row, t) for row in ROWS for t in range(1, 6)]
+    assert table[-1]["accuracy"] == pytest.approx(0.7)
+
+
+def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_errors(
+    results: Path, tmp_path: Path
+) -> None:
+    from rich.console import Console
+
+    summary = summarise_rise(params(), results)
+    console = Console(width=200, record=True, file=StringIO())
+    for table in (results_table("rise", summary), difference_table("rise", summary)):
+        console.print(table)
+    text = console.export_text()
+    assert "n = 100" in text
+    assert "0.700±.046" in text  # iter2: the root of 0.7 * 0.3 / 99
+    lines = [line for line in text.splitlines() if "base" in line and "±" in line]
+    assert "+0.500±.050*" in lines[-1]  # 10 standard errors
+    draw({"rise": summary}, tmp_path / "plots")
+    assert (tmp_path / "plots/rise-accuracy-by-turn.png").read_bytes().startswith(b"\x89PNG")
