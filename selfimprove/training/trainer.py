@@ -29,18 +29,19 @@ from transformers.training_args import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
 from selfimprove.errors import UserError
+from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.loading import load_model, merge_adapter
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
-from selfimprove.training.packing import MicroBatch, Plan, make_plan
+from selfimprove.training.packing import Plan, make_plan
 from selfimprove.training.report import Timing, TrainReport
+from selfimprove.training.rows import render
 from selfimprove.training.zero import zero_config
 
 Progress = Callable[[int, int, str], None]
 """Called after each optimiser step with (steps done, steps in all, a note to show)."""
 
-WHOLE = "whole.json"
 LOSSES = "losses.json"
 
 
@@ -98,55 +99,6 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
     finally:
         torch.set_num_threads(threads_before)
     return trainer.report(seconds, rope_factor)
-
-
-def render(
-    micro: MicroBatch,
-    examples: Sequence[EncodedExample],
-    scales: dict[int, float],
-    pad_id: int,
-    attention: str = "sdpa",
-) -> dict[str, torch.Tensor]:
-    """Tensors of one micro-batch.
-
-    Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
-    the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
-    width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
-    row holds one example: causal attention, which is then faster, never looks at the filling behind it.
-    FlashAttention finds the examples by their positions, if there is one row: all rows are then laid end to end,
-    without filling.
-    """
-    rows = [tuple(index for row in micro for index in row)] if attention == "flash_attention_2" else list(micro)
-    width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
-    shape = (max(1, len(rows)), width)
-    ids = torch.full(shape, pad_id, dtype=torch.long)
-    positions = torch.zeros(shape, dtype=torch.long)
-    coefficients = torch.zeros(shape, dtype=torch.float32)
-    # Filling gets segments of its own, one a token, so that no attention row is empty (softmax of nothing is NaN).
-    segments = -1 - torch.arange(width).repeat(shape[0], 1)
-    for r, row in enumerate(rows):
-        start = 0
-        for number, index in enumerate(row):
-            example = examples[index]
-            end = start + len(example.ids)
-            ids[r, start:end] = torch.tensor(example.ids)
-            positions[r, start:end] = torch.arange(end - start)
-            weights = torch.tensor(example.token_weights, dtype=torch.float64)
-            coefficients[r, start:end] = (weights * scales[index]).float()
-            segments[r, start:end] = number
-            start = end
-    tensors = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
-    if attention == "flash_attention_2":
-        return tensors
-    if all(len(row) <= 1 for row in rows):
-        tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)
-    else:
-        same = segments[:, :, None] == segments[:, None, :]
-        mask = (same & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
-        if attention == "eager":  # adds its mask to the scores
-            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
-        tensors["attention_mask"] = mask
-    return tensors
 
 
 class WeightedTrainer(Trainer):
@@ -230,8 +182,8 @@ class WeightedTrainer(Trainer):
         if checkpoint is not None:
             self._losses = json.loads((checkpoint / LOSSES).read_text(encoding="utf-8"))
         if self.is_world_process_zero():
-            for folder in _folders(self._job.checkpoints):
-                if folder != checkpoint and (checkpoint is None or not _is_whole(folder)):
+            for folder in folders(self._job.checkpoints):
+                if folder != checkpoint and (checkpoint is None or not is_whole(folder)):
                     shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         started = time.monotonic()
@@ -249,8 +201,8 @@ class WeightedTrainer(Trainer):
             return
         folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
         (folder / LOSSES).write_text(json.dumps(self._losses), encoding="utf-8")
-        _seal(folder)
-        whole = [one for one in _folders(self._job.checkpoints) if _is_whole(one)]
+        seal(folder)
+        whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
         for old in whole[: -self._job.params.save_total_limit]:
             shutil.rmtree(old)
 
@@ -359,40 +311,6 @@ class _EveryStep(TrainerCallback):
             note = f"loss {trainer._losses[-1]:.4f}" if trainer._losses else ""
             trainer._progress(state.global_step, state.max_steps, note)
         return control
-
-
-def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint with the highest step whose seal matches its files; torn ones do not count."""
-    whole = [one for one in _folders(folder) if _is_whole(one)]
-    return whole[-1] if whole else None
-
-
-def _folders(folder: Path) -> list[Path]:
-    found = [one for one in folder.glob("checkpoint-*") if one.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(found, key=lambda one: int(one.name.removeprefix("checkpoint-")))
-
-
-def _seal(folder: Path) -> None:
-    """Write, last of all, the list of the checkpoint's files and sizes; everything is on disk before it."""
-    sizes = {}
-    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-        with file.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        sizes[str(file.relative_to(folder))] = file.stat().st_size
-    part = folder / (WHOLE + ".part")
-    with part.open("w", encoding="utf-8") as handle:
-        json.dump(sizes, handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(part, folder / WHOLE)
-
-
-def _is_whole(folder: Path) -> bool:
-    try:
-        sizes = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
-        return False
 
 
 def _check_vocabulary(model: Any, examples: Sequence[EncodedExample], where: Path) -> None:

@@ -52,14 +52,14 @@ def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, trainer: Any, exa
         if done == run.get("kill_at_step"):
             die()
 
-    seal = trainer._seal
+    seal = trainer.seal
 
     def dying_seal(folder: Path) -> None:
         if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
             die()
         seal(folder)
 
-    trainer._seal = dying_seal
+    trainer.seal = dying_seal
     code = 1
     try:
         report = launch.finetune(

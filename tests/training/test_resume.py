@@ -77,14 +77,14 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
 
 
 def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
-    from selfimprove.training.trainer import _seal, newest_whole
+    from selfimprove.training.checkpoints import newest_whole, seal
 
     for step in (3, 20, 100):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "optimizer.pt").write_bytes(b"x" * 50)
         if step < 100:
-            _seal(folder)
+            seal(folder)
     assert newest_whole(tmp_path) == tmp_path / "checkpoint-20"
     (tmp_path / "checkpoint-20" / "optimizer.pt").write_bytes(b"x" * 49)
     assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"

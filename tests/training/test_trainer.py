@@ -19,7 +19,7 @@ from selfimprove.training.launch import finetune
 from selfimprove.training.loading import rope_factor
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import pack_rows
-from selfimprove.training.trainer import render
+from selfimprove.training.rows import render
 
 PARAMS = FinetuneParams(
     epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1

@@ -1,0 +1,59 @@
+"""The tensors of packed rows: conversations side by side that do not see each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.packing import MicroBatch
+
+
+def render(
+    micro: MicroBatch,
+    examples: Sequence[EncodedExample],
+    scales: dict[int, float],
+    pad_id: int,
+    attention: str = "sdpa",
+) -> dict[str, torch.Tensor]:
+    """Tensors of one micro-batch.
+
+    Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
+    the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
+    width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
+    row holds one example: causal attention, which is then faster, never looks at the filling behind it.
+    FlashAttention finds the examples by their positions, if there is one row: all rows are then laid end to end,
+    without filling.
+    """
+    rows = [tuple(index for row in micro for index in row)] if attention == "flash_attention_2" else list(micro)
+    width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
+    shape = (max(1, len(rows)), width)
+    ids = torch.full(shape, pad_id, dtype=torch.long)
+    positions = torch.zeros(shape, dtype=torch.long)
+    coefficients = torch.zeros(shape, dtype=torch.float32)
+    # Filling gets segments of its own, one a token, so that no attention row is empty (softmax of nothing is NaN).
+    segments = -1 - torch.arange(width).repeat(shape[0], 1)
+    for r, row in enumerate(rows):
+        start = 0
+        for number, index in enumerate(row):
+            example = examples[index]
+            end = start + len(example.ids)
+            ids[r, start:end] = torch.tensor(example.ids)
+            positions[r, start:end] = torch.arange(end - start)
+            weights = torch.tensor(example.token_weights, dtype=torch.float64)
+            coefficients[r, start:end] = (weights * scales[index]).float()
+            segments[r, start:end] = number
+            start = end
+    tensors = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
+    if attention == "flash_attention_2":
+        return tensors
+    if all(len(row) <= 1 for row in rows):
+        tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)
+    else:
+        same = segments[:, :, None] == segments[:, None, :]
+        mask = (same & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
+        if attention == "eager":  # adds its mask to the scores
+            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        tensors["attention_mask"] = mask
+    return tensors
