@@ -51,8 +51,8 @@ class Forks:
 
     def __init__(self, code: Path) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{code}{os.pathsep}{ROOT}"}
-        for name in ("SELFIMPROVE_SHARD", "OPENAI_API_KEY", "DATA_MIRROR"):
-            environment.pop(name, None)
+        for name in [name for name in environment if name.startswith(("SELFIMPROVE_", "OPENAI_", "DATA_MIRROR"))]:
+            del environment[name]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.stage_forks"],
             cwd=code, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

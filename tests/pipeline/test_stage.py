@@ -1,0 +1,173 @@
+"""The stage runner with a small stage: identity, outputs, taking over finished work, exit codes. (Kills: test_kill.)"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from selfimprove.errors import UserError
+from selfimprove.params_base import Section
+from selfimprove.pipeline.stage import Stage, stage
+
+
+class Small(Section):
+    """Stands in the place of a method's params."""
+
+    read: int = 1
+    unread: int = 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for path, text in {
+        "selfimprove/code.py": "", "stages/code.py": "", "requirements/main.lock": "", "in.txt": "x",
+        "params.yaml": "run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 1}\n",
+    }.items():  # fmt: skip
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["stage", "item"])
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "SELFIMPROVE_SHARD"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+    return tmp_path
+
+
+class Work:
+    """A stage that writes its input and params, and counts how often it really worked."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.error: BaseException | None = None
+
+    def __call__(self) -> None:
+        @stage("small", "base", Small)
+        def main(stage: Stage[Small]) -> None:
+            text = stage.input("in.txt").read_text()
+            stage.narrow(stage.params.read)
+            out = stage.output("results/out")
+            out.mkdir()
+            (out / "a.txt").write_text(f"{text} {stage.params.read} {stage.run.seed} {stage.item}")
+            stage.output("results/b.txt").write_text("b")
+            self.done += 1
+            if self.error:
+                raise self.error
+
+        main()
+
+
+@pytest.fixture
+def work(folder: Path) -> Work:
+    return Work()
+
+
+def test_outputs_are_published_and_scratch_is_cleared_but_for_their_second_names(work: Work, folder: Path) -> None:
+    work()
+    assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
+    assert (folder / "results/b.txt").read_text() == "b"
+    (home,) = (folder / ".scratch/stages/small-item").iterdir()
+    assert [path.name for path in home.iterdir()] == ["done"]
+    assert json.loads((folder / ".scratch/timing/small@item.json").read_text())["seconds"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (lambda: None, False),
+        (lambda: Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 2}\n"), False),
+        (lambda: Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {read: 2, unread: 1}\n"), True),
+        (lambda: Path("params.yaml").write_text("run: {seed: 2, threads: 1}\nbase: {read: 1, unread: 1}\n"), True),
+        (lambda: Path("in.txt").write_text("y"), True),
+        (lambda: Path("selfimprove/code.py").write_text("pass"), True),
+        (lambda: Path("stages/new.py").write_text(""), True),
+        (lambda: Path("requirements/main.lock").write_text("torch"), True),
+        (lambda: Path("selfimprove/notes.txt").write_text("not code"), False),
+    ],
+)
+def test_work_is_done_again_only_when_inputs_read_params_or_code_changed(
+    work: Work, change: Callable[[], object], again: bool
+) -> None:
+    work()
+    change()
+    work()
+    assert work.done == 1 + again
+
+
+def test_outputs_deleted_or_edited_since_come_back(work: Work, folder: Path) -> None:
+    work()
+    (folder / "results/b.txt").unlink()
+    work()
+    assert (work.done, (folder / "results/b.txt").read_text()) == (1, "b")
+    (folder / "results/out/a.txt").write_text("edited")  # the same bytes as the second name's
+    work()
+    assert (work.done, (folder / "results/out/a.txt").read_text()) == (2, "x 1 1 item")
+
+
+def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
+    work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work()
+    (folder / "in.txt").write_text("y")
+    work.error = UserError("in.txt:\n two lines\nin one; mend it.")
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    assert capsys.readouterr().err == "small@item: in.txt: two lines in one; mend it.\n"
+    assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
+
+
+def test_a_fault_of_ours_keeps_its_traceback_and_touches_nothing(work: Work, folder: Path) -> None:
+    work.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert not (folder / "results").exists()
+    work.error = None
+    work()  # and left no lock
+    assert work.done == 2
+
+
+def test_ctrl_c_says_how_to_go_on(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    work.error = KeyboardInterrupt()
+    with pytest.raises(SystemExit, match="130"):
+        work()
+    assert capsys.readouterr().err == "small@item: stopped; run again to go on from here.\n"
+
+
+def run(body: Callable[[Stage[Small]], object]) -> None:
+    stage("small", "base", Small)(lambda stage: body(stage) and None)()
+
+
+def test_a_stage_that_declares_what_it_does_not_write_or_reads_late_is_our_fault(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="output results/never was declared but not written"):
+        run(lambda stage: stage.output("results/never"))
+
+    def late(stage: Stage[Small]) -> None:
+        stage.output("results/x")
+        stage.input("in.txt")
+
+    (folder / "stages/code.py").write_text("# another identity")
+    with pytest.raises(RuntimeError, match=r"input in\.txt was declared after the work began"):
+        run(late)
+    assert not (folder / "results").exists()
+
+
+def test_what_a_killed_run_left_half_written_is_not_taken_for_an_output(folder: Path, work: Work) -> None:
+    work.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        work()
+    (home,) = (folder / ".scratch/stages/small-item").iterdir()
+    (home / "out/results/out/stale.txt").write_text("from before")
+    work.error = None
+    work()
+    assert [path.name for path in (folder / "results/out").iterdir()] == ["a.txt"]
+
+
+def test_params_that_do_not_fit_end_the_stage_before_it_locks(
+    folder: Path, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {raed: 1}\n")
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    assert "base.raed: unknown key; did you mean 'read'?" in capsys.readouterr().err
+    assert (work.done, (folder / ".scratch").exists()) == (0, False)
