@@ -87,7 +87,7 @@ def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[s
     waiter = Thread(target=wait_and_hold)
     waiter.start()
     said = ""
-    while "still at work" not in said:
+    while "still at work" not in said and waiter.is_alive():
         said += capsys.readouterr().err
         time.sleep(0.02)
     assert f"process {orphan.pid} of a killed run is still at work" in said
