@@ -25,7 +25,7 @@ rise:
   tasks: {demonstrations: 96, train: 12, dev: 2, test: 6}
   env: {few_shot: false}
   engines: {student: {slots: 4, prefill_rows: 2, context: 256}}
-  sft: {epochs: 1.0, batch_size: 16, save_steps: 2, logging_steps: 1}
+  sft: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1}
   iterations: {iter1: {generate: {problems: 6, max_tokens: 8}}, iter2: {generate: {problems: 6, offset: 6, max_tokens: 8}}}
   evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
 """  # noqa: E501
@@ -109,7 +109,7 @@ def copy_code(folder: Path) -> Path:
 
 
 def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
-    """The smoke profile, made smaller, under ``overlay``."""
+    """The smoke profile, made smaller, with what decides the number of steps pinned, under ``overlay``."""
     yaml = YAML()
     params = yaml.load(compose("smoke", ROOT / "profiles"))
     merge(params, yaml.load(PARAMS))
