@@ -45,11 +45,17 @@ def effective_weight(batch: Sequence[EncodedExample], scales: Sequence[float]) -
     return sum(sum(example.token_weights) * scale for example, scale in zip(batch, scales, strict=True))
 
 
+def learnt_positions(coefficients: torch.Tensor) -> torch.Tensor:
+    """[rows, width] booleans: where the next token has a coefficient, so that a prediction is needed."""
+    return torch.nn.functional.pad(coefficients[:, 1:] != 0, (0, 1))
+
+
 def weighted_nll(logits: torch.Tensor, ids: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
     """Sum over tokens of coefficient * negative log-likelihood.
 
     Args:
-        logits: [rows, width, vocabulary], any float type; the loss is taken in float32.
+        logits: [rows, width, vocabulary], any float type; the loss is taken in float32. Or [learnt, vocabulary]: those
+            of ``learnt_positions`` alone, in row order.
         ids: [rows, width].
         coefficients: [rows, width]; that of ``ids[r, t]``, which ``logits[r, t - 1]`` predict. Column 0 is never
             predicted, and must be 0.
@@ -59,6 +65,6 @@ def weighted_nll(logits: torch.Tensor, ids: torch.Tensor, coefficients: torch.Te
     """
     wanted = coefficients[:, 1:]
     mask = wanted != 0
-    chosen = logits[:, :-1][mask].float()
+    chosen = (logits[:, :-1][mask] if logits.dim() == 3 else logits).float()
     losses = cross_entropy(chosen, ids[:, 1:][mask], reduction="none")
     return (losses * wanted[mask]).sum()

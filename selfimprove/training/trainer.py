@@ -33,7 +33,7 @@ from selfimprove.training.checkpoints import folders, is_whole, newest_whole, se
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.loading import load_model, merge_adapter
-from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
+from selfimprove.training.objective import effective_weight, example_scales, learnt_positions, weighted_nll
 from selfimprove.training.packing import Plan, make_plan
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.rows import render
@@ -117,6 +117,9 @@ class WeightedTrainer(Trainer):
         self._progress = progress
         self._losses: list[float] = []
         self._pending: list[torch.Tensor] = []
+        self._learnt: torch.Tensor | None = None
+        # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
+        model.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore[operator]
         self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
         super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
         self.remove_callback(PrinterCallback)
@@ -169,9 +172,14 @@ class WeightedTrainer(Trainer):
     ) -> Any:
         """Sum of coefficient times token loss over one micro-batch, times the number of processes."""
         coefficients = inputs["coefficients"]
+        self._learnt = learnt_positions(coefficients)
         outputs = model(**{key: value for key, value in inputs.items() if key != "coefficients"}, use_cache=False)
         loss = weighted_nll(outputs.logits, inputs["input_ids"], coefficients) * self.args.world_size
         return (loss, outputs) if return_outputs else loss
+
+    def _only_learnt(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Before the output layer: keep the hidden states [learnt, hidden] whose next token is learnt."""
+        return inputs if self._learnt is None else (inputs[0][self._learnt],)
 
     # Checkpoints: whole or not at all.
 
@@ -338,7 +346,7 @@ def _arguments(job: Job) -> TrainingArguments:
         adam_beta1=params.betas[0],
         adam_beta2=params.betas[1],
         max_grad_norm=params.grad_clip,
-        optim="adamw_torch",
+        optim="adamw_torch_fused",
         bf16=params.dtype == "bfloat16",
         tf32=True if params.tf32 else None,
         activation_checkpointing=params.gradient_checkpointing,
