@@ -61,7 +61,7 @@ dag: $(READY) ## the graph of stages
 
 test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
-	@pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
+	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
 
 lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages import
 	@ruff check . && ruff format --check --quiet . && mypy && python -m selfimprove.pipeline.closure --check

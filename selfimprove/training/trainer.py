@@ -68,6 +68,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
         UserError: the model cannot be loaded, or the examples hold ids it does not know.
     """
     params = job.params
+    _check_hardware(params)
     disable_progress_bar()  # the stage shows its own progress
     if params.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which else probes and warns
@@ -319,6 +320,15 @@ class _EveryStep(TrainerCallback):
             note = f"loss {trainer._losses[-1]:.4f}" if trainer._losses else ""
             trainer._progress(state.global_step, state.max_steps, note)
         return control
+
+
+def _check_hardware(params: FinetuneParams) -> None:
+    if params.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("finetune.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
+    if params.device == "cpu" and params.tf32:
+        raise UserError("finetune.tf32: only GPUs have it; remove the line or set device: cuda.")
+    if params.attention == "flash_attention_2" and (params.device == "cpu" or params.dtype == "float32"):
+        raise UserError("finetune.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
 
 
 def _check_vocabulary(model: Any, examples: Sequence[EncodedExample], where: Path) -> None:

@@ -1,8 +1,7 @@
 """docs/params.md says what the schemas say."""
 
-from tests.repo_copy import ROOT
-
 from selfimprove.pipeline.params_doc import page
+from tests.repo_copy import ROOT
 
 
 def test_the_params_page_is_up_to_date() -> None:

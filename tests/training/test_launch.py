@@ -18,6 +18,7 @@ from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import finetune, load_encoded, save_encoded, worker_command
 from selfimprove.training.report import TrainReport
+from selfimprove.training.trainer import _check_hardware
 from selfimprove.training.zero import zero_config
 
 Maker = Callable[..., list[Example]]
@@ -148,3 +149,19 @@ def test_zero_configuration_follows_the_params() -> None:
 def test_the_module_is_light_until_training_starts() -> None:
     code = "import sys, selfimprove.training.launch; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cuda"}, "finds no GPU"),
+        ({"tf32": True}, "only GPUs have it"),
+        ({"attention": "flash_attention_2"}, "needs device: cuda"),
+    ],
+)
+def test_settings_that_this_machine_cannot_run_are_refused_in_a_sentence(settings: dict, said: str) -> None:
+    if settings.get("device") == "cuda" and torch.cuda.is_available():
+        settings = {"tf32": True}  # this machine has a GPU: the other refusal
+        said = "only GPUs have it"
+    with pytest.raises(UserError, match=said):
+        _check_hardware(FinetuneParams(**settings))

@@ -106,7 +106,7 @@ def _divide(
     download: Path,
     mirror: Path | None,
 ) -> dict[str, list[Problem]]:
-    files: dict[str, str] = {stem: path for stem, path in (tasks.files or {}).items()}
+    files: dict[str, str] = dict((tasks.files or {}).items())
     if not files:
         files = {path.stem: str(path) for path in fetch(tasks.source, download, mirror=mirror)}
     loaded = {stem: load_panel(Path(path), env) for stem, path in files.items()}
