@@ -50,6 +50,7 @@ class FinetuneParams(Section):
     batch_size: int = Field(default=64, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once")
     row_tokens: int = Field(default=1024, ge=1, description="width that conversations are packed to")
+    group_by_length: bool = Field(default=False, description="steps of examples of like length: less filling")
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -11,11 +11,15 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from selfimprove.seeds import rng
 
 Row = tuple[int, ...]
 """Indices of the examples that lie side by side in one row."""
+
+GROUP = 64
+"""Steps' worth of examples that are sorted by length together."""
 
 MAX_FILLING = 0.04
 """Share of a micro-batch that may be filling; a row that would bring more starts the next micro-batch."""
@@ -62,13 +66,16 @@ def make_plan(
     epochs: float = 1.0,
     max_tokens: int | None = None,
     world_size: int = 1,
+    group_by_length: bool = False,
 ) -> Plan:
     """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
 
     Every example comes once an epoch, in an order drawn anew for each (seed, epoch); steps take ``batch_size``
     examples from that stream, across epoch boundaries, and only the last may be smaller. With ``max_tokens`` the
     stream repeats as needed and ends after the step that brings ``real_tokens`` to at least that many (``epochs``
-    is then not read); else it ends after round(epochs * n) examples.
+    is then not read); else it ends after round(epochs * n) examples. ``group_by_length``: steps hold examples of like
+    length (from ``GROUP`` steps' worth of the drawn order, sorted), which leaves little to fill; the steps' order is
+    drawn again.
 
     A row is wider than ``row_tokens`` only where one example is, and a micro-batch exceeds ``micro_batch_tokens``
     only where one row does. Filling is at most ``MAX_FILLING`` of every micro-batch.
@@ -78,7 +85,7 @@ def make_plan(
     steps: list[Step] = []
     examples = real = padded = 0
     remaining = round(epochs * len(lengths))
-    stream = _stream(len(lengths), seed)
+    stream = _stream(lengths, seed, batch_size if group_by_length else 0)
     while (real < max_tokens) if max_tokens is not None else (remaining > 0):
         size = batch_size if max_tokens is not None else min(batch_size, remaining)
         batch = tuple(next(stream) for _ in range(size))
@@ -148,13 +155,27 @@ def _width(row: Row, lengths: Sequence[int]) -> int:
     return sum(lengths[index] for index in row)
 
 
-def _stream(count: int, seed: int) -> Iterator[int]:
+def _stream(lengths: Sequence[int], seed: int, group: int) -> Iterator[int]:
+    """Example indices, epoch after epoch; ``group``: examples of a step that shall be of like length (0: any)."""
     epoch = 0
     while True:
-        order = list(range(count))
-        rng(seed, "epoch", epoch).shuffle(order)
+        draws = rng(seed, "epoch", epoch)
+        order = list(range(len(lengths)))
+        draws.shuffle(order)
+        if group:
+            order = _grouped(order, lengths, group, draws)
         yield from order
         epoch += 1
+
+
+def _grouped(order: list[int], lengths: Sequence[int], group: int, draws: Random) -> list[int]:
+    batches: list[list[int]] = []
+    for start in range(0, len(order), GROUP * group):
+        alike = sorted(order[start : start + GROUP * group], key=lambda index: lengths[index])
+        batches += [alike[i : i + group] for i in range(0, len(alike), group)]
+    partial = [batches.pop()] if len(batches[-1]) < group else []  # last, so that the others stay whole steps
+    draws.shuffle(batches)
+    return [index for batch in batches + partial for index in batch]
 
 
 def _split_to_multiple(micros: list[MicroBatch], world_size: int) -> list[MicroBatch]:

@@ -91,6 +91,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
             epochs=params.epochs,
             max_tokens=job.max_tokens,
             world_size=world_size,
+            group_by_length=params.group_by_length,
         )
         model, rope_factor = load_model(job.model_dir, params, job.seed)
         _check_vocabulary(model, examples, job.model_dir)

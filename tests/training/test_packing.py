@@ -19,6 +19,7 @@ LAYOUT = st.fixed_dictionaries(
         "micro_batch_tokens": st.integers(1, 3000),
         "world_size": st.integers(1, 4),
         "seed": st.integers(0, 5),
+        "group_by_length": st.booleans(),
     }
 )
 
@@ -102,3 +103,17 @@ def test_each_epoch_and_each_seed_draws_its_own_order() -> None:
     two, other = (make_plan([5] * 50, seed=seed, **shape) for seed in (0, 1))
     first, second = (step.examples for step in two.steps)
     assert len({first, second, other.steps[0].examples, tuple(range(50))}) == 4
+
+
+def test_grouping_by_length_fills_less_and_draws_the_order_of_steps_anew() -> None:
+    lengths = [rng("lengths", i).choice([40, 60, 80, 130, 180]) for i in range(2000)]
+    settings = {"batch_size": 16, "row_tokens": 1, "micro_batch_tokens": 10**6, "seed": 3, "epochs": 2.0}
+    grouped = make_plan(lengths, group_by_length=True, **settings)
+    mixed = make_plan(lengths, group_by_length=False, **settings)
+    spread = [max(lengths[i] for i in step.examples) - min(lengths[i] for i in step.examples) for step in grouped.steps]
+    assert sum(spread) / len(spread) < 20
+    micros = [len(plan_steps.shares[0]) for plan_steps in grouped.steps]
+    assert sum(micros) < sum(len(step.shares[0]) for step in mixed.steps)
+    firsts = [lengths[step.examples[0]] for step in grouped.steps]
+    assert firsts != sorted(firsts)
+    assert drawn(grouped)[:2000] != drawn(grouped)[2000:]
