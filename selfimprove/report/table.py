@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +25,7 @@ def main() -> None:
     if not SUMMARY.is_file():
         print("no results yet; run `make repro`.", file=sys.stderr)
         sys.exit(2)
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 118)
     for method, summary in json.loads(SUMMARY.read_text(encoding="utf-8")).items():
         console.print(results_table(method, summary))
         console.print(difference_table(method, summary))
@@ -37,10 +38,14 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     columns, order, rows = summary["columns"], summary["order"], summary["rows"]
     first = rows[order[0]]["metrics"]
     gains = [name for name in first if name.endswith("-m1@t1")]
-    table = Table(title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error")
+    table = Table(
+        title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
     table.title_justify = table.caption_justify = "left"
     table.add_column("row", no_wrap=True)
-    for column in (*columns, *gains, "r→w", "w→r", "tokens", "train s", "eval s"):
+    for column in (*columns, *gains, "r→w", "w→r", "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
@@ -49,6 +54,7 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
+    notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
     notes.append("* more than 3 standard errors from 0; r→w, w→r: right attempts followed by a wrong one, and back")
     table.caption = "\n".join(notes)
     return table
@@ -56,7 +62,7 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
 
 def difference_table(method: str, summary: dict[str, Any]) -> Table:
     """The last iteration minus every other row, over the same problems; * marks more than three standard errors."""
-    table = Table(title=f"{method}: {summary['last']} minus each other row, paired")
+    table = Table(title=f"{method}: {summary['last']} minus each other row, paired", box=box.SIMPLE)
     table.title_justify = "left"
     table.add_column("minus")
     for column in summary["columns"]:
@@ -95,16 +101,17 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
 
 
 def _figure(figure: dict[str, float]) -> str:
-    return f"{figure['mean']:.3f}±{_short(figure['se'])}"
+    return f"{_short(figure['mean'])}±{_short(figure['se'])}"
 
 
 def _signed(figure: dict[str, float]) -> str:
     mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
-    return f"{figure['mean']:+.3f}±{_short(figure['se'])}{mark}"
+    sign = "-" if figure["mean"] < 0 else "+"
+    return f"{sign}{_short(abs(figure['mean']))}±{_short(figure['se'])}{mark}"
 
 
-def _short(error: float) -> str:
-    return f"{error:.3f}".lstrip("0") if error < 1 else f"{error:.2f}"
+def _short(share: float) -> str:
+    return f"{share:.3f}".lstrip("0") if share < 0.9995 else f"{share:.2f}"
 
 
 def _seconds(method: str, row: str) -> tuple[str, str]:

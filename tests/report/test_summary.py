@@ -104,8 +104,8 @@ def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_e
         console.print(table)
     text = console.export_text()
     assert "n = 100" in text
-    assert "0.700±.046" in text  # iter2: the root of 0.7 * 0.3 / 99
+    assert ".700±.046" in text  # iter2: the root of 0.7 * 0.3 / 99
     lines = [line for line in text.splitlines() if "base" in line and "±" in line]
-    assert "+0.500±.050*" in lines[-1]  # 10 standard errors
+    assert "+.500±.050*" in lines[-1]  # 10 standard errors
     draw({"rise": summary}, tmp_path / "plots")
     assert (tmp_path / "plots/rise-accuracy-by-turn.png").read_bytes().startswith(b"\x89PNG")
