@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from selfimprove.engines.attention import use_one_query_attention
 from selfimprove.engines.slots import Rows, cache_shape
 
 WIDTH_STEP = 32
@@ -32,6 +33,7 @@ class Decoder:
     def __init__(
         self, model: Any, *, slots: int, context: int, prefill_rows: int, prefill_block: int, pad_id: int
     ) -> None:
+        use_one_query_attention(model)
         self._model, self._block, self._context = model, prefill_block, context
         self._weight = model.get_input_embeddings().weight
         shape = cache_shape(model)
