@@ -1,0 +1,184 @@
+"""The ``agent_r`` section of params.yaml: every option of the method, in the order of the pipeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.engines.config import EngineConfig
+from selfimprove.params_base import Section
+from selfimprove.training.config import FinetuneParams
+
+EnvName = Literal["textcraft", "webshop", "sciworld"]
+Judge = Literal["actor", "scripted"]
+
+
+class EnvParams(Section):
+    """Where the episodes are played: embedded, or on any server that speaks AgentGym's protocol."""
+
+    name: EnvName = "textcraft"
+    server: str | None = Field(default=None, description="http://host:port of an AgentGym server; null: embedded")
+    server_concurrency: int = Field(default=32, ge=1, description="environments held open on the server")
+    server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
+    recipes: str | None = Field(default=None, description="textcraft: a recipe file or folder; null: the embedded book")
+    seed: int = Field(default=42, ge=0, description="textcraft: seed of the distractors and of their order")
+    products: int = Field(default=1000, ge=300, description="webshop: size of the generated catalogue")
+    catalogue_seed: int = Field(default=233, ge=0, description="webshop: seed of the catalogue and of its goals")
+    jvms: int = Field(default=2, ge=1, description="sciworld: Java processes kept in the pool")
+    map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one (spec §2)")
+
+
+class TaskParams(Section):
+    """Which tasks: how many demonstrations for the warm start, and the panels to search, choose and test on.
+
+    Panels are drawn from the environment's task ids by the run's seed and are disjoint; ``files`` names lists of ids
+    instead (JSON, as AgentGym and Agent-R publish them).
+    """
+
+    demonstrations: int = Field(ge=0, description="expert episodes for the warm start, taken from the training panel")
+    train: int = Field(ge=1)
+    dev: int = Field(ge=0)
+    test: int = Field(ge=1)
+    files: dict[Literal["train", "test"], str] | None = None
+    judge_examples: int = Field(
+        default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
+    )
+
+
+class SearchParams(Section):
+    """One collection: a tree per task (spec §1, Search)."""
+
+    tasks: int = Field(ge=1, description="how many of the training panel, from its start")
+    offset: int = Field(default=0, ge=0, description="panel index to start at")
+    limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
+    max_depth: int = Field(default=10, ge=1, description="MAX_DEPTH: max_depth + 1 actions are possible")
+    dives: int = Field(default=4, ge=1, description="ITERA")
+    n_gen: int = Field(default=4, ge=1, description="N_GEN: samples of an expansion")
+    exploration: float = Field(default=0.25, ge=0, description="weight of the UCT bonus")
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=500, ge=1)
+    stop: list[str] = []
+    concurrency: int = Field(default=256, ge=1, description="trees in flight")
+
+
+class Mix(Section):
+    """Sampling weights of the kinds of data; a kind with weight 0 is left out. 1, 1, 0 uses all of both once."""
+
+    revision: float = Field(default=1.0, ge=0)
+    good: float = Field(default=1.0, ge=0)
+    general: float = Field(default=0.0, ge=0, description="eta: share of general chat against the agent data")
+    general_file: str | None = Field(default=None, description="JSONL of chats: {messages: [{role, content}, …]}")
+
+
+class ConvertParams(Section):
+    """Trees to training conversations (spec §1, Trajectories to Data types)."""
+
+    data_type: Literal["good", "centric"] = Field(default="centric", description="good: good trajectories only")
+    revise: bool = Field(default=True, description="false: direct revision, no judge")
+    alpha: float = Field(default=0.5, ge=0, le=1, description="a good leaf scores above it")
+    beta: float = Field(default=0.2, ge=0, le=1, description="good minus bad is above it")
+    inclusive: bool = Field(default=False, description="at least instead of above")
+    max_pairs_per_tree: int | None = Field(default=None, ge=1, description="null: all, quadratic in the leaves")
+    judge: Judge = Field(default="actor", description="actor: the model itself; scripted: the environment's expert")
+    judge_max_tokens: int = Field(default=300, ge=1)
+    judge_temperature: float = Field(default=0.0, ge=0)
+    validate_splice: Literal["none", "replay"] = "none"
+    accumulate: bool = Field(default=False, description="add the parent iterations' examples")
+    mix: Mix = Mix()
+    concurrency: int = Field(default=512, ge=1, description="pairs judged at once")
+
+
+class EvaluateParams(Section):
+    """The policy plays a panel; and goes on from given bad beginnings (revision evaluation, the paper's Table 3)."""
+
+    panel: Literal["dev", "test"] = "test"
+    limit: int | None = Field(default=None, ge=1)
+    max_steps: int = Field(default=100, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=500, ge=1)
+    stop: list[str] = []
+    revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
+    revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
+    concurrency: int = Field(default=512, ge=1)
+
+
+class Iteration(Section):
+    """One round. ``init`` names the model that searches; ``init_from`` the weights that finetuning starts from."""
+
+    init: str
+    init_from: str
+    generate: SearchParams
+    convert: ConvertParams
+    finetune: FinetuneParams
+
+
+class Control(Section):
+    """A fair comparison, started from the base, with as many training tokens as iteration ``match`` and its ancestors.
+
+    ``demonstrations``: more of the warm start's own data. ``good``: the same trees' good trajectories only.
+    ``direct``: the same trees' pairs, revised after the whole bad path (``revise: 0``).
+    """
+
+    data: Literal["demonstrations", "good", "direct"]
+    match: str
+    finetune: FinetuneParams
+
+
+TAKEN = ("base", "tasks")
+
+
+class AgentRParams(Section):
+    """The whole section."""
+
+    env: EnvParams
+    tasks: TaskParams
+    engines: dict[str, EngineConfig]
+    sft: FinetuneParams
+    evaluate: EvaluateParams
+    iterations: dict[str, Iteration] = Field(min_length=1)
+    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @model_validator(mode="after")
+    def _names(self) -> AgentRParams:
+        for kind, keys in (("iterations", self.iterations), ("controls", self.controls)):
+            for key in keys:
+                if key in TAKEN or (kind == "iterations" and key in self.controls):
+                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
+                if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+        for key, iteration in self.iterations.items():
+            self.lineage(key)
+            if iteration.init_from not in ("base", iteration.init):
+                raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
+        for key, control in self.controls.items():
+            if control.match not in self.iterations:
+                raise ValueError(
+                    f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
+                )
+        if "actor" not in self.engines:
+            raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
+        return self
+
+    def lineage(self, name: str) -> list[str]:
+        """The iteration and its ancestors, oldest first, the base left out.
+
+        Raises:
+            ValueError: an ``init`` that does not exist, or a cycle.
+        """
+        chain: list[str] = []
+        while name != "base":
+            if name not in self.iterations:
+                child = chain[-1] if chain else "?"
+                raise ValueError(
+                    f"iterations.{child}.init: there is no iteration {name!r}; there are base, "
+                    f"{', '.join(self.iterations)}"
+                )
+            if name in chain:
+                raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
+            chain.append(name)
+            name = self.iterations[name].init
+        return chain[::-1]

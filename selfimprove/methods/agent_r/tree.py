@@ -1,0 +1,84 @@
+"""A search tree as it is kept: one JSON line a tree, the opening conversation once, one row a node.
+
+A node is a reply and what the environment answered. A node's conversation is the tree's ``prompt`` and the (reply,
+observation) pairs on the way from the root to it (``Tree.conversation``): the original stores it in every node.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from selfimprove.records import Finish, Message, Record, Status
+
+
+class Node(Record):
+    """One node; node 0 is the root, which has no reply.
+
+    ``reply`` is the stored reply (numbered markers rewritten, spec §2); ``token_ids`` its ids as generated, None where
+    the stored text is not what was generated. ``reward`` is the normalised score at this node; ``value`` the *sum* of
+    the leaf rewards backed up through it (spec §1).
+    """
+
+    parent: int | None = None
+    reply: str = ""
+    action: str = ""
+    observation: str = ""
+    token_ids: list[int] | None = None
+    finish: Finish | None = None
+    depth: int = 0
+    visits: int = 0
+    value: float = 0.0
+    reward: float = 0.0
+    terminal: bool = False
+    done: bool = Field(default=False, description="the environment ended here, rather than the depth bound")
+    disaster: bool = False
+    valid: bool = True
+    children: list[int] = []
+
+
+class Tree(Record):
+    """One task, searched. Nodes stand in the order in which they were made: a parent before its children."""
+
+    id: str
+    env: str
+    task_id: int
+    prompt: list[Message]
+    nodes: list[Node]
+    seed: str
+    dives: int = 0
+    duplicates: int = Field(default=0, description="samples dropped because a sibling has the same text")
+    status: Status = "unsolved"
+    error: str | None = None
+
+    @property
+    def root(self) -> Node:
+        """Node 0."""
+        return self.nodes[0]
+
+    def leaves(self) -> list[int]:
+        """Indices of the terminal nodes without children, in the order in which they were made."""
+        return [i for i, node in enumerate(self.nodes) if node.terminal and not node.children]
+
+    def path(self, index: int) -> list[int]:
+        """Indices from the first action to node ``index``; the root is left out."""
+        way: list[int] = []
+        at: int | None = index
+        while at is not None and self.nodes[at].parent is not None:
+            way.append(at)
+            at = self.nodes[at].parent
+        return way[::-1]
+
+    def conversation(self, index: int) -> list[Message]:
+        """The messages up to and with node ``index``'s observation."""
+        messages = list(self.prompt)
+        for i in self.path(index):
+            messages += turn_messages(self.nodes[i])
+        return messages
+
+
+def turn_messages(node: Node) -> tuple[Message, Message]:
+    """The reply and the observation of a node, as messages."""
+    return (
+        Message(role="assistant", content=node.reply, token_ids=node.token_ids, finish=node.finish),
+        Message(role="user", content=node.observation),
+    )
