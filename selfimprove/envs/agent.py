@@ -2,8 +2,8 @@
 
 An environment (``AgentEnv``) is one place in one episode, as its original is: TextCraft, WebShop, ScienceWorld. A world
 (``World``) is what methods play in: ``step(state, action)`` returns the next state and leaves the old one as it was,
-so a tree can grow from any of its nodes and hundreds of episodes share one object. Embedded environments become worlds
-by snapshots (``EmbeddedWorld``), slow or remote ones by replaying actions on a pool of live copies (``envs/replay.py``).
+so a tree can grow from any node and hundreds of episodes share one object. Embedded environments become worlds
+by snapshots (``EmbeddedWorld``), slow or remote ones by replaying actions on a pool of copies (``envs/replay.py``).
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class SearchParams(Section):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
-    stop: list[str] = []
+    stop: list[str] = Field(default=[])
     concurrency: int = Field(default=256, ge=1, description="trees in flight")
 
 
@@ -100,7 +100,7 @@ class EvaluateParams(Section):
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
-    stop: list[str] = []
+    stop: list[str] = Field(default=[])
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
     revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
     concurrency: int = Field(default=512, ge=1)

@@ -33,7 +33,7 @@ class Node(Record):
     done: bool = Field(default=False, description="the environment ended here, rather than the depth bound")
     disaster: bool = False
     valid: bool = True
-    children: list[int] = []
+    children: list[int] = Field(default=[])
 
 
 class Tree(Record):
