@@ -7,24 +7,36 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfimprove.params_base import Section
 
 
 class TransformersEngineConfig(Section):
-    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/transformers.py``)."""
+    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/transformers.py``).
+
+    With ``replicas``, in as many processes, which share the slots and the run's threads (``engines/replicated.py``).
+    """
 
     engine: Literal["transformers"]
     model: str = "policy"
     chat_template: str | None = None
-    slots: int = Field(default=64, ge=1, description="rows decoded at once")
+    slots: int = Field(default=64, ge=1, description="rows decoded at once, by all replicas together")
+    replicas: int = Field(default=1, ge=1, description="processes; on a CPU, one a thread decodes small models fastest")
     context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
     prefill_rows: int = Field(default=16, ge=1)
     prefill_block: int = Field(default=32, ge=1, description="tokens of a prompt that are read at once")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _replicas_share_slots_of_a_cpu(self) -> TransformersEngineConfig:
+        if self.replicas > 1 and self.device != "cpu":
+            raise ValueError(f"replicas {self.replicas} is for device cpu; set replicas to 1 on {self.device}")
+        if self.replicas > self.slots:
+            raise ValueError(f"replicas {self.replicas} is more than slots {self.slots}; raise slots")
+        return self
 
 
 class VllmEngineConfig(Section):

@@ -29,7 +29,7 @@ def make_engine(
 
     Args:
         policy_dir: the folder that ``model: policy`` stands for.
-        threads: CPU threads for engines that compute in this process.
+        threads: CPU threads for engines that compute on this machine.
         expert: what ``engine: scripted`` answers with, made by the environment; None: it has no expert.
 
     Raises:
@@ -48,6 +48,10 @@ def make_engine(
     folder = policy_dir if cfg.model == POLICY else Path(cfg.model)
     if not (folder / "config.json").is_file():
         raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); mend the param model.")
+    if isinstance(cfg, TransformersEngineConfig) and cfg.replicas > 1:
+        from selfimprove.engines.replicated import ReplicatedEngine
+
+        return ReplicatedEngine(cfg, folder, threads=threads)
     if isinstance(cfg, TransformersEngineConfig):
         from selfimprove.engines.transformers import TransformersEngine
 
