@@ -50,6 +50,7 @@ class Attempt(Record):
     answer: str | None = None
     token_ids: list[int] | None = None
     finish: Finish | None = None
+    valid: bool = Field(default=True, description="False: the environment did not understand or could not do it")
 
 
 class Turn(Record):

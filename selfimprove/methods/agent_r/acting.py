@@ -1,0 +1,112 @@
+"""One reply, acted on: what tree search and evaluation have in common.
+
+Both ask the actor for replies in a dialogue (``ask``) and carry a reply out in a moment of an episode (``act``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.envs.agent import World
+from selfimprove.methods.agent_r.params import EvaluateParams, SearchParams
+from selfimprove.methods.agent_r.prompts import opening, trim
+from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action, stored_reply
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey, key_bits
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where an episode stands, and what led there: the stored reply, its action, the environment's answer.
+
+    ``state`` is the world's, opaque; ``reward`` the score so far in [0, 1]; ``done``: the episode is over, by the
+    environment or by a ``disaster``; ``valid``: the environment understood the action.
+    """
+
+    state: Any
+    reply: str = ""
+    action: str = ""
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    disaster: bool = False
+    valid: bool = True
+
+
+def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
+    """Names an episode or a tree: its environment, its task and, if it goes on from given replies, which."""
+    name = f"{world.name}-{task_id}"
+    return f"{name}-{key_bits('given', *given):016x}" if given else name
+
+
+async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[Moment]]:
+    """Start a task and carry out the given replies, as far as the episode lasts.
+
+    Returns:
+        The opening conversation (without the given replies), and the moments: the start, then one a given reply.
+
+    Raises:
+        EnvError, UserError: as ``World.reset``.
+    """
+    state, observation = await world.reset(task_id)
+    moments = [Moment(state, observation=observation)]
+    for reply in given:
+        if moments[-1].done:
+            break
+        moments.append(await act(world, moments[-1], stored_reply(reply)))
+    return opening(world.instruction, observation), moments
+
+
+async def ask(
+    actor: Engine, dialogue: Sequence[Message], cfg: SearchParams | EvaluateParams, key: SeedKey, n: int = 1
+) -> list[Completion]:
+    """``n`` replies to the dialogue, as one request; the dialogue is cut to the actor's context first (row 10).
+
+    Raises:
+        EngineError, UserError: as ``Engine.generate``.
+    """
+    return await actor.generate(
+        Request(
+            messages=trim(dialogue, actor, cfg.max_tokens),
+            seed=key,
+            n=n,
+            temperature=cfg.temperature,
+            top_p=cfg.top_p,
+            max_tokens=cfg.max_tokens,
+            stop=cfg.stop,
+        )
+    )
+
+
+async def act(world: World, moment: Moment, reply: str) -> Moment:
+    """The moment after ``reply``; the one before stays as it was.
+
+    ``wait`` is answered here, without the environment (row 43): nothing changes but the dialogue. A negative score is a
+    disaster: it counts as 0 and ends the episode (row 8).
+
+    Raises:
+        EnvError, UserError: as ``World.step``.
+    """
+    action = parse_action(reply)
+    if action == WAIT:
+        return Moment(moment.state, stored_reply(reply), action, WAITED, moment.reward)
+    state, step = await world.step(moment.state, action)
+    disaster = step.reward < 0 or bool(step.info.get("disaster", False))
+    return Moment(
+        state=state,
+        reply=stored_reply(reply),
+        action=action,
+        observation=clean_observation(step.observation),
+        reward=0.0 if disaster else float(step.reward),
+        done=step.done or disaster,
+        disaster=disaster,
+        valid=bool(step.info.get("valid", True)),
+    )
+
+
+def generated_ids(completion: Completion, reply: str) -> list[int] | None:
+    """The ids of a stored reply as generated; None where storing changed the text, so that they'd say another."""
+    return completion.token_ids if completion.text == reply else None

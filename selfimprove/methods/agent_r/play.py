@@ -1,0 +1,84 @@
+"""Evaluation of one task: the policy plays it, from its start or from a given bad beginning (spec §2; rows 33, 34, 43).
+
+As in ``search``, nothing here batches, retries, writes or logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfimprove.engines.base import Completion, Engine, EngineError
+from selfimprove.envs.agent import EnvError, World
+from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
+from selfimprove.methods.agent_r.params import EvaluateParams
+from selfimprove.records import Attempt, Episode, Message, Status, Turn
+from selfimprove.seeds import SeedKey
+
+ACTOR = "actor"
+"""``Turn.model`` of the policy's own turns."""
+GIVEN = "given"
+"""``Turn.model`` of the turns of a given bad beginning: no steps of the policy."""
+
+
+async def play(
+    task_id: int, world: World, actor: Engine, cfg: EvaluateParams, seed: int, bad_prefix: Sequence[str] = ()
+) -> Episode:
+    """One episode: the given replies first, then at most ``cfg.max_steps`` of the actor's own, until it is over.
+
+    Each turn has one attempt: the stored reply as ``text``, the action as ``answer``, the score so far as ``reward``.
+    The last one's is the episode's score; a negative score counts as 0 and ends it. ``solved``: the score is 1.
+    ``blocked``: engine or environment failed for good; the turns before that stay.
+    """
+    name = episode_id(world, task_id, bad_prefix)
+    prompt: list[Message] = []
+    turns: list[Turn] = []
+    status: Status = "unsolved"
+    error = None
+    try:
+        prompt, moments = await begin(world, task_id, bad_prefix)
+        turns += [_turn(moment, GIVEN) for moment in moments[1:]]
+        here, dialogue = moments[-1], [*prompt]
+        for turn in turns:
+            dialogue += _messages(turn)
+        for step in range(cfg.max_steps):
+            if here.done:
+                break
+            (completion,) = await ask(actor, dialogue, cfg, SeedKey(seed, name, step))
+            here = await act(world, here, completion.text)
+            turns.append(_turn(here, ACTOR, completion))
+            dialogue += _messages(turns[-1])
+        if here.reward == 1:
+            status = "solved"
+    except (EngineError, EnvError) as failure:
+        status, error = "blocked", str(failure)
+    return Episode(
+        id=name,
+        env=world.name,
+        query=prompt[-1].content if prompt else "",
+        gold="",
+        prompt=prompt,
+        turns=turns,
+        status=status,
+        seed=f"{seed}/{name}",
+        error=error,
+    )
+
+
+def _turn(moment: Moment, model: str, completion: Completion | None = None) -> Turn:
+    attempt = Attempt(
+        text=moment.reply,
+        reward=moment.reward,
+        answer=moment.action,
+        token_ids=generated_ids(completion, moment.reply) if completion else None,
+        finish=completion.finish if completion else None,
+        valid=moment.valid,
+    )
+    return Turn(model=model, attempts=[attempt], chosen=0, observation=moment.observation)
+
+
+def _messages(turn: Turn) -> tuple[Message, Message]:
+    said = turn.attempt
+    return (
+        Message(role="assistant", content=said.text, token_ids=said.token_ids, finish=said.finish),
+        Message(role="user", content=turn.observation),
+    )

@@ -1,0 +1,44 @@
+"""The conversation that every Agent-R episode opens with, and how an over-long one is cut (spec §2, Conversation).
+
+system     You are a helpful assistant.
+user       <the environment's instruction>
+assistant  Ok.
+user       <the first observation>
+assistant  Thought: …\\nAction: …
+user       <observation>
+…
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selfimprove.engines.base import Engine
+from selfimprove.records import Message
+
+SYSTEM = "You are a helpful assistant."
+ASSENT = "Ok."
+OPENING = 4
+"""How many messages stand before the first action; never cut, never learnt from."""
+
+
+def opening(instruction: str, observation: str) -> list[Message]:
+    """The messages before the first action. The first observation keeps its lines, as in the original."""
+    return [
+        Message(role="system", content=SYSTEM),
+        Message(role="user", content=instruction),
+        Message(role="assistant", content=ASSENT),
+        Message(role="user", content=observation),
+    ]
+
+
+def trim(messages: Sequence[Message], engine: Engine, max_tokens: int, opening: int = OPENING) -> list[Message]:
+    """The messages without as many of the oldest (action, observation) pairs as it takes to fit the engine's context.
+
+    The original cuts at the wrong place, so that action 1 is left with observation 2, and fails on short histories
+    (trap 3). Here an opening that does not fit by itself is returned as it is: the engine then refuses the request.
+    """
+    kept = list(messages)
+    while len(kept) > opening and not engine.fits(kept, max_tokens):
+        del kept[opening : opening + 2]
+    return kept

@@ -1,0 +1,165 @@
+"""Agent-R's Monte Carlo tree search over one task, as the paper tells it (spec §1, Search; checklist 1-9, 16).
+
+Nothing here batches, retries, writes or logs: the runner grows hundreds of trees at once, the engine batches whatever
+waits, a journal around the engine makes finished expansions survive a kill, and the world keeps a state a node, so
+that nothing is replayed. A node's noise is named by the tree and by the replies that lead to it: a tree does not
+depend on what else runs, nor on the order in which its own nodes were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from selfimprove.engines.base import Completion, Engine, EngineError
+from selfimprove.envs.agent import EnvError, World
+from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
+from selfimprove.methods.agent_r.params import SearchParams
+from selfimprove.methods.agent_r.reply import stored_reply
+from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey, key_bits, rng
+
+
+async def search(
+    task_id: int, world: World, actor: Engine, cfg: SearchParams, seed: int, prior: Sequence[str] = ()
+) -> Tree:
+    """Grow one tree: ``cfg.dives`` dives from the root, or fewer if every path comes to an end before.
+
+    Args:
+        prior: replies that were given before the root; their messages are part of the tree's ``prompt`` (row 16).
+
+    An engine or environment that fails for good leaves the tree ``blocked``, with every whole expansion made so far.
+    ``solved``: a node reached score 1.
+    """
+    name = episode_id(world, task_id, prior)
+    tree = Tree(id=name, env=world.name, task_id=task_id, prompt=[], nodes=[Node()], seed=f"{seed}/{name}")
+    try:
+        prompt, moments = await begin(world, task_id, prior)
+        for moment in moments[1:]:
+            prompt += [
+                Message(role="assistant", content=moment.reply),
+                Message(role="user", content=moment.observation),
+            ]
+        tree.prompt = prompt
+        await _Search(tree, moments[-1], world, actor, cfg, seed).run()
+    except (EngineError, EnvError) as error:
+        tree.status, tree.error = "blocked", str(error)
+        return tree
+    if any(node.reward == 1 for node in tree.nodes):
+        tree.status = "solved"
+    return tree
+
+
+def q_value(node: Node) -> float:
+    """Mean of the leaf rewards backed up through the node; 0 when unvisited."""
+    return node.value / node.visits if node.visits else 0.0
+
+
+def uct(node: Node, parent: Node | None, exploration: float) -> float:
+    """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus when unvisited, none at the root."""
+    if parent is None or node.visits == 0:
+        return q_value(node)
+    return q_value(node) + exploration * math.sqrt(math.log(parent.visits) / node.visits)
+
+
+def best_children(tree: Tree, index: int, exploration: float) -> list[int]:
+    """The children of a node that selection may take: non-terminal, unvisited ones first, else those of highest UCT."""
+    node = tree.nodes[index]
+    scores = {
+        child: uct(tree.nodes[child], node, exploration) if tree.nodes[child].visits else math.inf
+        for child in node.children
+        if not tree.nodes[child].terminal
+    }
+    best = max(scores.values(), default=None)
+    return [child for child, score in scores.items() if score == best]
+
+
+def backup(tree: Tree, leaf: int) -> None:
+    """Add a terminal node's reward to itself and all its ancestors; whose children are all terminal turn terminal."""
+    reward, at = tree.nodes[leaf].reward, tree.nodes[leaf]
+    while True:
+        at.visits += 1
+        at.value += reward
+        at.terminal = all(tree.nodes[child].terminal for child in at.children)
+        if at.parent is None:
+            return
+        at = tree.nodes[at.parent]
+
+
+class _Search:
+    """A tree while it grows. ``moments``: of the nodes still to be expanded; ``keys``: each node's place in noise."""
+
+    def __init__(self, tree: Tree, start: Moment, world: World, actor: Engine, cfg: SearchParams, seed: int) -> None:
+        self.tree, self.world, self.actor, self.cfg, self.seed = tree, world, actor, cfg, seed
+        root = tree.root
+        root.reward, root.terminal, root.done, root.disaster = start.reward, start.done, start.done, start.disaster
+        self.moments = {0: start}
+        self.keys = [key_bits("root")]
+
+    async def run(self) -> None:
+        while self.tree.dives < self.cfg.dives and not self.tree.root.terminal:
+            await self.dive()
+            self.tree.dives += 1
+
+    async def dive(self) -> None:
+        """Expand, select, expand, … until every child of the node reached is terminal."""
+        node: int | None = 0
+        while node is not None:
+            if not self.tree.nodes[node].children:
+                await self.expand(node)
+            node = self.select(node)
+
+    def select(self, index: int) -> int | None:
+        """Down from a node, best child after best child, to one not yet expanded; None where all children ended."""
+        at = index
+        while self.tree.nodes[at].children:
+            best = best_children(self.tree, at, self.cfg.exploration)
+            if not best:
+                self.tree.nodes[at].terminal = True
+                return None
+            at = rng("tie", self.seed, self.tree.id, self.tree.dives, self.keys[at]).choice(best)
+        return at
+
+    async def expand(self, index: int) -> None:
+        """Sample ``n_gen`` replies in one request, drop those with a sibling's text, step each from the node's state.
+
+        The children enter the tree together; the terminal ones are backed up at once.
+        """
+        tree, cfg, parent = self.tree, self.cfg, self.tree.nodes[index]
+        key = SeedKey(self.seed, f"{tree.id}/{self.keys[index]:016x}", parent.depth)
+        drawn = await ask(self.actor, tree.conversation(index), cfg, key, cfg.n_gen)
+        unlike: dict[str, Completion] = {}
+        for completion in drawn:
+            unlike.setdefault(stored_reply(completion.text), completion)
+        children = []
+        for reply, completion in unlike.items():
+            moment = await act(self.world, self.moments[index], completion.text)
+            depth = parent.depth + 1
+            node = Node(
+                parent=index,
+                reply=reply,
+                action=moment.action,
+                observation=moment.observation,
+                token_ids=generated_ids(completion, reply),
+                finish=completion.finish,
+                depth=depth,
+                reward=moment.reward,
+                terminal=moment.done or depth > cfg.max_depth,
+                done=moment.done,
+                disaster=moment.disaster,
+                valid=moment.valid,
+            )
+            children.append((node, moment))
+        tree.duplicates += len(drawn) - len(children)
+        del self.moments[index]
+        first = len(tree.nodes)
+        parent.children = list(range(first, first + len(children)))
+        for at, (node, moment) in enumerate(children, start=first):
+            tree.nodes.append(node)
+            self.keys.append(key_bits(self.keys[index], node.reply))
+            if not node.terminal:
+                self.moments[at] = moment
+        for at in parent.children:
+            if tree.nodes[at].terminal:
+                backup(tree, at)

@@ -1,0 +1,132 @@
+"""The evaluation loop and revision evaluation (Agent-R spec §2; rows 33, 34, 43; traps 3, 8)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.methods.agent_r.acting import act, begin
+from selfimprove.methods.agent_r.params import EvaluateParams
+from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play
+from selfimprove.methods.agent_r.search import search
+from selfimprove.records import Episode, dump_line
+from selfimprove.seeds import SeedKey
+from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.test_search import FAR, NEAR, Failing, Raw, Script, params, said
+
+
+def speaking(*actions: str, failing=lambda request: False) -> Script:
+    """Says one action a turn, and the last one ever after."""
+    return Script(lambda request, index: said(actions[min(request.seed.turn, len(actions) - 1)]), failing=failing)
+
+
+def assess(task, actor, *, env=None, bad=(), **changes) -> Episode:
+    cfg = EvaluateParams(**({"max_steps": 10} | changes))
+    return asyncio.run(play(task, EmbeddedWorld(env or Corridor()), actor, cfg, 7, bad))
+
+
+def test_agent_r_33_plays_until_done():
+    actor = speaking("right", "take key", "right", "right", "open door", "left")
+    one = assess(FAR, actor)
+    assert [turn.attempt.answer for turn in one.turns] == ["right", "take key", "right", "right", "open door"]
+    assert one.rewards == [0, 0.5, 0.5, 0.5, 1]
+    assert (one.status, one.env, one.id, one.seed) == ("solved", "corridor", "corridor-8", "7/corridor-8")
+    assert one.query == one.prompt[3].content == "The key lies in room 1,\nthe door is in room 3. You are in room 0."
+    assert one.turns[1].attempt.text == said("take key")
+    assert one.turns[1].observation == "You have the key."
+    assert {turn.model for turn in one.turns} == {ACTOR}
+    last = actor.asked[-1]
+    assert (last.n, last.temperature, last.seed) == (1, 0.0, SeedKey(7, "corridor-8", 4))
+    assert len(last.messages) == 4 + 2 * 4
+
+
+def test_agent_r_33_ends_after_max_steps_with_the_last_score():
+    one = assess(FAR, speaking("right", "take key", "look"), max_steps=4)
+    assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
+    assert [turn.attempt.valid for turn in one.turns] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("env", [Corridor, Raw])
+def test_agent_r_33_a_negative_score_is_zero_and_stops(env):
+    one = assess(NEAR, speaking("take key", "jump", "open door"), env=env())
+    assert one.rewards == [0.5, 0]
+    assert one.status == "unsolved"
+
+
+def test_agent_r_43_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
+    env = Corridor()
+    one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_steps=3)
+    assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
+    assert env.steps == 1
+    assert len(one.turns) == 3
+
+
+def test_agent_r_34_revision_evaluation_goes_on_from_given_replies():
+    actor = speaking("take key", "open door")
+    bad = [said("right"), "Thought 1: Back.\nAction 1: left"]
+    one = assess(NEAR, actor, bad=bad, max_steps=2)  # the given steps are none of the policy's
+    assert [turn.model for turn in one.turns] == [GIVEN, GIVEN, ACTOR, ACTOR]
+    assert [turn.attempt.text for turn in one.turns[:2]] == [said("right"), "Thought: Back.\nAction: left"]
+    assert one.status == "solved"
+    assert [m.content for m in actor.asked[0].messages[4:]] == [
+        said("right"), "You are in room 1 of 5.", "Thought: Back.\nAction: left", "You are in room 0 of 5.",
+    ]  # fmt: skip
+    assert one.id.startswith("corridor-0-")
+    assert one.id == assess(NEAR, speaking("look"), bad=bad).id != assess(NEAR, actor, bad=bad[:1]).id
+
+
+def test_agent_r_34_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy():
+    actor = speaking("take key")
+    one = assess(NEAR, actor, bad=[said("jump"), said("left")])
+    assert (actor.asked, len(one.turns), one.rewards, one.status) == ([], 1, [0.0], "unsolved")
+
+
+def test_agent_r_10_trap_3_a_long_history_is_cut_for_the_model_only():
+    class Narrow(Script):
+        def fits(self, messages, max_tokens):
+            return len(messages) <= 8
+
+    actor = Narrow(lambda request, index: said("left"))
+    one = assess(FAR, actor, max_steps=6)
+    assert max(len(request.messages) for request in actor.asked) == 8
+    assert len(one.turns) == 6
+    kept = list(actor.asked[5].messages)
+    assert kept[:4] == one.prompt
+    assert [m.role for m in kept[4:]] == ["assistant", "user"] * 2
+
+
+def test_a_failure_blocks_the_episode_and_keeps_the_turns_before():
+    one = assess(FAR, speaking("right", failing=lambda request: request.seed.turn == 2))
+    assert (one.status, len(one.turns), one.error) == ("blocked", 2, "the endpoint died")
+    lost = assess(FAR, speaking("right"), env=Failing(1))
+    assert (lost.status, len(lost.turns), lost.error) == ("blocked", 1, "the server forgot the episode")
+    away = assess(FAR, speaking("right"), env=Failing(-1))
+    assert (away.status, away.prompt, away.query) == ("blocked", [], "")
+    assert Episode.model_validate_json(dump_line(away)) == away
+
+
+def test_search_and_evaluation_act_alike():
+    """The path of a tree, played: the same actions, observations and scores."""
+    world = EmbeddedWorld(Corridor())
+    tree = asyncio.run(search(FAR, world, Script(), params(n_gen=4), 1))
+    for leaf in tree.leaves():
+        nodes = [tree.nodes[i] for i in tree.path(leaf)]
+        actor = Script(lambda request, index, nodes=nodes: nodes[request.seed.turn].reply)
+        one = assess(FAR, actor, max_steps=len(nodes))
+        assert [(t.attempt.answer, t.observation, t.attempt.reward, t.attempt.valid) for t in one.turns] == [
+            (node.action, node.observation, node.reward, node.valid) for node in nodes
+        ]
+
+
+def test_acting_leaves_the_moment_before_as_it_was():
+    async def twice():
+        world = EmbeddedWorld(Corridor())
+        _, (start,) = await begin(world, FAR)
+        first = await act(world, start, said("right"))
+        await act(world, first, said("take key"))
+        return first, await act(world, start, said("right"))
+
+    first, again = asyncio.run(twice())
+    assert first == again

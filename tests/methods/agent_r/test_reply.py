@@ -1,0 +1,103 @@
+"""One parser for search and evaluation (Agent-R spec §2, Action parsing; trap 13)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.methods.agent_r.reply import clean_observation, parse_action, stored_reply
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("Thought: I need wood.\nAction: get 1 oak log", "get 1 oak log"),
+        ("Thought 1: I need wood.\nAction 1: get 1 oak log\n", "get 1 oak log"),
+        ("Action: a\nAction 1: b\nAction: c", "b"),  # the numbered marker goes before
+        ("Action: a\nObservation: no.\nAction: b", "b"),
+        ("Action 1: a\nAction 1: b", "b"),
+        ("Action: 12. go north", "go north"),
+        ("Action: 3.get 1 log", "get 1 log"),
+        ("Action: get 3. log", "get 3. log"),
+        ("Action:\n\n  inventory  \nObservation: much", "inventory"),
+        ("Action: inventory\r\nThought: next", "inventory"),
+        ("Action: 1.\nlook", "look"),
+        ("Thought: nothing.\nAction:", ""),
+        ("Action: Action:", ""),
+        ("I would look around.\nlook", "look"),  # no marker: the last line
+        ("12. look", "12. look"),  # whose number stays
+        ("Action 2: look", "Action 2: look"),
+        ("action: look", "action: look"),
+        ("  look  ", "look"),
+        ("", ""),
+        ("\x00\x07\x1b[2J", "\x00\x07\x1b[2J"),
+    ],
+)
+def test_agent_r_action_parsing(reply, action):
+    assert parse_action(reply) == action
+
+
+@pytest.mark.parametrize(
+    ("reply", "action"),
+    [
+        ("x" * 10_000, "x" * 10_000),
+        ("Action: " + "y" * 9_992, "y" * 9_992),
+        ("Action: " * 1250, ""),
+        ("\n" * 10_000, ""),
+        ("Action: " + "\n" * 9_991 + "z", "z"),
+    ],
+)
+def test_agent_r_action_parsing_of_ten_thousand_characters(reply, action):
+    assert len(reply) == 10_000
+    assert parse_action(reply) == action
+
+
+@pytest.mark.parametrize(
+    ("reply", "stored"),
+    [
+        (" Thought 1: So.\nAction 1: look \n", "Thought: So.\nAction: look"),
+        ("Thought 1: a Thought 1: b", "Thought: a Thought: b"),
+        ("Thought 2: So.\nAction 2: look", "Thought 2: So.\nAction 2: look"),
+        ("Thought: So.\nAction: look", "Thought: So.\nAction: look"),
+        ("\n", ""),
+    ],
+)
+def test_agent_r_trap_13_the_stored_reply_keeps_the_colon(reply, stored):
+    assert stored_reply(reply) == stored
+
+
+pieces = st.lists(
+    st.one_of(
+        st.sampled_from(["Action 1:", "Action:", "Thought 1:", "Thought:", "Action 1", ":", "\n", " ", "7. ", "look"]),
+        st.text(max_size=5),
+    ),
+    max_size=12,
+).map("".join)
+
+
+@given(pieces)
+def test_any_reply_has_an_action_of_one_line_that_stands_in_it(reply):
+    action = parse_action(reply)
+    assert "\n" not in action
+    assert action in reply
+    assert not action.startswith("Action:")
+
+
+@given(pieces)
+def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply):
+    stored = stored_reply(reply)
+    assert stored_reply(stored) == stored
+    assert "Action 1:" not in stored
+    assert "Thought 1:" not in stored
+
+
+@given(st.text(alphabet="look.\n\t "), st.text(alphabet="go 1.\n"), st.sampled_from(["Action:", "Action 1:"]))
+def test_a_reply_and_its_stored_form_act_alike(thought, action, marker):
+    reply = f"Thought 1: {thought}{marker} {action}"
+    assert parse_action(stored_reply(reply)) == parse_action(reply)
+
+
+@given(st.text())
+def test_an_observation_is_one_line_of_the_same_length(text):
+    cleaned = clean_observation(text)
+    assert len(cleaned) == len(text)
+    assert all(new == (" " if old in "\n\t" else old) for old, new in zip(text, cleaned, strict=True))

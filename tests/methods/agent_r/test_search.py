@@ -1,0 +1,405 @@
+"""Tree search (Agent-R spec §1, Search; rows 1-9, 12, 16, 43)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfimprove.engines.base import EngineError
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import SearchParams
+from selfimprove.methods.agent_r.search import backup, best_children, search, uct
+from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.journal import Journal
+from selfimprove.records import dump_line
+from selfimprove.seeds import key_bits, rng
+from tests.methods.agent_r.corridor import Corridor
+from tests.tiny import make_tiny_model
+
+NEAR = 0  # the key and the door in room 0: two actions solve it
+FAR = 8  # the key in room 1, the door in room 3
+ACTIONS = ("right", "left", "take key", "open door", "jump", "look", "wait")
+
+
+def said(action: str) -> str:
+    return f"Thought: So be it.\nAction: {action}"
+
+
+class Script:
+    """An engine that is a function of (the dialogue, the sample), and keeps what it was asked."""
+
+    def __init__(self, answer=None, *, failing=lambda request: False):
+        self.answer, self.failing, self.asked = answer or self.roll, failing, []
+        self.engine = ScriptedEngine(lambda request, index: self.answer(request, index))
+        self.stats = self.engine.stats
+
+    @staticmethod
+    def roll(request, index):
+        """Any of the actions, by the sample's own noise."""
+        return said(rng(request.seed.at(index).bits()).choice(ACTIONS))
+
+    async def generate(self, request):
+        self.asked.append(request)
+        if self.failing(request):
+            raise EngineError("the endpoint died")
+        return await self.engine.generate(request)
+
+    def fits(self, messages, max_tokens):
+        return True
+
+    async def close(self):
+        await self.engine.close()
+
+
+def params(**changes) -> SearchParams:
+    return SearchParams(**({"tasks": 1, "max_depth": 4, "dives": 3, "n_gen": 3} | changes))
+
+
+def grow(task, actor=None, cfg=None, *, env=None, seed=0, prior=()) -> Tree:
+    world = EmbeddedWorld(env or Corridor())
+    return asyncio.run(search(task, world, actor or Script(), cfg or params(), seed, prior))
+
+
+def scripted(*samples: str) -> Script:
+    """The same samples at every node."""
+    return Script(lambda request, index: said(samples[index]))
+
+
+def descendants(tree, index):
+    for child in tree.nodes[index].children:
+        yield child
+        yield from descendants(tree, child)
+
+
+# --- the statistics ---------------------------------------------------------------------------------------------------
+
+
+def hand_made(*children: Node) -> Tree:
+    nodes = [Node(visits=sum(c.visits for c in children), children=list(range(1, len(children) + 1))), *children]
+    return Tree(id="t", env="corridor", task_id=0, prompt=[], nodes=nodes, seed="0/t")
+
+
+def test_agent_r_01_uct_is_the_mean_reward_and_the_bonus():
+    root, child = Node(visits=7, value=2.0), Node(parent=0, visits=3, value=1.5)
+    assert uct(child, root, 0.25) == 0.5 + 0.25 * math.sqrt(math.log(7) / 3)
+    assert uct(child, root, 0.0) == 0.5
+    assert uct(root, None, 0.25) == 2.0 / 7  # no bonus at the root
+    assert uct(Node(parent=0), root, 0.25) == 0.0  # unvisited: neither Q nor bonus
+    assert uct(Node(parent=0, visits=1, value=1.0), Node(visits=1), 0.25) == 1.0
+
+
+def test_agent_r_02_unvisited_children_go_before_the_best_and_all_of_them_tie():
+    best = Node(parent=0, visits=2, value=2.0)
+    assert best_children(hand_made(best, Node(parent=0), Node(parent=0)), 0, 0.25) == [2, 3]
+    good, better = Node(parent=0, visits=2, value=1.0), Node(parent=0, visits=3, value=1.6)
+    assert best_children(hand_made(good, better), 0, 0.0) == [2]
+    assert best_children(hand_made(good, better), 0, 9.0) == [1]  # less visited
+    assert best_children(hand_made(good, better, good.model_copy()), 0, 9.0) == [1, 3]
+
+
+def test_agent_r_02_ties_are_uniform_and_seeded():
+    chosen = Counter()
+    for seed in range(300):
+        tree = grow(FAR, scripted("right", "left", "look"), params(dives=1, max_depth=1), seed=seed)
+        chosen[next(i for i in (1, 2, 3) if tree.nodes[i].children)] += 1
+    assert all(70 < chosen[i] < 130 for i in (1, 2, 3)), chosen  # 100 expected, deviation 8
+    assert grow(FAR, seed=5) == grow(FAR, seed=5)
+
+
+def test_agent_r_03_terminal_children_are_never_selected_and_ended_nodes_turn_terminal():
+    ended = Node(parent=0, visits=1, value=1.0, terminal=True)
+    assert best_children(hand_made(ended, Node(parent=0, visits=4)), 0, 0.25) == [2]
+    assert best_children(hand_made(ended), 0, 0.25) == []
+    tree = grow(FAR, scripted("right", "jump", "left"), params(dives=50, max_depth=2))
+    assert tree.root.terminal
+    assert all(node.terminal for node in tree.nodes)
+    assert tree.dives < 50  # every path has come to its end
+    # Three depths; a jump ends at once, so two of three children have children of their own.
+    assert Counter(node.depth for node in tree.nodes) == {0: 1, 1: 3, 2: 6, 3: 12}
+
+
+@given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_agent_r_01_03_06_every_tree_adds_up(task, seed, dives, n_gen, max_depth):
+    tree = grow(task, cfg=params(dives=dives, n_gen=n_gen, max_depth=max_depth), seed=seed)
+    assert 1 <= tree.dives <= dives
+    assert tree.dives == dives or tree.root.terminal
+    leaves = set(tree.leaves())
+    for index, node in enumerate(tree.nodes):
+        below = [i for i in (index, *descendants(tree, index)) if i in leaves]
+        assert node.visits == len(below)
+        assert node.value == pytest.approx(sum(tree.nodes[i].reward for i in below))
+        assert 0 <= node.reward <= 1
+        if node.children:
+            assert node.terminal == all(tree.nodes[child].terminal for child in node.children)
+            assert len({tree.nodes[child].reply for child in node.children}) == len(node.children) <= n_gen
+        elif node.parent is not None:
+            assert node.terminal == (node.done or node.depth == max_depth + 1)
+        for child in node.children:
+            assert (tree.nodes[child].parent, tree.nodes[child].depth) == (index, node.depth + 1)
+            assert child > index
+    # Every node of the tree is what acting it from the start gives.
+    for index in leaves:
+        env = Corridor()
+        env.reset(task)
+        for i in tree.path(index):
+            node = tree.nodes[i]
+            if node.action != "wait":
+                step = env.step(node.action)
+                assert (node.observation, node.reward) == (
+                    step.observation.replace("\n", " ").replace("\t", " "),
+                    step.reward,
+                )
+
+
+# --- expansion --------------------------------------------------------------------------------------------------------
+
+
+def test_agent_r_04_the_samples_of_a_node_are_one_request():
+    actor = Script()
+    tree = grow(FAR, actor, params(n_gen=5, temperature=0.7, top_p=0.9, max_tokens=50, stop=["\n\n"]))
+    expanded = [node for node in tree.nodes if node.children]
+    assert len(actor.asked) == len(expanded) > 3
+    assert {request.n for request in actor.asked} == {5}
+    first = actor.asked[0]
+    assert (first.temperature, first.top_p, first.max_tokens, list(first.stop)) == (0.7, 0.9, 50, ["\n\n"])
+    assert len({str(request.seed) for request in actor.asked}) == len(actor.asked)
+
+
+def test_agent_r_04_a_node_is_asked_with_its_own_conversation():
+    actor = Script()
+    tree = grow(FAR, actor, params(dives=4))
+    conversations = {
+        tuple((m.role, m.content) for m in tree.conversation(i)) for i, node in enumerate(tree.nodes) if node.children
+    }
+    assert {tuple((m.role, m.content) for m in request.messages) for request in actor.asked} == conversations
+
+
+def test_agent_r_05_replies_with_the_same_text_are_one_child_the_first():
+    samples = [said("right"), "Thought 1: So be it.\nAction 1: right  ", said("left"), said("right")]
+    actor = Script(lambda request, index: samples[index])
+    tree = grow(FAR, actor, params(n_gen=4, dives=1, max_depth=1))
+    assert [tree.nodes[i].action for i in tree.root.children] == ["right", "left"]
+    assert tree.duplicates == 2 * sum(bool(node.children) for node in tree.nodes)
+    other = Script(lambda request, index: ["Thought: a\nAction: right", "Thought: b\nAction: right"][index])
+    assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # another text, though the same action
+
+
+def test_agent_r_06_terminal_children_are_backed_up_at_once():
+    tree = grow(NEAR, scripted("take key", "jump", "open door"), params(dives=1, max_depth=9))
+    # Dive: the root's jump ends; then the one chosen next; every further jump is backed up to the root.
+    jumps = [node for node in tree.nodes if node.disaster]
+    assert len(jumps) >= 2
+    assert tree.root.visits == len(tree.leaves()) >= len(jumps)
+
+
+def test_agent_r_06_backup_reaches_the_root_and_closes_what_has_ended():
+    nodes = [
+        Node(children=[1, 2]),
+        Node(parent=0, children=[3]),
+        Node(parent=0),
+        Node(parent=1, reward=0.5, terminal=True),
+    ]
+    tree = Tree(id="t", env="e", task_id=0, prompt=[], nodes=nodes, seed="s")
+    backup(tree, 3)
+    assert [(n.visits, n.value, n.terminal) for n in nodes] == [
+        (1, 0.5, False),
+        (1, 0.5, True),
+        (0, 0.0, False),
+        (1, 0.5, True),
+    ]
+
+
+def test_agent_r_07_the_depth_bound_allows_one_action_more_and_keeps_the_score():
+    tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=3, dives=30))
+    deepest = [node for node in tree.nodes if node.depth == 4]
+    assert max(node.depth for node in tree.nodes) == 4
+    assert deepest
+    assert all(node.terminal and not node.done for node in deepest)
+    assert {node.reward for node in deepest} == {0.0, 0.5}  # with the key: 0.5, though the episode was cut
+    assert not any(node.terminal for node in tree.nodes if node.depth == 3 and not node.children)
+
+
+def test_agent_r_08_a_disaster_counts_as_zero_and_ends():
+    tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2))
+    fallen = [node for node in tree.nodes if node.action == "jump"]
+    assert fallen
+    assert all(node.disaster and node.terminal and node.done and node.reward == 0 for node in fallen)
+    assert not any(node.disaster for node in tree.nodes if node.action != "jump")
+
+
+class Raw(Corridor):
+    """Passes its own negative scores on, as remote servers may."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(reward=step.info["raw_score"] / 100, done=False, info={})
+
+
+def test_agent_r_08_a_negative_score_is_clamped_whoever_passes_it_on():
+    tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2), env=Raw())
+    assert any(node.disaster for node in tree.nodes)
+    assert all(node.terminal and node.reward == 0 for node in tree.nodes if node.action == "jump")
+
+
+def test_agent_r_09_embedded_worlds_step_from_snapshots_and_never_replay():
+    env = Corridor()
+    tree = grow(FAR, scripted("right", "take key", "look"), params(dives=5), env=env)
+    assert (env.resets, env.steps) == (1, len(tree.nodes) - 1)
+
+
+def test_agent_r_16_a_root_with_given_actions_goes_on_from_them():
+    given_replies = [said("right"), "Thought 1: The key.\nAction 1: take key"]
+    actor = Script()
+    tree = grow(FAR, actor, prior=given_replies)
+    assert [m.content for m in tree.prompt[4:]] == [
+        said("right"), "You are in room 1 of 5.", "Thought: The key.\nAction: take key", "You have the key.",
+    ]  # fmt: skip
+    assert (tree.root.reward, tree.root.depth, tree.root.terminal) == (0.5, 0, False)
+    assert list(actor.asked[0].messages) == tree.prompt
+    assert all(node.reward >= 0.5 or node.disaster for node in tree.nodes)
+    assert tree.id != grow(FAR).id
+
+
+def test_agent_r_16_given_actions_that_end_the_episode_leave_nothing_to_search():
+    actor = Script()
+    tree = grow(NEAR, actor, prior=[said("take key"), said("open door"), said("left")])
+    assert (actor.asked, len(tree.nodes), tree.dives) == ([], 1, 0)
+    assert (tree.root.terminal, tree.root.reward, tree.status) == (True, 1.0, "solved")
+    assert len(tree.prompt) == 8
+    fallen = grow(NEAR, actor, prior=[said("jump")])
+    assert (fallen.root.disaster, fallen.root.terminal, fallen.root.reward, fallen.status) == (
+        True,
+        True,
+        0.0,
+        "unsolved",
+    )
+
+
+def test_agent_r_43_wait_is_answered_by_the_driver():
+    env = Corridor()
+    tree = grow(FAR, scripted("wait"), params(n_gen=1, dives=1, max_depth=2), env=env)
+    assert [(n.observation, n.reward, n.valid, n.done) for n in tree.nodes[1:]] == [("ok.", 0.0, True, False)] * 3
+    assert env.steps == 0
+    kept = grow(NEAR, scripted("wait"), params(n_gen=1, dives=1, max_depth=2), prior=[said("take key")])
+    assert {node.reward for node in kept.nodes} == {0.5}
+
+
+# --- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions():
+    whole = grow(FAR)
+    tree = grow(FAR, Script(failing=lambda request: request.seed.turn == 2))
+    assert (tree.status, tree.error) == ("blocked", "the endpoint died")
+    assert tree.nodes[1].reply == whole.nodes[1].reply
+    assert {node.depth for node in tree.nodes} == {0, 1, 2}
+    assert len(tree.nodes[0].children) == len(whole.nodes[0].children)
+
+
+class Failing(Corridor):
+    """Fails for good at the n-th step."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def step(self, action):
+        if self.steps == self.at:
+            raise EnvError("the server forgot the episode")
+        return super().step(action)
+
+    def reset(self, task_id):
+        if self.at < 0:
+            raise EnvError("the server is away")
+        return super().reset(task_id)
+
+
+@pytest.mark.parametrize(("at", "nodes"), [(-1, 1), (0, 1), (2, 1), (3, 4), (5, 4), (6, 7)])
+def test_a_failing_environment_blocks_its_tree_and_keeps_the_whole_expansions(at, nodes):
+    tree = grow(FAR, scripted("right", "left", "look"), env=Failing(at))
+    assert (tree.status, len(tree.nodes)) == ("blocked", nodes)
+    assert tree.error == ("the server is away" if at < 0 else "the server forgot the episode")
+    assert Tree.model_validate_json(dump_line(tree)) == tree
+
+
+def test_an_unknown_task_is_the_users_error():
+    with pytest.raises(UserError, match="no task 99"):
+        grow(99)
+
+
+@pytest.mark.parametrize("reply", ["", "\n", "\x00\x1b\x07", "x" * 10_000, "Action: left\nAction: right", "Action:"])
+def test_replies_of_any_kind_are_acted_on(reply):
+    tree = grow(FAR, Script(lambda request, index: reply), params(n_gen=2, dives=1))
+    assert len(tree.nodes) == 6  # one child a node: both samples have the same text
+    assert Tree.model_validate_json(dump_line(tree)) == tree
+
+
+# --- the same tree, whatever else happens -----------------------------------------------------------------------------
+
+WIDE = params(max_depth=2, dives=2, n_gen=3, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("agent_r") / "model", context=512)
+
+
+def engine_of(folder: Path) -> TransformersEngine:
+    cfg = TransformersEngineConfig(engine="transformers", slots=16, context=512, prefill_rows=4)
+    return TransformersEngine(cfg, folder, threads=1)
+
+
+def forest(engine, tasks, *, concurrency, world=None) -> list[Tree]:
+    world = world or EmbeddedWorld(Corridor())
+    return asyncio.run(play_all(tasks, lambda task: search(task, world, engine, WIDE, 3), concurrency=concurrency))
+
+
+def test_a_tree_does_not_depend_on_what_else_runs(folder):
+    alone = forest(engine_of(folder), range(3), concurrency=1)
+    crowded = forest(engine_of(folder), [*range(20, 25), *range(2, -1, -1), *range(3, 20)], concurrency=50)
+    assert [dump_line(tree) for tree in alone] == [dump_line(tree) for tree in crowded[7:4:-1]]
+    assert len({tree.nodes[1].reply for tree in crowded}) > 20  # each task has noise of its own
+    assert any(tree.nodes[1].token_ids for tree in alone)
+
+
+def test_agent_r_12_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
+    whole = tmp_path / "whole.jsonl"
+    with Journal(whole) as journal:
+        trees = forest(JournaledEngine(engine_of(folder), journal, "actor"), range(4), concurrency=4)
+    lines = whole.read_bytes()
+    for attempt in range(2):
+        cut = tmp_path / f"cut{attempt}.jsonl"
+        cut.write_bytes(lines[: random.Random(attempt).randrange(len(lines))])  # torn anywhere
+        with Journal(cut) as journal:
+            engine = engine_of(folder)
+            again = forest(JournaledEngine(engine, journal, "actor"), range(4), concurrency=2)
+            assert engine.stats.requests == lines.count(b"\n") - journal.resumed
+        assert [dump_line(tree) for tree in again] == [dump_line(tree) for tree in trees]
+
+
+def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made():
+    seeds = {}
+    for dives in (1, 4):
+        actor = Script()
+        tree = grow(FAR, actor, params(dives=dives, max_depth=3))
+        replies = {tuple(m.content for m in tree.conversation(i)): i for i in range(len(tree.nodes))}
+        asked = {tuple(m.content for m in r.messages): r.seed for r in actor.asked}
+        assert set(asked) <= set(replies)
+        for conversation, key in asked.items():
+            assert seeds.setdefault(conversation, key) == key
+    assert all(key.run == 0 and key.task.startswith("corridor-8/") for key in seeds.values())
+    assert key_bits("root") == int(next(k for c, k in seeds.items() if len(c) == 4).task.split("/")[1], 16)
