@@ -1,0 +1,292 @@
+"""A world over a few live copies of an environment that cannot be snapshotted: states are reached by replay.
+
+A state is a task and the actions since its start (checklist row 9). To act in it, a copy that stands there goes on; a
+copy that stands before it, on the same way, plays the rest; any other copy is reset and plays all of it. So a tree
+can grow from any node, and hundreds of episodes share ``slots`` copies: servers' environments or Java processes.
+
+    reset(7)         -> slot 1: reset 7
+    step([], "a")    -> slot 1 stands there: a
+    step([], "b")    -> slot 2: reset 7, b            slot 1 stands at [a]
+    step([a], "c")   -> slot 1 stands there: c
+    step([b], "c")   -> slot 2 stands there: c
+    step([a, c], …)  -> slot 1 stands there, …
+
+What a copy answers must depend on nothing but the task and the actions (all of AgentGym's do). A copy that fails is
+replaced by a fresh one, and the state replayed once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from selfimprove.envs.agent import EnvError, Step
+from selfimprove.seeds import key_bits
+
+T = TypeVar("T")
+
+
+class Slot(Protocol):
+    """One live copy of an environment. One call at a time; every call ends by itself (with its own time limit)."""
+
+    async def reset(self, task_id: int) -> str:
+        """Begin a task, wherever the copy stands: the first observation.
+
+        Raises:
+            EnvError: this copy cannot go on (broken connection, forgotten by its server, an error for an answer).
+            UserError: no copy can ever do it (no such task, nothing there at all).
+        """
+        ...
+
+    async def step(self, action: str) -> Step:
+        """Act. Raises: as ``reset``."""
+        ...
+
+    async def close(self) -> None:
+        """Release the copy. May be called again, and on a copy that failed or was cancelled in mid-call."""
+        ...
+
+
+@dataclass(frozen=True)
+class ReplayState:
+    """Where an episode stands. ``seen`` names the last observation, so that a replay can be compared with it."""
+
+    task_id: int
+    actions: tuple[str, ...]
+    done: bool
+    seen: int
+
+
+@dataclass
+class ReplayStats:
+    """Counts since the world was made.
+
+    ``steps``: new actions; ``direct``: those for which a copy already stood in the state; ``replayed``: actions sent
+    again to reach a state; ``resets``: all resets; ``failures``: copies that failed and were discarded;
+    ``diverged``: replays that ended with another observation than the first time (the environment is not
+    deterministic, or its server was restarted with other data).
+    """
+
+    steps: int = 0
+    direct: int = 0
+    replayed: int = 0
+    resets: int = 0
+    failures: int = 0
+    diverged: int = 0
+
+
+@dataclass
+class _Place:
+    """Room for one copy. ``slot`` None: none made yet, or discarded. ``actions`` None: nobody knows where it stands."""
+
+    used: int
+    slot: Slot | None = None
+    task_id: int = 0
+    actions: tuple[str, ...] | None = None
+
+    def rank(self, task_id: int | None, actions: tuple[str, ...]) -> tuple[int, int, int]:
+        """Smaller is better: on the way to the state (the nearer the better), empty, longest unused."""
+        if self.slot is None:
+            return 1, 0, self.used
+        if self.stands_before(task_id, actions):
+            return 0, -len(self.actions or ()), self.used
+        return 2, 0, self.used
+
+    def stands_before(self, task_id: int | None, actions: tuple[str, ...]) -> bool:
+        """Whether the copy stands in the state, or would reach it by acting on."""
+        if self.slot is None or self.actions is None or self.task_id != task_id:
+            return False
+        return actions[: len(self.actions)] == self.actions
+
+
+class ReplayWorld:
+    """See the file's head. ``World``'s promises hold: old states stay, any number of calls may wait at once.
+
+    Whoever waits for a copy gets the next free one in order of arrival; a slow copy delays its own call only. A
+    cancelled call gives its place on; a copy that was cancelled in mid-call is discarded, since nobody knows where it
+    stands. At most ``slots`` copies live at any moment.
+    """
+
+    def __init__(self, name: str, instruction: str, make_slot: Callable[[], Awaitable[Slot]], slots: int) -> None:
+        """Nothing is made before it is needed.
+
+        Args:
+            name: as in the params.
+            instruction: the first user message.
+            make_slot: makes a fresh copy; raises EnvError (tried once more) or UserError (ends the stage).
+            slots: how many copies may live at once, at least 1.
+        """
+        self.name = name
+        self.instruction = instruction
+        self.stats = ReplayStats()
+        self._make_slot = make_slot
+        self._places = [_Place(used=-slots + i) for i in range(slots)]
+        self._idle = list(self._places)
+        self._waiting: deque[asyncio.Future[_Place]] = deque()
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._clock = 0
+        self._closed = False
+        self._all_closed = asyncio.Event()
+
+    async def reset(self, task_id: int) -> tuple[ReplayState, str]:
+        """See ``World``."""
+
+        async def play(place: _Place) -> tuple[ReplayState, str]:
+            observation = await self._reset(place, task_id)
+            return ReplayState(task_id, (), False, key_bits(observation)), observation
+
+        return await self._on_a_copy(None, (), play, f"task {task_id}, reset")
+
+    async def step(self, state: ReplayState, action: str) -> tuple[ReplayState, Step]:
+        """See ``World``.
+
+        Raises:
+            EnvError: also when the episode is over in ``state``.
+        """
+        where = f"task {state.task_id}, action {len(state.actions) + 1} ({action[:80]!r})"
+        if state.done:
+            raise EnvError(f"{self.name}: {where}: the episode is over; nothing more can be done in it")
+
+        async def play(place: _Place) -> tuple[ReplayState, Step]:
+            direct = place.actions == state.actions and place.task_id == state.task_id
+            if not direct:
+                await self._replay(place, state)
+            step = await self._step(place, action)
+            self.stats.steps += 1
+            self.stats.direct += direct
+            return ReplayState(state.task_id, (*state.actions, action), step.done, key_bits(step.observation)), step
+
+        return await self._on_a_copy(state.task_id, state.actions, play, where)
+
+    async def close(self) -> None:
+        """Release every copy; calls in progress end first, calls that wait end with EnvError."""
+        self._closed = True
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(EnvError(f"{self.name}: the world is closed"))
+        idle, self._idle = self._idle, []
+        for place in idle:
+            self._give(place)
+        await self._all_closed.wait()
+
+    async def _on_a_copy(
+        self, task_id: int | None, actions: tuple[str, ...], play: Callable[[_Place], Awaitable[T]], where: str
+    ) -> T:
+        """Run ``play`` on the most suitable copy; once more, on a fresh one, if that copy fails."""
+        place = await self._take(task_id, actions)
+        try:
+            try:
+                return await self._play(place, play)
+            except EnvError:
+                self.stats.failures += 1
+                await self._discard(place)
+            try:
+                return await self._play(place, play)
+            except EnvError as error:
+                self.stats.failures += 1
+                raise EnvError(
+                    f"{self.name}: {where}: failed twice, the second time on a fresh copy: {error}"
+                ) from None
+        finally:
+            if place.slot is not None and place.actions is None:
+                self._retire(place)
+            else:
+                self._give(place)
+
+    async def _play(self, place: _Place, play: Callable[[_Place], Awaitable[T]]) -> T:
+        if place.slot is None:
+            place.slot = await self._make_slot()
+        return await play(place)
+
+    async def _replay(self, place: _Place, state: ReplayState) -> None:
+        """Bring the copy from wherever it stands into ``state``."""
+        seen = None
+        if not place.stands_before(state.task_id, state.actions):
+            seen = key_bits(await self._reset(place, state.task_id))
+        assert place.actions is not None
+        for i in range(len(place.actions), len(state.actions)):
+            step = await self._step(place, state.actions[i])
+            self.stats.replayed += 1
+            seen = key_bits(step.observation)
+            if step.done:
+                raise EnvError(f"the replay ended after {i + 1} of {len(state.actions)} actions")
+        self.stats.diverged += seen != state.seen
+
+    # A copy whose call does not return normally stands nowhere: ``actions`` stays None.
+
+    async def _reset(self, place: _Place, task_id: int) -> str:
+        assert place.slot is not None
+        place.actions = None
+        self.stats.resets += 1
+        observation = await place.slot.reset(task_id)
+        place.task_id, place.actions = task_id, ()
+        return observation
+
+    async def _step(self, place: _Place, action: str) -> Step:
+        assert place.slot is not None
+        assert place.actions is not None
+        before, place.actions = place.actions, None
+        step = await place.slot.step(action)
+        place.actions = (*before, action)
+        return step
+
+    async def _take(self, task_id: int | None, actions: tuple[str, ...]) -> _Place:
+        """The most suitable idle place, or the next that is given back."""
+        if self._closed:
+            raise EnvError(f"{self.name}: the world is closed")
+        if self._idle:
+            place = min(self._idle, key=lambda each: each.rank(task_id, actions))
+            self._idle.remove(place)
+            return place
+        future: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Cancelled in the moment between being served and noticing it.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._give(future.result())
+            raise
+
+    def _give(self, place: _Place) -> None:
+        """Hand the place to whoever waits longest; idle if nobody does."""
+        self._clock += 1
+        place.used = self._clock
+        if self._closed and place.slot is not None:
+            self._retire(place)
+            return
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(place)
+                return
+        self._idle.append(place)
+        if self._closed and len(self._idle) == len(self._places):
+            self._all_closed.set()
+
+    def _retire(self, place: _Place) -> None:
+        """Discard the place's copy in the background (the caller may be being cancelled), then give the place on."""
+
+        async def work() -> None:
+            try:
+                await self._discard(place)
+            finally:
+                place.slot = None
+                self._give(place)
+
+        task = asyncio.get_running_loop().create_task(work())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+    async def _discard(self, place: _Place) -> None:
+        """Close the copy; what goes wrong in that concerns nobody any more."""
+        if place.slot is not None:
+            place.actions = None
+            with suppress(Exception):
+                await place.slot.close()
+            place.slot = None
