@@ -1,0 +1,174 @@
+"""The original's tree files (Agent-R spec §2, Tree node JSON; rows 11, 17)."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.export import from_json, leaf_paths, sorted_leaf_paths, to_json
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.records import dump_line, read_jsonl, write_jsonl
+from tests.methods.agent_r.test_search import FAR, grow, params, said, scripted
+
+FIELDS = {
+    "visits", "value", "prior", "puct_value", "obs", "llm_response", "depth", "is_terminal", "recent_actions",
+    "action", "env_score", "disaster", "state", "children",
+}  # fmt: skip
+
+
+def entry(**changes) -> dict:
+    """A node as the original writes it."""
+    node = {
+        "visits": 1, "value": 0.0, "prior": 1, "puct_value": 0.1, "obs": "You see it.", "llm_response": said("look"),
+        "depth": 1, "is_terminal": True, "recent_actions": [["look", "You see it."]], "action": "look", "env_score": 0,
+        "disaster": False, "children": [],
+    }  # fmt: skip
+    return node | changes
+
+
+def original(*children: dict, **changes) -> dict:
+    state = [{"role": m.role, "content": m.content} for m in opening("Do.", "Here.")]
+    root = {"llm_response": "ROOT", "action": "ROOT", "obs": "", "depth": 0, "recent_actions": [], "state": state}
+    return entry(**root, children=list(children)) | changes
+
+
+def every(node: dict) -> list[dict]:
+    return [node, *(below for child in node["children"] for below in every(child))]
+
+
+def test_agent_r_11_each_node_has_the_originals_fields_and_its_own_conversation():
+    tree = grow(FAR, cfg=params(dives=4))
+    data = to_json(tree)
+    nodes = every(data)
+    assert len(nodes) == len(tree.nodes)
+    assert all(set(node) == FIELDS and node["prior"] == 1 for node in nodes)
+    assert (data["llm_response"], data["action"], data["obs"], data["recent_actions"]) == ("ROOT", "ROOT", "", [])
+    conversations = [[(m.role, m.content) for m in tree.conversation(path[-1])] for path in leaf_paths(tree)]
+    leaves = [node for node in nodes if node["is_terminal"] and not node["children"]]
+    assert [[(m["role"], m["content"]) for m in node["state"]] for node in leaves] == conversations
+    for node in leaves:
+        assert [action for action, _ in node["recent_actions"]][-1] == node["action"]
+        assert len(node["recent_actions"]) == node["depth"] == (len(node["state"]) - 4) / 2
+
+
+def test_agent_r_11_puct_value_is_the_nodes_score():
+    tree = grow(FAR, cfg=params(dives=4))
+    data = to_json(tree)
+    assert data["puct_value"] == data["value"] / data["visits"]  # no bonus at the root
+    for parent in every(data):
+        for child in parent["children"]:
+            n = child["visits"]
+            bonus = 0.25 * math.sqrt(math.log(parent["visits"]) / n) if n else 0
+            assert child["puct_value"] == pytest.approx((child["value"] / n if n else 0) + bonus)
+
+
+@given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_agent_r_11_trees_come_back(task, seed, dives, n_gen):
+    tree = grow(task, cfg=params(dives=dives, n_gen=n_gen), seed=seed)
+    assert Tree.model_validate_json(dump_line(tree)) == tree  # our own line keeps everything
+    data = json.loads(json.dumps(to_json(tree)))
+    back = from_json(data, "x.json", env=tree.env, task_id=tree.task_id, max_depth=4)
+    assert to_json(back) == data
+    assert (back.id, back.prompt, back.status) == (tree.id, tree.prompt, tree.status)
+
+    def seen(some: Tree) -> list[list[Node]]:
+        lost = {"parent": None, "children": [], "finish": None, "valid": True}
+        nodes = [node.model_copy(update=lost) for node in some.nodes]
+        for node in nodes:
+            node.done = node.done and (node.depth <= 4 or node.disaster)  # at the bound the format does not say
+        return [[nodes[i] for i in path] for path in leaf_paths(some)]
+
+    assert seen(back) == seen(tree)
+
+
+def test_agent_r_16_given_actions_are_the_roots_recent_actions():
+    tree = grow(FAR, prior=[said("right"), "Thought 1: It.\nAction 1: take key"])
+    data = to_json(tree)
+    given_pairs = [["right", "You are in room 1 of 5."], ["take key", "You have the key."]]
+    assert data["recent_actions"] == given_pairs
+    assert data["children"][0]["recent_actions"][:2] == given_pairs
+    assert len(data["state"]) == 8
+    assert to_json(from_json(data, "x", env="corridor", task_id=FAR)) == data
+
+
+def test_agent_r_17_leaves_are_listed_depth_first_and_sorted_by_their_mean_value():
+    data = original(
+        entry(value=0.0, obs="a"),
+        entry(value=1.5, obs="b", visits=2, children=[entry(value=1.0, obs="c"), entry(value=0.5, obs="d")]),
+        entry(obs="e", is_terminal=False, visits=0),  # never reached an end: no leaf
+        entry(value=1.0, obs="f"),
+    )
+    tree = from_json(data, "x", env="textcraft", task_id=3)
+    names = [[tree.nodes[i].observation for i in path] for path in leaf_paths(tree)]
+    assert names == [["", "a"], ["", "b", "c"], ["", "b", "d"], ["", "f"]]
+    assert [tree.nodes[path[-1]].observation for path in sorted_leaf_paths(tree)] == ["c", "f", "d", "a"]
+    assert sorted(path[-1] for path in leaf_paths(tree)) == tree.leaves()
+
+
+def test_agent_r_17_a_root_that_has_ended_is_its_only_leaf():
+    assert leaf_paths(from_json(original(), "x", env="textcraft", task_id=3)) == [[0]]
+    assert leaf_paths(from_json(original(is_terminal=False), "x", env="textcraft", task_id=3)) == []
+    lost = grow(FAR, scripted("right"), params(n_gen=1, dives=1, max_depth=1))
+    assert leaf_paths(lost) == [[0, 1, 2]]
+
+
+def test_trap_10_scores_of_the_originals_scienceworld_trees_are_normalised():
+    data = original(entry(value=60.0, env_score=60), value=60.0)
+    tree = from_json(data, "x", env="sciworld", task_id=3, full_score=100)
+    assert (tree.root.value, tree.nodes[1].value, tree.nodes[1].reward) == (0.6, 0.6, 0.6)
+
+
+def test_the_depth_bound_tells_which_leaves_the_environment_ended():
+    data = original(entry(depth=5), entry(depth=4))
+    assert [n.done for n in from_json(data, "x", env="textcraft", task_id=3, max_depth=4).nodes] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (original(entry(visits="many")), r"x\.json, children\.0\.visits"),
+        (original(entry(children=None)), r"x\.json, children\.0\.children"),
+        ({k: v for k, v in original().items() if k != "state"}, r"x\.json, state"),
+        (original(value=math.nan), r"x\.json, value"),
+        ([], r"x\.json, the root"),
+    ],
+)
+def test_a_malformed_tree_names_its_field(data, named):
+    with pytest.raises(UserError, match=named):
+        from_json(data, "x.json", env="textcraft", task_id=1)
+
+
+def test_a_tree_that_never_began_is_not_exported():
+    with pytest.raises(UserError, match="corridor-1 was blocked"):
+        to_json(Tree(id="corridor-1", env="corridor", task_id=1, prompt=[], nodes=[Node()], seed="0", status="blocked"))
+
+
+def call(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "selfimprove.methods.agent_r.export", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path):
+    source, folder, back = tmp_path / "trees.jsonl", tmp_path / "mcts_result", tmp_path / "back.jsonl"
+    write_jsonl(source, [grow(FAR), grow(3)])
+    assert call("trees", source, folder).returncode == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["search_results_3.json", "search_results_8.json"]
+    assert call("import-trees", folder, back, "--env", "corridor").returncode == 0
+    assert [tree.task_id for tree in read_jsonl(back, Tree)] == [3, 8]
+    (folder / "search_results_3.json").write_text("{")
+    wrong = call("import-trees", folder, tmp_path / "none.jsonl", "--env", "corridor")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "search_results_3.json is not JSON" in wrong.stderr
+    assert not (tmp_path / "none.jsonl").exists()
