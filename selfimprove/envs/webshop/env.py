@@ -1,0 +1,156 @@
+"""WebShop: find and buy what an instruction asks for (Yao et al. 2022; the text environment that AgentGym serves).
+
+An episode (the default catalogue's task 0)::
+
+    WebShop [SEP] Instruction: [SEP] Find me classic style, warm lining shirts with color: green, and size: small, and
+    price lower than 70.00 dollars [SEP] Search
+    > search[classic style warm lining shirts]
+    Instruction: [SEP] Find me ... dollars [SEP] Back to Search [SEP] Page 1 (Total results: 50) [SEP] Next > [SEP]
+    B2304 [SEP] Yarrow Warm Lining Classic Style Shirt [SEP] $20.0 [SEP] B4414 [SEP] Iskra Warm Lining ... [SEP] B0092
+    [SEP] Corvi Classic Style Warm Lining Shirt [SEP] $32.0 [SEP] ...
+    > click[b0092]
+    Instruction: [SEP] Find me ... dollars [SEP] Back to Search [SEP] < Prev [SEP] color [SEP] black [SEP] white [SEP]
+    green [SEP] size [SEP] small [SEP] medium [SEP] large [SEP] Corvi Classic Style Warm Lining Shirt [SEP] Price: $32.0
+    [SEP] Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Buy Now
+    > click[green]
+    > click[small]
+    > click[buy now]
+    Thank you for shopping with us! [SEP] ... [SEP] Purchased [SEP] asin [SEP] B0092 [SEP] ...      (reward 1.0)
+
+Pages and reward are the original's (spec agent_r §3, WebShop); the catalogue is generated (``catalogue``), since the
+original's is not obtainable. A task is an index into the goals. Everything but a shopper's ``State`` is built once and
+shared read-only, so copies cost nothing and never touch each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.webshop import expert
+from selfimprove.envs.webshop.pages import final_page, render
+from selfimprove.envs.webshop.reward import score
+from selfimprove.envs.webshop.session import Shop, State, click, clickables, open_shop, parse_action, search
+from selfimprove.errors import UserError
+
+INSTRUCTION = """\
+You are shopping on a web site. An instruction tells you what to buy. After every action you see the page you are on, \
+its parts separated by [SEP].
+
+Two actions are possible:
+search[keywords]
+click[value]
+
+search works with any keywords of your choice; choose them well. click needs a value that the current page lists: a \
+button, a product's number or an option. Any other action does nothing. Choose every option that the instruction names \
+before you click on Buy Now, which ends the task.
+
+Answer in this format:
+Thought: what you think
+Action: search[keywords] or click[value]"""
+
+
+class WebShop:
+    """One shopper. Implements ``AgentEnv``; copies with the same arguments share one catalogue and index."""
+
+    name = "webshop"
+    instruction = INSTRUCTION
+
+    def __init__(self, products: int = 1000, catalogue_seed: int = 233) -> None:
+        if products < 300:
+            raise UserError(f"env.products: {products} is too small a catalogue for WebShop; set 300 or more.")
+        self._shop: Shop = open_shop(products, catalogue_seed)
+        self._state = State(0)
+
+    def task_ids(self) -> range:
+        """Indices into the goals, 0 and up."""
+        return range(len(self._shop.goals))
+
+    def reset(self, task_id: int) -> str:
+        """The search page with the task's instruction.
+
+        Raises:
+            UserError: no such task.
+        """
+        if task_id not in self.task_ids():
+            raise UserError(
+                f"webshop has no task {task_id}; its ids are 0 to {len(self._shop.goals) - 1}, choose one of those."
+            )
+        self._state = State(task_id)
+        return render(self._shop, self._state)
+
+    def step(self, action: str) -> Step:
+        """Search, click, or do nothing (``valid`` is False then). The reward comes with ``buy now``.
+
+        ``info`` has, once bought: ``parts`` (a ``reward.Score`` as a dict) and ``final_page`` (the original's last
+        page, with the score). After that, nothing changes any more: done, with the same reward (the original: 0).
+        """
+        name, argument = parse_action(action)
+        before = self._state
+        if before.place == "done":
+            return self._look(valid=False)
+        if name == "search":
+            self._state = search(before, argument)
+        elif name == "click" and argument in (targets := clickables(self._shop, before)):
+            self._state = click(before, targets[argument])
+        else:
+            return self._look(valid=False)
+        if self._state.place == "done":
+            parts = self._score()
+            self._state = self._state._replace(reward=parts.reward)
+            return self._look(valid=True, parts=asdict(parts), final_page=final_page(self._state))
+        return self._look(valid=True)
+
+    def snapshot(self) -> State:
+        """The state itself, which is immutable."""
+        return self._state
+
+    def restore(self, snapshot: State) -> None:
+        """Any copy's state; the catalogue must be the same."""
+        self._state = snapshot
+
+    def valid_actions(self) -> list[str]:
+        """Every click that the page offers, and one search: the goal's keywords. Empty when done."""
+        if self._state.place == "done":
+            return []
+        clicks = [f"click[{value}]" for value in clickables(self._shop, self._state)]
+        return sorted([*clicks, f"search[{expert.keywords(self._shop, self._state.task)}]"])
+
+    def expert(self) -> list[Move]:
+        """See ``expert.plan``."""
+        return expert.plan(self._shop, self._state)
+
+    def available_actions(self) -> dict[str, Any]:
+        """What the original's server tells: ``has_search_bar`` (the index page) and the ``clickables``."""
+        index = self._state.place == "index"
+        return {"has_search_bar": index, "clickables": ["search"] if index else [*clickables(self._shop, self._state)]}
+
+    def instruction_text(self) -> str:
+        """The current task's instruction, as the original's server tells it."""
+        return f"Instruction: {self._shop.goals[self._state.task].instruction}"
+
+    def observation(self) -> str:
+        """The current page."""
+        return render(self._shop, self._state)
+
+    def _score(self) -> Any:
+        state = self._state
+        return score(self._shop.goals[state.task], self._shop.by_id[state.product], dict(state.options))
+
+    def _look(self, valid: bool, **extra: Any) -> Step:
+        state = self._state
+        info: Mapping[str, Any] = {"raw_score": state.reward, "valid": valid, "disaster": False, **extra}
+        return Step(render(self._shop, state), state.reward, state.place == "done", info)
+
+
+def validate(env: WebShop, tasks: range | list[int] | None = None) -> list[int]:
+    """The tasks (all by default) on which the expert, followed action by action, does not reach reward 1."""
+    failed = []
+    for task in env.task_ids() if tasks is None else tasks:
+        env.reset(task)
+        steps = [env.step(move.action) for move in env.expert()]
+        if not steps or steps[-1].reward != 1.0 or not all(step.info["valid"] for step in steps):
+            failed.append(task)
+    return failed

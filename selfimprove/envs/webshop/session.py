@@ -1,0 +1,139 @@
+"""The shop and where a shopper stands in it: immutable states, and what a search or a click makes of them.
+
+Pages lead to each other as in the original (spec agent_r §3, WebShop)::
+
+    index --search--> results --click product--> item --click Description / Features / Reviews--> sub
+                      (50 hits, 10 a page)       item --click Buy Now--> done
+
+``search[...]`` works on every page but the last. A new search, ``back to search`` and ``< prev`` on an item forget the
+chosen options; ``< prev`` on a sub page keeps them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from selfimprove.envs.webshop.catalogue import Product, generate
+from selfimprove.envs.webshop.goals import Goal, make_goals
+from selfimprove.envs.webshop.search import Index
+
+PAGE_SIZE = 10
+SUB_PAGES = ("Description", "Features", "Reviews")
+
+Place = Literal["index", "results", "item", "sub", "done"]
+
+
+@dataclass(frozen=True)
+class Shop:
+    """Everything that all shoppers share. Built once a process for the same arguments, never changed."""
+
+    products: tuple[Product, ...]
+    by_id: Mapping[str, Product]
+    goals: tuple[Goal, ...]
+    index: Index
+
+
+@lru_cache(maxsize=4)
+def open_shop(products: int, catalogue_seed: int) -> Shop:
+    """The shop with a generated catalogue (about 0.3 s for 1,000 products the first time)."""
+    catalogue = generate(products, catalogue_seed)
+    by_id = MappingProxyType({product.id: product for product in catalogue})
+    return Shop(catalogue, by_id, make_goals(catalogue, catalogue_seed), Index(catalogue))
+
+
+class State(NamedTuple):
+    """One moment of one episode.
+
+    ``page`` is the page of results, from 1; ``product`` an id; ``options`` the chosen (name, value) pairs in the order
+    of their first choice; ``sub`` the sub page looked at; ``reward`` the score, once bought.
+    """
+
+    task: int
+    place: Place = "index"
+    keywords: str = ""
+    page: int = 1
+    product: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    sub: str = ""
+    reward: float = 0.0
+
+
+class Click(NamedTuple):
+    """Something that can be clicked: a button, a product (its id) or an option (its name and value)."""
+
+    kind: Literal["button", "product", "option"]
+    name: str
+    value: str = ""
+
+
+def hits(shop: Shop, state: State) -> list[Product]:
+    """All results of the last search, best first."""
+    return [shop.products[place] for place in shop.index.search(state.keywords)]
+
+
+def shown(shop: Shop, state: State) -> list[Product]:
+    """The results on the current page; none beyond the last one."""
+    return hits(shop, state)[(state.page - 1) * PAGE_SIZE : state.page * PAGE_SIZE]
+
+
+def clickables(shop: Shop, state: State) -> dict[str, Click]:
+    """What ``click[...]`` takes here, by its lower-cased text, in the original's order: buttons, products, options.
+
+    A text that stands for two things means the later one.
+    """
+    found: dict[str, Click] = {}
+    if state.place in ("results", "item", "sub"):
+        found["back to search"] = Click("button", "back to search")
+    if state.place in ("item", "sub") or (state.place == "results" and state.page > 1):
+        found["< prev"] = Click("button", "< prev")
+    if state.place == "results":
+        found["next >"] = Click("button", "next >")  # on the last page too, as in the original
+        found |= {product.id.lower(): Click("product", product.id) for product in shown(shop, state)}
+    if state.place == "item":
+        found |= {name.lower(): Click("button", name.lower()) for name in (*SUB_PAGES, "Buy Now")}
+        for name, values in shop.by_id[state.product].options:
+            found |= {value: Click("option", name, value) for value in values}
+    return found
+
+
+def search(state: State, keywords: str) -> State:
+    """The first page of results; the original's search box is within reach of any page."""
+    return State(state.task, "results", keywords)
+
+
+def click(state: State, target: Click) -> State:
+    """Where a click leads; ``buy now`` leads to ``done``, without the score."""
+    if target.kind == "product":
+        return state._replace(place="item", product=target.name, options=())
+    if target.kind == "option":
+        return state._replace(options=tuple((dict(state.options) | {target.name: target.value}).items()))
+    if target.name == "back to search":
+        return State(state.task)
+    if target.name == "next >":
+        return state._replace(page=state.page + 1)
+    if target.name == "< prev" and state.place == "results":
+        return state._replace(page=state.page - 1)
+    if target.name == "< prev" and state.place == "item":
+        return state._replace(place="results", product="", options=())
+    if target.name == "< prev":
+        return state._replace(place="item", sub="")
+    if target.name == "buy now":
+        return state._replace(place="done")
+    return state._replace(place="sub", sub=target.name)
+
+
+_ACTION = re.compile(r"(.+)\[(.+)\]")
+
+
+def parse_action(action: str) -> tuple[str, str]:
+    """``search[Red shirt] please`` -> ("search", "red shirt"); ("", "") where no brackets hold anything.
+
+    Reads as the original does: what follows the last closing bracket is ignored, the argument is lower-cased.
+    """
+    match = _ACTION.match(action.strip())
+    return (match[1], match[2].lower()) if match else ("", "")
