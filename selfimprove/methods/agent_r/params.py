@@ -53,6 +53,8 @@ class SearchParams(Section):
     tasks: int = Field(ge=1, description="how many of the training panel, from its start")
     offset: int = Field(default=0, ge=0, description="panel index to start at")
     limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
+    min: int | None = Field(default=None, ge=0, description="only task ids from here on")
+    max: int | None = Field(default=None, ge=1, description="only task ids below this")
     max_depth: int = Field(default=10, ge=1, description="MAX_DEPTH: max_depth + 1 actions are possible")
     dives: int = Field(default=4, ge=1, description="ITERA")
     n_gen: int = Field(default=4, ge=1, description="N_GEN: samples of an expansion")
@@ -83,6 +85,9 @@ class ConvertParams(Section):
     inclusive: bool = Field(default=False, description="at least instead of above")
     max_pairs_per_tree: int | None = Field(default=None, ge=1, description="null: all, quadratic in the leaves")
     judge: Judge = Field(default="actor", description="actor: the model itself; scripted: the environment's expert")
+    judge_style: Literal["full", "short"] = Field(
+        default="full", description="short: a few lines, for a small model; one sentence of reasons"
+    )
     judge_max_tokens: int = Field(default=300, ge=1)
     judge_temperature: float = Field(default=0.0, ge=0)
     validate_splice: Literal["none", "replay"] = "none"

@@ -1,0 +1,227 @@
+"""Which tasks Agent-R sees: demonstrations for the warm start, a panel to search, a dev and a test panel.
+
+Panels are frozen lists of task ids, drawn by the run's seed, hashed, disjoint (spec §7 rows 13, 14). Lists of ids may
+be given instead, as JSON in any of the shapes in which Agent-R publishes them ::
+
+    [{"item_id": "textcraft_0"}, …]                  textcraft_test.json
+    {"31": 7, "32": 6, …}                            textcraft_train_clean.json: id -> length of an expert's way
+    {"note": "…", "ids": {"0": [0, 3, …], …}}        ScienceWorld: task number -> ids
+    [31, 32, …]
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from selfimprove.envs.agent import AgentEnv
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import SearchParams, TaskParams
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.reply import clean_observation
+from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
+from selfimprove.records import Example, Message, read_rows
+from selfimprove.seeds import rng
+
+Panel = Literal["demonstrations", "train", "dev", "test"]
+PANELS: tuple[Panel, ...] = ("demonstrations", "train", "dev", "test")
+
+
+def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, list[int]]:
+    """The four panels: task ids, disjoint, in an order drawn by the seed.
+
+    With ``tasks.files`` the test panel is drawn from the test file and the others from the training file; a file that
+    is not named stands for every id of the environment that the other one does not hold.
+
+    Raises:
+        UserError: too few tasks, a file that is missing or malformed, an id that the environment does not have, or ids
+            that stand in both files (names them).
+    """
+    pools = _pools(tasks, env)
+    panels: dict[Panel, list[int]] = {}
+    for pool, names in pools:
+        drawn = list(pool)
+        rng("panels", seed, env.name, "+".join(names)).shuffle(drawn)
+        start = 0
+        for name in names:
+            count: int = getattr(tasks, name)
+            if start + count > len(drawn):
+                raise UserError(
+                    f"agent_r.tasks.{name}: {count} tasks of {env.name} are asked for, {len(drawn) - start} are left "
+                    f"of {len(drawn)}; ask for fewer."
+                )
+            panels[name] = drawn[start : start + count]
+            start += count
+    return {name: panels[name] for name in PANELS}
+
+
+def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Panel, ...]]]:
+    """Ids, and the panels that share them in turn."""
+    everything = list(env.task_ids())
+    if not tasks.files:
+        return [(everything, ("test", "dev", "train", "demonstrations"))]
+    known = set(everything)
+    lists = {name: read_ids(Path(path), env.name) for name, path in sorted(tasks.files.items())}
+    for name, ids in lists.items():
+        unknown = [i for i in ids if i not in known]
+        if unknown:
+            raise UserError(
+                f"agent_r.tasks.files.{name}: {env.name} has no task {_some(unknown)}; take them out of "
+                f"{tasks.files[name]}."
+            )
+    given = {i for ids in lists.values() for i in ids}
+    rest = [i for i in everything if i not in given]
+    train, test = lists.get("train", rest), lists.get("test", rest)
+    check_disjoint({"the training file": train, "the test file": test})
+    return [(test, ("test",)), (train, ("dev", "train", "demonstrations"))]
+
+
+def check_disjoint(panels: Mapping[str, Sequence[int]]) -> None:
+    """Refuse panels that share ids (row 13).
+
+    Raises:
+        UserError: names two panels and the ids in both.
+    """
+    names = list(panels)
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            shared = sorted(set(panels[one]) & set(panels[other]))
+            if shared:
+                raise UserError(
+                    f"agent_r.tasks: task {_some(shared)} in both {one} and {other}; take them out of one of the two."
+                )
+
+
+def read_ids(path: Path, env_name: str) -> list[int]:
+    """Task ids of a JSON file in any of the shapes above, in its order, each once.
+
+    Raises:
+        UserError: the file is missing, is not JSON, has another shape, holds no id, or is of another environment.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; mend agent_r.tasks.files in params.yaml.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        ids = list(dict.fromkeys(_flatten(value, env_name)))
+    except (ValueError, RecursionError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(
+            f"{path} is no list of task ids of {env_name} ({line}); give a JSON list of numbers, or of "
+            f'{{"item_id": "{env_name}_<number>"}}.'
+        ) from None
+    if not ids:
+        raise UserError(f"{path} holds no task id; give it at least one.")
+    return ids
+
+
+def _flatten(value: Any, env_name: str) -> Iterable[int]:
+    """Ids of one of the published shapes.
+
+    Raises:
+        ValueError: it is none of them.
+    """
+    if isinstance(value, dict) and isinstance(value.get("ids"), (dict, list)):
+        value = value["ids"]
+        groups = value.values() if isinstance(value, dict) else [value]
+        value = [item for group in groups for item in (group if isinstance(group, list) else [group])]
+    elif isinstance(value, dict):
+        value = list(value)
+    if not isinstance(value, list):
+        raise ValueError("a list or an object was expected")
+    for item in value:
+        if isinstance(item, dict):
+            item = item.get("item_id")
+        if isinstance(item, str):
+            yield int(item.removeprefix(f"{env_name}_"))
+        elif isinstance(item, int) and not isinstance(item, bool):
+            yield item
+        else:
+            raise ValueError(f"{item!r} is no id")
+
+
+def select(panel: Sequence[int], cfg: SearchParams) -> list[int]:
+    """The part of a panel that one collection searches (row 14), in the panel's order.
+
+    ``min`` and ``max`` keep the ids from ``min`` on and below ``max``, as the original's options of that name do;
+    of those, ``tasks`` from place ``offset`` on, and of these the first ``limit``.
+
+    Raises:
+        UserError: nothing is left, or fewer than ``tasks`` though no range of ids narrows the panel.
+    """
+    inside = [i for i in panel if (cfg.min is None or i >= cfg.min) and (cfg.max is None or i < cfg.max)]
+    chosen = inside[cfg.offset : cfg.offset + cfg.tasks]
+    narrowed = len(inside) < len(panel)
+    if not chosen or (len(chosen) < cfg.tasks and not narrowed):
+        raise UserError(
+            f"agent_r generate: {cfg.tasks} tasks from place {cfg.offset} on are asked for, the training panel has "
+            f"{len(inside)}{' in that range of ids' if narrowed else ''}; ask for fewer or enlarge agent_r.tasks.train."
+        )
+    return chosen[: cfg.limit]
+
+
+def panel_hash(ids: Sequence[int]) -> str:
+    """Names a panel: its ids in order."""
+    return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
+
+
+def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows of a panel file, which ``load_panel`` reads back: {"env": …, "task_id": …}."""
+    return [{"env": env_name, "task_id": task_id} for task_id in ids]
+
+
+def load_panel(path: Path) -> list[int]:
+    """Task ids of a panel file; a panel may be empty.
+
+    Raises:
+        UserError: the file is missing, or a line has no task id (names it).
+    """
+    ids = []
+    for line, row in read_rows(path, may_be_empty=True):
+        task_id = row.get("task_id")
+        if not isinstance(task_id, int) or isinstance(task_id, bool):
+            raise UserError(f"{path}, line {line}: no task_id; run the stage that writes the panels again.")
+        ids.append(task_id)
+    return ids
+
+
+def demonstrate(env: AgentEnv, task_id: int) -> Example:
+    """The expert's episode as a training example: every reply has weight 1; it ends with the last reply.
+
+    Raises:
+        UserError: no such task, or the expert's way does not end with reward 1.
+    """
+    observation = env.reset(task_id)
+    messages = opening(env.instruction, observation)
+    reward = 0.0
+    for move in env.expert():
+        if len(messages) % 2:  # a reply came last: the environment's answer to it
+            messages.append(Message(role="user", content=observation))
+        messages.append(Message(role="assistant", content=f"Thought: {move.thought}\nAction: {move.action}", weight=1))
+        step = env.step(move.action)
+        observation, reward = clean_observation(step.observation), step.reward
+    if reward != 1:
+        raise UserError(
+            f"{env.name}, task {task_id}: the expert ends with reward {reward:g} instead of 1; leave the task out of "
+            "the demonstrations."
+        )
+    return Example(id=f"demonstration_{task_id}", messages=messages, source=f"{env.name}-{task_id}")
+
+
+def texts(examples: Sequence[Example]) -> list[dict[str, str]]:
+    """What the small tokenizer learns its merges from: every message as often as it is read, and revision turns.
+
+    A revision turn stands beside each example, the ten in turn, as if each had been revised once.
+    """
+    rows = []
+    for index, example in enumerate(examples):
+        rows += [{"text": message.content} for message in example.messages]
+        rows.append({"text": revision_reply(REVISION_THOUGHTS[index % len(REVISION_THOUGHTS)])})
+    return rows
+
+
+def _some(ids: Sequence[int], most: int = 5) -> str:
+    shown = ", ".join(map(str, ids[:most]))
+    return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"

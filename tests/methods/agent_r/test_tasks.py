@@ -1,0 +1,211 @@
+"""Panels of tasks: frozen, disjoint, the same every time; demonstrations from them (Agent-R spec §7 rows 13, 14)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import SearchParams, TaskParams
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.reply import parse_action
+from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
+from selfimprove.methods.agent_r.tasks import (
+    PANELS,
+    build_panels,
+    check_disjoint,
+    demonstrate,
+    load_panel,
+    panel_hash,
+    read_ids,
+    select,
+    texts,
+    to_rows,
+)
+from selfimprove.records import write_rows
+from tests.methods.agent_r.corridor import Corridor
+
+ROOT = Path(__file__).resolve().parents[3]
+MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
+COUNTS = {"demonstrations": 4, "train": 10, "dev": 3, "test": 8}
+
+
+def panels(seed: int = 3, **params: object) -> dict:
+    return build_panels(TaskParams(**{**COUNTS, **params}), Corridor(), seed=seed)
+
+
+def write(folder: Path, **files: object) -> dict[str, str]:
+    for name, value in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return {name: str(folder / f"{name}.json") for name in files}
+
+
+def test_agent_r_13_panels_have_their_sizes_and_share_no_id() -> None:
+    made = panels()
+    assert {name: len(made[name]) for name in PANELS} == COUNTS
+    everything = [i for name in PANELS for i in made[name]]
+    assert sorted(everything) == Corridor().task_ids()  # 25 tasks in all: each exactly once
+    assert made["test"] != sorted(made["test"])
+
+
+def test_agent_r_13_panels_are_the_same_in_another_process_and_others_under_another_seed() -> None:
+    here = {name: panel_hash(ids) for name, ids in panels().items()}
+    program = (
+        "import json, tests.methods.agent_r.test_tasks as t\n"
+        "print(json.dumps({n: t.panel_hash(ids) for n, ids in t.panels().items()}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "77"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == here
+    assert not set(here.values()) & {panel_hash(ids) for ids in panels(seed=4).values()}
+
+
+def test_a_smaller_test_panel_is_the_start_of_a_larger_one() -> None:
+    assert panels(test=5)["test"] == panels()["test"][:5]
+
+
+def test_too_few_tasks_are_said_by_panel() -> None:
+    with pytest.raises(UserError, match=r"agent_r\.tasks\.demonstrations: 5 tasks of corridor are asked for, 4 are le"):
+        panels(demonstrations=5)
+
+
+def test_agent_r_13_own_lists_stay_apart(tmp_path: Path) -> None:
+    test, train = [3, 1, 4], list(range(5, 25))
+    made = panels(files=write(tmp_path, train=train, test=test), test=3, train=9, dev=4, demonstrations=7)
+    assert sorted(made["test"]) == sorted(test)
+    assert sorted([*made["train"], *made["dev"], *made["demonstrations"]]) == train
+    # One list alone: the other panels get everything that it does not hold.
+    made = panels(files=write(tmp_path, test=test), test=3, train=22, dev=0, demonstrations=0)
+    assert sorted(made["train"]) == [i for i in range(25) if i not in test]
+
+
+def test_agent_r_13_ids_in_both_lists_are_named(tmp_path: Path) -> None:
+    files = write(tmp_path, train=list(range(12)), test=[20, 7, 3, 21])
+    with pytest.raises(UserError, match="task 3, 7 in both the training file and the test file; take them out"):
+        panels(files=files)
+    with pytest.raises(UserError, match="task 0, 1, 2, 3, 4 and 7 more in both a and b"):
+        check_disjoint({"a": range(12), "b": range(12), "c": []})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [{"item_id": "corridor_7"}, {"item_id": "corridor_2"}],
+        {"7": 4, "2": 9},
+        {"note": "numbers and ids", "ids": {"4": [7], "1": [2, 7]}},
+        [7, 2],
+        ["corridor_7", "2"],
+    ],
+)
+def test_agent_r_13_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) -> None:
+    assert read_ids(Path(write(tmp_path, ids=value)["ids"]), "corridor") == [7, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([{"item_id": "webshop_7"}], r"ids\.json is no list of task ids of corridor"),
+        ([{"id": 7}], "None is no id"),
+        ([True], "True is no id"),
+        ("7", "a list or an object was expected"),
+        ([], "holds no task id"),
+    ],
+)
+def test_a_malformed_list_of_ids_is_named(tmp_path: Path, value: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_ids(Path(write(tmp_path, ids=value)["ids"]), "corridor")
+
+
+def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.json does not exist; mend agent_r\.tasks\.files"):
+        read_ids(tmp_path / "gone.json", "corridor")
+    (tmp_path / "torn.json").write_text('[{"item_id": "corr')
+    with pytest.raises(UserError, match=r"torn\.json is no list of task ids"):
+        read_ids(tmp_path / "torn.json", "corridor")
+    with pytest.raises(UserError, match=r"files\.test: corridor has no task 25, 99; take them out of"):
+        panels(files=write(tmp_path, train=[1, 2], test=[3, 25, 99]))
+
+
+def chosen(panel: list[int], **params: object) -> list[int]:
+    return select(panel, SearchParams(**{"tasks": 3, **params}))
+
+
+def test_agent_r_14_ranges_of_places_and_of_ids() -> None:
+    panel = [9, 2, 7, 4, 5, 0]
+    assert chosen(panel) == [9, 2, 7]
+    assert chosen(panel, offset=2) == [7, 4, 5]
+    assert chosen(panel, offset=2, limit=1) == [7]
+    assert chosen(panel, min=4) == [9, 7, 4]
+    assert chosen(panel, min=4, max=9) == [7, 4, 5]  # max itself is out, as in the original's slices
+    assert chosen(panel, min=5, max=8) == [7, 5]
+
+
+def test_agent_r_14_an_empty_range_and_a_panel_too_small_are_refused() -> None:
+    with pytest.raises(UserError, match="3 tasks from place 4 on are asked for, the training panel has 6; ask for few"):
+        chosen([9, 2, 7, 4, 5, 0], offset=4)
+    with pytest.raises(UserError, match="the training panel has 0 in that range of ids"):
+        chosen([9, 2], min=3, max=9)
+
+
+def test_a_panel_file_reads_back_as_it_was(tmp_path: Path) -> None:
+    write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
+    assert load_panel(tmp_path / "dev.jsonl") == [5, 0, 3]
+    write_rows(tmp_path / "dev.jsonl", [*to_rows("corridor", [5]), {"env": "corridor", "task_id": "7"}])
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task_id"):
+        load_panel(tmp_path / "dev.jsonl")
+
+
+def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expert() -> None:
+    env = Corridor()
+    example = demonstrate(env, 16)  # key in room 3, door in room 1
+    assert example.source == "corridor-16"
+    first = env.reset(16)
+    assert example.messages[:4] == opening(env.instruction, first)
+    steps = example.messages[4:]
+    assert [m.role for m in steps] == ["assistant", "user"] * 6 + ["assistant"]
+    assert [m.weight for m in steps] == [1.0, 0.0] * 6 + [1.0]
+    actions = [parse_action(m.content) for m in steps[::2]]
+    assert actions == ["right"] * 3 + ["take key"] + ["left"] * 2 + ["open door"]
+    assert steps[0].content == "Thought: I go on.\nAction: right"
+    assert steps[1].content == "You are in room 1 of 5."  # one line
+    assert all(env.step(action) for action in actions[:-1])
+    assert env.step(actions[-1]).reward == 1
+
+
+def test_a_task_that_the_expert_fails_is_named() -> None:
+    class Lost(Corridor):
+        def expert(self) -> list:
+            return super().expert()[:-1]
+
+    with pytest.raises(UserError, match=r"corridor, task 16: the expert ends with reward 0\.5 instead of 1"):
+        demonstrate(Lost(), 16)
+
+
+def test_the_tokenizer_s_texts_hold_all_messages_and_every_revision_thought() -> None:
+    examples = [demonstrate(Corridor(), i) for i in range(11)]
+    made = [row["text"] for row in texts(examples)]
+    assert made.count(Corridor.instruction) == 11
+    assert made.count("Thought: Here it is.\nAction: take key") == 11
+    for i, thought in enumerate(REVISION_THOUGHTS):
+        assert made.count(f"Thought: {thought}\nAction: wait") == (2 if i == 0 else 1)
+
+
+@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+@pytest.mark.parametrize(
+    ("env", "train", "counts"),
+    [("textcraft", "train_clean", (374, 100)), ("webshop", "train_clean", (3930, 200)),
+     ("sciworld", "train_suggested", (207, 200))],
+)  # fmt: skip
+def test_agent_r_13_the_published_lists_are_read_and_share_no_id(env: str, train: str, counts: tuple) -> None:
+    lists = {name: read_ids(MIRROR / env / f"{env}_{name}.json", env) for name in (train, "test")}
+    check_disjoint(lists)
+    assert (len(lists[train]), len(lists["test"])) == counts
+    if env == "textcraft":
+        assert sorted(lists["test"]) == [*range(31), *range(140, 181), *range(420, 445), *range(533, 536)]
