@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from threading import Lock
 
 import bm25s
 import numpy as np
@@ -20,10 +21,11 @@ HITS = 50
 
 
 class Index:
-    """Read-only once built; safe to share between any number of copies of the environment."""
+    """Read-only once built; safe to share between any number of copies of the environment, in threads too."""
 
     def __init__(self, products: Sequence[Product]) -> None:
         self._stemmer = Stemmer.Stemmer("english")
+        self._one_at_a_time = Lock()  # a stemmer is not for two threads at once
         self._bm25 = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
         self._bm25.index(self._tokens([document(product) for product in products]), show_progress=False)
         self._known = frozenset(self._bm25.vocab_dict)
@@ -39,14 +41,15 @@ class Index:
         return tuple(int(place) for place in order if scores[place] > 0)
 
     def _tokens(self, texts: list[str]) -> list[list[str]]:
-        return bm25s.tokenize(
-            texts,
-            token_pattern=r"\w+",
-            stopwords="english",
-            stemmer=self._stemmer,
-            return_ids=False,
-            show_progress=False,
-        )
+        with self._one_at_a_time:
+            return bm25s.tokenize(
+                texts,
+                token_pattern=r"\w+",
+                stopwords="english",
+                stemmer=self._stemmer,
+                return_ids=False,
+                show_progress=False,
+            )
 
 
 def document(product: Product) -> str:

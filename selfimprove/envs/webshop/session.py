@@ -109,7 +109,7 @@ def search(state: State, keywords: str) -> State:
 def click(state: State, target: Click) -> State:
     """Where a click leads; ``buy now`` leads to ``done``, without the score."""
     if target.kind == "product":
-        return state._replace(place="item", product=target.name, options=())
+        return state._replace(place="item", product=target.name)
     if target.kind == "option":
         return state._replace(options=tuple((dict(state.options) | {target.name: target.value}).items()))
     if target.name == "back to search":
