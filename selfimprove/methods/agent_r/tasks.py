@@ -172,17 +172,20 @@ def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
     return [{"env": env_name, "task_id": task_id} for task_id in ids]
 
 
-def load_panel(path: Path) -> list[int]:
+def load_panel(path: Path, env_name: str | None = None) -> list[int]:
     """Task ids of a panel file; a panel may be empty.
 
     Raises:
-        UserError: the file is missing, or a line has no task id (names it).
+        UserError: the file is missing, or a line has no task id or is of another environment than the one named.
     """
     ids = []
     for line, row in read_rows(path, may_be_empty=True):
         task_id = row.get("task_id")
-        if not isinstance(task_id, int) or isinstance(task_id, bool):
-            raise UserError(f"{path}, line {line}: no task_id; run the stage that writes the panels again.")
+        if not isinstance(task_id, int) or isinstance(task_id, bool) or env_name not in (None, row.get("env")):
+            raise UserError(
+                f"{path}, line {line}: no task_id of {env_name or 'an environment'}; run agent_r-data again, which "
+                "writes the panels."
+            )
         ids.append(task_id)
     return ids
 

@@ -156,9 +156,11 @@ def test_agent_r_14_an_empty_range_and_a_panel_too_small_are_refused() -> None:
 
 def test_a_panel_file_reads_back_as_it_was(tmp_path: Path) -> None:
     write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
-    assert load_panel(tmp_path / "dev.jsonl") == [5, 0, 3]
+    assert load_panel(tmp_path / "dev.jsonl") == load_panel(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no task_id of webshop; run agent_r-data again"):
+        load_panel(tmp_path / "dev.jsonl", "webshop")
     write_rows(tmp_path / "dev.jsonl", [*to_rows("corridor", [5]), {"env": "corridor", "task_id": "7"}])
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task_id"):
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task_id of an environment"):
         load_panel(tmp_path / "dev.jsonl")
 
 

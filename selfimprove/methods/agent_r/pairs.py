@@ -1,0 +1,132 @@
+"""Leaves of search trees to good trajectories and (good, bad) pairs (spec §1, Trajectories; §7 rows 17-19).
+
+Two different numbers of a leaf are compared, as in the original: *alpha* with its ``value``, the sum of the rewards
+backed up through it, and *beta* with the difference of the mean values, ``value / visits``. A leaf that search visited
+once, as every leaf of a search is, has the same for both: its reward. Comparisons are those of plain floating-point
+numbers (0.9 - 0.7 is above 0.2), as in the original; it compared text with numbers and failed (trap 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.export import sorted_leaf_paths
+from selfimprove.methods.agent_r.search import q_value
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.seeds import rng
+
+
+class Thresholds(Protocol):
+    """The fields of ``ConvertParams`` that selection reads."""
+
+    @property
+    def alpha(self) -> float:
+        """A good leaf's value is above it."""
+        ...
+
+    @property
+    def beta(self) -> float:
+        """A pair's values differ by more."""
+        ...
+
+    @property
+    def inclusive(self) -> bool:
+        """At least, instead of above."""
+        ...
+
+    @property
+    def max_pairs_per_tree(self) -> int | None:
+        """None: all."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two leaves of one tree, by node index."""
+
+    good: int
+    bad: int
+
+
+@dataclass
+class Counts:
+    """What there was and what is left, over all trees.
+
+    ``without_reward``: trees whose root value is 0, which are left out; the counts after it are of the others.
+    """
+
+    trees: int = 0
+    blocked: int = 0
+    without_reward: int = 0
+    leaves: int = 0
+    good_leaves: int = 0
+    pairs: int = 0
+    kept_pairs: int = 0
+
+    def add(self, other: Counts) -> None:
+        """Count another tree's."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One tree's good leaves, best first, and its pairs, in order of their good, then their bad leaf's rank."""
+
+    good: list[int]
+    pairs: list[Pair]
+    counts: Counts
+
+
+def ranked_leaves(tree: Tree) -> list[int]:
+    """The leaves, highest mean value first; equal ones as a depth-first walk meets them. The root is none."""
+    return [path[-1] for path in sorted_leaf_paths(tree) if len(path) > 1]
+
+
+def select(tree: Tree, cfg: Thresholds, seed: int) -> Selection:
+    """The good leaves of a tree and all its qualifying pairs, or ``max_pairs_per_tree`` of them drawn by the seed."""
+    counts = Counts(trees=1, blocked=int(tree.status == "blocked"))
+    if tree.root.value <= 0:
+        counts.without_reward = 1
+        return Selection([], [], counts)
+    leaves = ranked_leaves(tree)
+    good = [leaf for leaf in leaves if _above(tree.nodes[leaf].value, cfg.alpha, cfg.inclusive)]
+    mean = {leaf: q_value(tree.nodes[leaf]) for leaf in leaves}
+    pairs = [
+        Pair(high, low)
+        for high in good
+        for low in leaves
+        if low != high and _above(mean[high] - mean[low], cfg.beta, cfg.inclusive)
+    ]
+    counts.leaves, counts.good_leaves, counts.pairs = len(leaves), len(good), len(pairs)
+    if cfg.max_pairs_per_tree is not None and len(pairs) > cfg.max_pairs_per_tree:
+        chosen = rng("pairs", seed, tree.seed, tree.id).sample(range(len(pairs)), cfg.max_pairs_per_tree)
+        pairs = [pairs[i] for i in sorted(chosen)]
+    counts.kept_pairs = len(pairs)
+    return Selection(good, pairs, counts)
+
+
+def select_all(trees: Sequence[Tree], cfg: Thresholds, seed: int) -> tuple[list[Selection], Counts]:
+    """Every tree's selection, in the trees' order, and the counts over all of them."""
+    selections = [select(tree, cfg, seed) for tree in trees]
+    total = Counts()
+    for selection in selections:
+        total.add(selection.counts)
+    return selections, total
+
+
+def nothing_kept(counts: Counts, cfg: Thresholds) -> UserError:
+    """The error for thresholds that keep nothing: what there was, and which way out."""
+    word = "at least" if cfg.inclusive else "above"
+    return UserError(
+        f"convert: nothing to train on: {counts.trees} trees ({counts.without_reward} of them with root value 0), "
+        f"{counts.leaves} leaves, {counts.good_leaves} good ones ({word} alpha {cfg.alpha:g}), {counts.pairs} pairs "
+        f"({word} beta {cfg.beta:g} apart); lower alpha or beta, set inclusive: true, or search more tasks."
+    )
+
+
+def _above(value: float, threshold: float, inclusive: bool) -> bool:
+    return value >= threshold if inclusive else value > threshold
