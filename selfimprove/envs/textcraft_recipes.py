@@ -1,0 +1,365 @@
+"""Recipe books for TextCraft: reading recipe files, and what can be made of what.
+
+A recipe file, in the format of the game whose recipes the original uses, and the command it becomes::
+
+    {"type": "minecraft:crafting_shaped", "group": "ladder", "pattern": ["##", "##", "&&"],
+     "key": {"#": {"item": "minecraft:ash_pole"}, "&": {"tag": "minecraft:cord"}},
+     "result": {"item": "minecraft:ash_ladder", "count": 3}}
+
+    craft 3 ash ladder using 4 ash pole, 2 cord
+
+A book is a folder of such files, one JSON object {file name: recipe}, or the embedded one (``textcraft_book.py``).
+Files are read in sorted order, never in the directory's (spec agent_r §3 [D], trap 15).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from selfimprove.envs.textcraft_book import embedded_recipes
+from selfimprove.errors import UserError
+
+NAMESPACE = "minecraft:"
+DISTRACTORS = 10
+_ID = re.compile(r"minecraft:[a-z0-9_./-]+")
+
+
+def item_name(item: str) -> str:
+    """How an id is written in commands and actions: ``minecraft:ash_pole`` -> ``ash pole``."""
+    return item.replace(NAMESPACE, "").replace("_", " ")
+
+
+def item_id(name: str) -> str:
+    """The id that a name stands for: ``ash pole`` -> ``minecraft:ash_pole``."""
+    return NAMESPACE + name.replace(" ", "_")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """``count`` of an item, or of any one item that bears a tag (``is_tag``)."""
+
+    name: str
+    count: int
+    is_tag: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``count`` of ``output``, which bears ``tag``, out of ``inputs``."""
+
+    output: str
+    count: int
+    inputs: tuple[Slot, ...]
+    tag: str | None = None
+
+    @cached_property
+    def command(self) -> str:
+        """The line that the player is shown."""
+        inputs = ", ".join(f"{slot.count} {item_name(slot.name)}" for slot in self.inputs)
+        return f"craft {self.count} {item_name(self.output)} using {inputs}"
+
+
+class RecipeBook:
+    """What can be crafted, read once and shared by every copy of the environment; nothing in it changes.
+
+    ``recipes``: item -> its recipes. ``by_tag``: tag -> recipes of the items that bear it. ``items``, ``tags``: all
+    ids. ``tag_of``: item -> its tag. ``depths``: item or tag -> crafts from raw material, one after the other (0: raw).
+    ``goals``: the craftable items, sorted stably by depth; a task is an index into it.
+    """
+
+    def __init__(self, files: Mapping[str, Any], where: Path | str) -> None:
+        """Read {file name: recipe}; ``where`` names the book in errors.
+
+        Raises:
+            UserError: a recipe that can't be read (names the file and the key), or nothing to craft.
+        """
+        self.recipes: dict[str, list[Recipe]] = {}
+        self.by_tag: dict[str, list[Recipe]] = {}
+        self.items: set[str] = set()
+        self.tags: set[str] = set()
+        self.tag_of: dict[str, str] = {}
+        for file in sorted(files):
+            recipe = _Reader(f"{where}, {file}").read(files[file])
+            if recipe is not None:
+                self._add(recipe)
+        self._tags_nobody_crafts_become_items()
+        self.members = {tag: [item for item, own in self.tag_of.items() if own == tag] for tag in sorted(self.tags)}
+        self.depths = self._least_depths()
+        craftable = [(item, self.depths[item]) for item in self.recipes if item in self.depths]
+        self.goals: list[tuple[str, int]] = sorted(craftable, key=lambda goal: goal[1])
+        if not self.goals:
+            raise UserError(
+                f"{where}: nothing can be crafted, since no crafting recipe is left that does not need its own output; "
+                "give recipes that start from raw materials."
+            )
+
+    @staticmethod
+    def load(path: Path | None = None) -> RecipeBook:
+        """The book at ``path``: a folder of recipe files or a JSON object {file name: recipe}; None: the embedded one.
+
+        Raises:
+            UserError: no such file, not JSON, or a recipe that can't be read.
+        """
+        if path is None:
+            return _embedded()
+        if path.is_dir():
+            files = {file.name: _read_json(file) for file in sorted(path.glob("*.json"))}
+            if not files:
+                raise UserError(f"{path}: the folder holds no .json recipe file; name the folder that does.")
+            return RecipeBook(files, path)
+        merged = _read_json(path)
+        if not isinstance(merged, dict) or not merged:
+            raise UserError(f"{path}: a recipe book is a JSON object {{file name: recipe}}; found something else.")
+        return RecipeBook(merged, path)
+
+    def _add(self, recipe: Recipe) -> None:
+        """Enter a recipe, unless an input already depends on its output: then only its names are known (spec §3)."""
+        for slot in recipe.inputs:
+            (self.tags if slot.is_tag else self.items).add(slot.name)
+        self.items.add(recipe.output)
+        if len(recipe.inputs) == 1 and recipe.inputs[0].name.endswith("_block"):
+            return
+        if recipe.tag is not None and recipe.tag != recipe.output:  # a group may be called as its item
+            self.tags.add(recipe.tag)
+            self.tag_of[recipe.output] = recipe.tag
+        if any(self._depends(slot.name, recipe.output) for slot in recipe.inputs):
+            return
+        self.recipes.setdefault(recipe.output, []).append(recipe)
+        if recipe.tag is not None:
+            self.by_tag.setdefault(recipe.tag, []).append(recipe)
+
+    def _depends(self, name: str, output: str) -> bool:
+        """Whether ``output`` is ``name`` or an item that some recipe on the way to ``name`` uses."""
+        seen, queue = {name}, [name]
+        while queue:
+            for recipe in self.recipes.get(queue.pop(), []):
+                queue += [slot.name for slot in recipe.inputs if slot.name not in seen]
+                seen.update(slot.name for slot in recipe.inputs)
+        return output in seen
+
+    def _tags_nobody_crafts_become_items(self) -> None:
+        crafted = {tag for item, tag in self.tag_of.items() if item in self.recipes}
+        lone = {slot.name for recipe in self._all() for slot in recipe.inputs if slot.is_tag} - crafted
+
+        def as_item(recipe: Recipe) -> Recipe:
+            inputs = tuple(Slot(slot.name, slot.count, slot.is_tag and slot.name not in lone) for slot in recipe.inputs)
+            return Recipe(recipe.output, recipe.count, inputs, recipe.tag)
+
+        self.recipes = {item: [as_item(recipe) for recipe in recipes] for item, recipes in self.recipes.items()}
+        self.by_tag = {tag: [as_item(recipe) for recipe in recipes] for tag, recipes in self.by_tag.items()}
+        self.items |= lone
+        self.tags -= lone
+
+    def _all(self) -> Iterator[Recipe]:
+        for recipes in self.recipes.values():
+            yield from recipes
+
+    def _least_depths(self) -> dict[str, int]:
+        """Least fixed point; what only leads back to itself (a cycle through a tag) gets no depth and is no goal."""
+        depths = {name: 0 for name in sorted(self.items | self.tags) if not self.is_craftable(name)}
+        # An item's own recipes come before those of a tag of the same name.
+        makers = {**self.by_tag, **self.recipes}
+        changed = True
+        while changed:
+            changed = False
+            for name, recipes in makers.items():
+                known = [
+                    1 + max(depths[slot.name] for slot in recipe.inputs)
+                    for recipe in recipes
+                    if all(slot.name in depths for slot in recipe.inputs)
+                ]
+                if known and depths.get(name) != min(known):
+                    depths[name] = min(known)
+                    changed = True
+        return depths
+
+    def is_craftable(self, name: str) -> bool:
+        """Whether an item or a tag has a recipe."""
+        return name in self.recipes or name in self.by_tag
+
+    def is_raw(self, item: str) -> bool:
+        """Whether ``get`` finds the item."""
+        return item in self.items and item not in self.tags and not self.is_craftable(item)
+
+    def bears(self, item: str | None, slot: Slot) -> bool:
+        """Whether the item may be put into the slot."""
+        if item is None:
+            return False
+        return self.tag_of.get(item) == slot.name if slot.is_tag else item == slot.name
+
+    def match(self, output: str | None, inputs: Sequence[tuple[str | None, int]]) -> Recipe | None:
+        """The first recipe of ``output`` that takes exactly these inputs; each slot takes the first that fits it."""
+        for recipe in self.recipes.get(output, []) if output is not None else []:
+            left = list(inputs)
+            for slot in recipe.inputs:
+                found = next((given for given in left if self.bears(given[0], slot)), None)
+                if found is None or found[1] != slot.count:
+                    break
+                left.remove(found)
+            else:
+                if not left:
+                    return recipe
+        return None
+
+    def reachable(self, name: str, above: frozenset[str] = frozenset()) -> list[Recipe]:
+        """Every recipe on the way to an item or tag, the nearest first, as often as there are ways to it."""
+        if name in above:
+            return []
+        own = self.recipes.get(name) or self.by_tag.get(name) or []
+        deeper = [self.reachable(slot.name, above | {name}) for recipe in own for slot in recipe.inputs]
+        return [*own, *(recipe for recipes in deeper for recipe in recipes)]
+
+    @cached_property
+    def _uses(self) -> dict[str, list[Recipe]]:
+        """Item or tag -> recipes that use it; a recipe whose output bears a tag counts twice, as in the original."""
+        uses: dict[str, list[Recipe]] = {}
+        for makers in (self.recipes, self.by_tag):
+            for recipes in makers.values():
+                for recipe in recipes:
+                    for slot in recipe.inputs:
+                        uses.setdefault(slot.name, []).append(recipe)
+        return uses
+
+    def commands(self, goal: str, seed: int) -> tuple[Recipe, ...]:
+        """What the player is shown: the reachable recipes and up to ten others that use the same things, shuffled.
+
+        The draws are the original's (one ``random.Random(seed)`` a task), over sorted lists in place of sets.
+        """
+        draw = random.Random(seed)
+        reachable = self.reachable(goal)
+        shown = {recipe.command: recipe for recipe in reachable}
+        others: dict[str, Recipe] = {}
+        for recipe in reachable:
+            for slot in recipe.inputs:
+                uses = self._uses.get(slot.name, [])
+                others.update((other.command, other) for other in draw.sample(uses, min(len(uses), 10)))
+        distractors = sorted(others.keys() - shown.keys())
+        lines = sorted(shown) + draw.sample(distractors, min(len(distractors), DISTRACTORS))
+        draw.shuffle(lines)
+        return tuple(shown.get(line) or others[line] for line in lines)
+
+
+@lru_cache(maxsize=1)
+def _embedded() -> RecipeBook:
+    return RecipeBook(embedded_recipes(), "the embedded recipe book")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such recipe file or folder; mend agent_r.env.recipes.") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); mend the file or agent_r.env.recipes.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON file ({error}); mend or replace it.") from None
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one recipe; ``where`` names book and file in errors."""
+
+    where: str
+
+    def read(self, row: Any) -> Recipe | None:
+        """None: not a crafting recipe (smelting, stonecutting, …), which the original leaves out."""
+        kind = self._full(self._field(row, "type", str))
+        if kind == "minecraft:crafting_shaped":
+            inputs = self._shaped(row)
+        elif kind == "minecraft:crafting_shapeless":
+            inputs = self._shapeless(row)
+        else:
+            return None
+        output, count = self._result(row)
+        group = row.get("group") or None
+        tag = None if group is None else self._id(group, "group")
+        return Recipe(output, count, tuple(inputs), tag)
+
+    def _shaped(self, row: Any) -> list[Slot]:
+        """One slot a symbol of the key, counted in the pattern."""
+        pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
+        key = self._field(row, "key", dict)
+        for symbol in pattern:
+            if symbol != " " and symbol not in key:
+                raise UserError(f"{self.where}, key 'pattern': unknown item {symbol!r}; name it in 'key'.")
+        slots = []
+        for symbol, choice in key.items():
+            if len(symbol) != 1 or symbol not in pattern:
+                raise UserError(f"{self.where}, key 'key': {symbol!r} does not stand in the pattern; delete it.")
+            name, is_tag = self._ingredient(choice, "key")
+            slots.append(Slot(name, pattern.count(symbol), is_tag))
+        return self._some(slots, "key")
+
+    def _shapeless(self, row: Any) -> list[Slot]:
+        """One slot a name, counted, in the order of the first mention."""
+        counts: dict[tuple[str, bool], int] = {}
+        for choice in self._field(row, "ingredients", list):
+            name, is_tag = self._ingredient(choice, "ingredients")
+            counts[name, is_tag] = counts.get((name, is_tag), 0) + 1
+        return self._some([Slot(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
+
+    def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
+        """(id, whether it is a tag); of alternatives the first is taken (spec §3)."""
+        if isinstance(choice, list) and choice:
+            choice = choice[0]
+        if isinstance(choice, dict):
+            for kind in ("item", "tag"):
+                if kind in choice:
+                    return self._id(choice[kind], key), kind == "tag"
+        raise UserError(f"{self.where}, key {key!r}: unknown item {_short(choice)}; name an 'item' or a 'tag'.")
+
+    def _result(self, row: Any) -> tuple[str, int]:
+        result = self._field(row, "result", (str, dict))
+        if isinstance(result, str):
+            return self._id(result, "result"), 1
+        if "item" not in result:
+            raise UserError(f"{self.where}, key 'result': the key 'item' is missing; name the item that is made.")
+        count = result.get("count") or 1
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise UserError(f"{self.where}, key 'result.count': must be a whole number above 0, not {_short(count)}.")
+        return self._id(result["item"], "result"), count
+
+    def _id(self, value: Any, key: str) -> str:
+        """A full id; a name without a namespace is in the game's own, no other can be written in an action."""
+        full = self._full(value) if isinstance(value, str) else ""
+        if not _ID.fullmatch(full):
+            raise UserError(
+                f"{self.where}, key {key!r}: unknown item {_short(value)}; an id is 'minecraft:' and lower-case "
+                "letters, digits and _."
+            )
+        return full
+
+    @staticmethod
+    def _full(value: str) -> str:
+        return value if ":" in value else NAMESPACE + value
+
+    def _field(self, row: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+        if not isinstance(row, dict):
+            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; mend or delete it.")
+        if key not in row:
+            raise UserError(f"{self.where}: the key {key!r} is missing; add it or delete the recipe.")
+        if not isinstance(row[key], kind):
+            raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); mend it.")
+        return row[key]
+
+    def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
+        if not all(isinstance(value, kind) for value in values):
+            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); mend it.")
+        return values
+
+    def _some(self, slots: list[Slot], key: str) -> list[Slot]:
+        if not slots:
+            raise UserError(f"{self.where}, key {key!r}: a recipe needs an input; add one or delete the recipe.")
+        return slots
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
