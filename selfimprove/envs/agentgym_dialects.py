@@ -1,0 +1,185 @@
+"""AgentGym's three dialects as our server speaks them: TextCraft's, ScienceWorld's, WebShop's.
+
+A dialect is a table of calls, each a function from a held environment and the request's fields to the answer's JSON:
+what spec agent_r §3 (AgentGym HTTP) lists, and ours. What clients must have sent is a schema beside them; how calls
+arrive and how environments are held is ``agentgym_server``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from selfimprove.envs.agent import AgentEnv
+from selfimprove.seeds import rng
+
+
+class Refused(Exception):
+    """A request that can't be served; the sentence goes into the answer."""
+
+
+@dataclass
+class Open:
+    """An environment that a client holds.
+
+    ``used``: when it was last called; ``first``: the task's first observation; ``detail``: what ``/detail`` tells,
+    replaced but never changed; ``lock``: one call at a time.
+    """
+
+    number: int
+    env: AgentEnv
+    used: float = 0.0
+    resets: int = 0
+    first: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Ask(BaseModel):
+    """A request's fields; others are ignored, as in the originals."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+class Create(Ask):
+    """TextCraft's clients send recipes and a goal of their own, which the original's reset forgets at once."""
+
+
+class Which(Ask):
+    """``env_idx`` in WebShop's dialect, which is renamed before the fields are read."""
+
+    id: int
+
+
+class Begin(Which):
+    """Which task; None: any."""
+
+    data_idx: int | None = None
+
+
+class Act(Which):
+    """Any text is an action."""
+
+    action: str
+
+
+class Endpoint(NamedTuple):
+    """A call: ``answer(held environment, fields)`` gives its JSON."""
+
+    method: str
+    path: str
+    fields: type[Which]
+    answer: Callable[[Open, Any], Any]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What distinguishes a server: its greeting, its names of the fields, its calls.
+
+    ``created(held)`` prepares a new environment and answers ``/create``. ``threads``: the environment's calls take
+    long and are run in threads; else they are run where they are, one after the other.
+    """
+
+    greeting: str
+    created: Callable[[Open], Any]
+    endpoints: tuple[Endpoint, ...]
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    closed: Any = True
+    threads: bool = False
+
+
+def _begin(held: Open, task_id: int) -> str:
+    """Reset to a task: the first observation."""
+    held.first = held.env.reset(task_id)
+    held.resets += 1
+    return held.first
+
+
+# TextCraft
+
+
+def _textcraft_begin(held: Open, data_idx: int) -> dict[str, Any]:
+    tasks = held.env.task_ids()
+    observation = _begin(held, tasks[data_idx % len(tasks)])
+    held.detail = {"observation": observation, "done": False, "reward": 0, "deleted": False}
+    return {"id": held.number, "observation": observation, "done": False, "reward": 0}
+
+
+def _textcraft_step(held: Open, asked: Act) -> dict[str, Any]:
+    step = held.env.step(asked.action)
+    answer = {"observation": step.observation, "reward": int(step.reward), "done": step.done}
+    held.detail = {**held.detail, **answer}
+    return answer
+
+
+def _textcraft_goal(held: Open, asked: Which) -> str:
+    return held.first.rpartition("Goal: craft ")[2].removesuffix(".")
+
+
+def _textcraft_commands(held: Open, asked: Which) -> str:
+    return held.first.partition("\n")[2].rpartition("\n\nGoal: ")[0]
+
+
+TEXTCRAFT = Dialect(
+    greeting="This is environment TextCraft.",
+    created=lambda held: _textcraft_begin(held, held.number),
+    endpoints=(
+        Endpoint("POST", "/reset", Begin, lambda held, asked: _textcraft_begin(held, asked.data_idx or 0)),
+        Endpoint("POST", "/step", Act, _textcraft_step),
+        Endpoint("GET", "/observation", Which, lambda held, asked: held.detail["observation"]),
+        Endpoint("GET", "/detail", Which, lambda held, asked: held.detail),
+        Endpoint("GET", "/goal", Which, _textcraft_goal),
+        Endpoint("GET", "/commands", Which, _textcraft_commands),
+        Endpoint("GET", "/valid_actions", Which, lambda held, asked: held.env.valid_actions()),
+    ),
+)
+
+# WebShop
+
+
+def _webshop_begin(held: Open, session_id: int | None) -> list[Any]:
+    """Any task, if the client names none: not the original's unseeded choice, but one for each reset."""
+    tasks = held.env.task_ids()
+    task = rng("agentgym webshop", held.number, held.resets).choice(tasks) if session_id is None else session_id
+    held.detail = {"observation": _begin(held, task)}
+    return [held.first, None]
+
+
+def _webshop_created(held: Open) -> int:
+    _webshop_begin(held, None)
+    return held.number
+
+
+def _webshop_step(held: Open, asked: Act) -> dict[str, Any]:
+    """The last page goes out with its score, as in the original; our own client cuts it (trap 16)."""
+    step = held.env.step(asked.action)
+    state = step.info.get("final_page", step.observation)
+    held.detail = {"observation": state}
+    return {"state": state, "reward": float(step.reward), "done": step.done, "info": None}
+
+
+def _webshop_tells(method: str) -> Callable[[Open, Which], Any]:
+    """A call that the environment itself answers."""
+    return lambda held, asked: getattr(held.env, method)()
+
+
+WEBSHOP = Dialect(
+    greeting="ok",
+    created=_webshop_created,
+    endpoints=(
+        Endpoint("POST", "/reset", Begin, lambda held, asked: _webshop_begin(held, asked.data_idx)),
+        Endpoint("POST", "/step", Act, _webshop_step),
+        Endpoint("GET", "/observation", Which, lambda held, asked: held.detail["observation"]),
+        Endpoint("GET", "/available_actions", Which, _webshop_tells("available_actions")),
+        Endpoint("GET", "/instruction_text", Which, _webshop_tells("instruction_text")),
+        Endpoint("GET", "/valid_actions", Which, lambda held, asked: held.env.valid_actions()),
+    ),
+    renamed={"id": "env_idx", "data_idx": "session_id"},
+    closed={"closed": True},
+)
+
+DIALECTS: dict[str, Dialect] = {"textcraft": TEXTCRAFT, "webshop": WEBSHOP}

@@ -1,0 +1,64 @@
+"""``make serve ENV=textcraft PORT=36001``: an embedded environment as an AgentGym server.
+
+``python -m selfimprove.envs.serve --help`` lists the options. The environment's own settings (recipes, seed,
+catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays what the embedded environment plays.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from selfimprove.envs.agentgym_dialects import DIALECTS
+from selfimprove.envs.agentgym_server import close_env, make_app
+from selfimprove.envs.make import make_agent_env
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import AgentRParams, EnvName
+from selfimprove.pipeline.params import load_section, read_yaml
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    env: Annotated[EnvName, typer.Option(help="which environment")] = "textcraft",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 36001,
+    host: Annotated[str, typer.Option(help="the address to listen at; there is no access control")] = "127.0.0.1",
+    environments: Annotated[int | None, typer.Option(min=1, help="held at once (1024; sciworld: env.jvms)")] = None,
+    idle: Annotated[float, typer.Option(min=0, help="seconds unused after which one is taken back for room")] = 600.0,
+    params: Annotated[Path, typer.Option(help="where agent_r.env stands")] = Path("params.yaml"),
+) -> None:
+    """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
+    section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
+    settings = section.env.model_copy(update={"name": env, "server": None})
+    close_env(make_agent_env(settings))  # what is wrong with it is said now, not to the first client
+    most = environments or (settings.jvms if env == "sciworld" else 1024)
+    server = make_app(DIALECTS[env], partial(make_agent_env, settings), environments=most, idle=idle)
+    try:
+        listener = socket.create_server((host, port), family=_family(host), backlog=1024)
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another --port.") from None
+    typer.echo(f"{env} at http://{host}:{listener.getsockname()[1]}, at most {most} environments; Ctrl-C ends it")
+    uvicorn.Server(uvicorn.Config(server, log_level="warning", access_log=False)).run([listener])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def main() -> None:
+    """The command line: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
