@@ -18,6 +18,7 @@ from selfimprove.engines.journaled import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.envs.replay import ReplayWorld
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import backup, best_children, search, uct
@@ -374,6 +375,45 @@ def test_a_tree_does_not_depend_on_what_else_runs(folder):
     assert [dump_line(tree) for tree in alone] == [dump_line(tree) for tree in crowded[7:4:-1]]
     assert len({tree.nodes[1].reply for tree in crowded}) > 20  # each task has noise of its own
     assert any(tree.nodes[1].token_ids for tree in alone)
+
+
+class Copy:
+    """A live copy of the corridor, which only goes on from where it stands."""
+
+    def __init__(self):
+        self.env = Corridor()
+
+    async def reset(self, task_id):
+        await asyncio.sleep(0)
+        return self.env.reset(task_id)
+
+    async def step(self, action):
+        await asyncio.sleep(0)
+        return self.env.step(action)
+
+    async def close(self):
+        pass
+
+
+def replaying(slots: int) -> ReplayWorld:
+    async def make():
+        return Copy()
+
+    return ReplayWorld(Corridor.name, Corridor.instruction, make, slots)
+
+
+@pytest.mark.parametrize("slots", [1, 5])
+def test_agent_r_09_replayed_worlds_give_the_same_trees(folder, slots):
+    world = replaying(slots)
+    snapshots = forest(engine_of(folder), range(6), concurrency=6)
+    assert [dump_line(tree) for tree in forest(engine_of(folder), range(6), concurrency=6, world=world)] == [
+        dump_line(tree) for tree in snapshots
+    ]
+    assert (world.stats.diverged, world.stats.failures) == (0, 0)
+    assert world.stats.replayed > 0
+    deep = params(dives=6, max_depth=6, n_gen=4)
+    for task in (NEAR, FAR):
+        assert asyncio.run(search(task, replaying(slots), Script(), deep, 5)) == grow(task, cfg=deep, seed=5)
 
 
 def test_agent_r_12_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
