@@ -1,0 +1,157 @@
+"""What a judge is asked about one action of a log, and how its answer is read (spec §1, Transition point; row 20).
+
+The answer gives reasons first ::
+
+    … Action: craft 1 stick using 1 stone   Observation: Could not find a valid recipe …
+    Sticks are made of planks, and the stone is now missing for the furnace.
+    Judgement: Bad
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from selfimprove.records import Message, Record
+
+Verdict = Literal["good", "bad", "uncertain"]
+VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")
+Style = Literal["full", "short"]
+
+SHORT_HISTORY = 2
+"""Earlier steps that the short prompt shows."""
+
+
+class Judgement(Record):
+    """What a judge said of one action. ``parsed`` False: no verdict could be read, so it counts as uncertain."""
+
+    verdict: Verdict
+    text: str
+    parsed: bool = True
+
+
+class Did(NamedTuple):
+    """An action and what the environment answered."""
+
+    action: str
+    observation: str
+
+
+_KIND = {
+    "textcraft": "a crafting game, in which items are gathered and crafted by recipes until the goal item is made",
+    "webshop": "an online shop, in which the product that an instruction asks for is to be found and bought",
+    "sciworld": "a text world with rooms and instruments, in which a science task is to be carried out",
+}
+_SHORT_KIND = {"textcraft": "crafting", "webshop": "shopping", "sciworld": "science"}
+
+_FULL = """\
+You check the log of an agent that acts in {kind}. The log lists, in order, what the agent did and what it saw after it:
+
+Action: <what the agent did>
+Observation: <what it saw then>
+
+Decide about the current action, the last one, and about no other. Call it
+- Good, if it clearly brings the agent closer to finishing the task;
+- Bad, if it clearly does harm: it leads away from the task, wastes what is needed, or repeats what has failed;
+- Uncertain, if it does neither, or if the log does not let you decide.
+
+Task: {task}
+
+Log so far:
+{history}
+
+Current action: {action}
+Observation after it: {observation}
+
+First give your reasons in a few sentences. Then end with one line of exactly this form:
+Judgement: <Good|Bad|Uncertain>"""
+
+_SHORT = """\
+Judge the last {kind} step.
+{task}
+{history}Action: {action}
+Observation: {observation}
+Reason, then Judgement: Good, Bad or Uncertain?"""
+
+
+def judge_prompt(
+    env_name: str, task: str, history: Sequence[Did], current: Did, style: Style = "full", *, dropped: int = 0
+) -> list[Message]:
+    """What the judge is asked: one user message.
+
+    Args:
+        env_name: chooses the wording; an environment without its own is called a text world.
+        task: the task description, that is the first observation.
+        history: the steps before, oldest first.
+        current: the step to judge.
+        style: ``short``: the task in one line and the last ``SHORT_HISTORY`` steps, for a small model.
+        dropped: how many of the oldest steps do not fit and are left out, whole.
+    """
+    if style == "short":
+        shown = history[dropped:][-SHORT_HISTORY:]
+        lines = "".join(f"Action: {did.action}\nObservation: {did.observation}\n" for did in shown)
+        kind = _SHORT_KIND.get(env_name, "game")
+        text = _SHORT.format(kind=kind, task=task_line(task), history=lines, **current._asdict())
+    else:
+        steps = [f"Action: {did.action}\nObservation: {did.observation}" for did in history[dropped:]]
+        if dropped:
+            steps.insert(0, f"({dropped} earlier steps are left out)")
+        kind = _KIND.get(env_name, "a text world, in which a task is to be carried out")
+        text = _FULL.format(kind=kind, task=task, history="\n".join(steps) or "(nothing yet)", **current._asdict())
+    return [Message(role="user", content=text)]
+
+
+def task_line(task: str) -> str:
+    """The line of a task description that names the goal: the last that begins with Goal or Task, else the first."""
+    lines = [line.strip() for line in task.splitlines() if line.strip()]
+    goals = [line for line in lines if re.match(r"(?:goal|task|your task)\b", line, re.IGNORECASE)]
+    return (goals or lines or [""])[-1 if goals else 0]
+
+
+_MARKER = re.compile(r"judge?ment\b[\s*_`\"']*[:：]", re.IGNORECASE)
+_LABEL = re.compile(
+    r"(?P<negated>\b(?:not|no|never|hardly|cannot|\w+n['’]t)\s+(?:\w+\s+){0,3})?(?<![^\W_])(?P<label>good|bad|uncertain)(?![^\W_])",
+    re.IGNORECASE,
+)
+
+
+def parse_verdict(reply: str) -> Verdict | None:
+    """The verdict of a reply, None if there is none.
+
+    Counted are the labels in the line after ``Judgement:`` or ``Judgment:`` (if that line is empty, in the next that is
+    not); the last label of all such lines wins. "not good" is bad, and "not bad" is uncertain unless another label
+    stands beside it. What is said without the marker is no verdict: the original passes any reply that mentions
+    "good", be it "not good", and takes an empty one for bad (trap 9).
+    """
+    verdict: Verdict | None = None
+    pieces = _MARKER.split(reply)
+    for piece in pieces[1:]:
+        line = next((line for line in piece.splitlines() if line.strip(" \t*_`\"'")), "")
+        found = _line_verdict(line)
+        verdict = found or verdict
+    return verdict
+
+
+def _line_verdict(line: str) -> Verdict | None:
+    labels: list[Verdict] = []
+    for match in _LABEL.finditer(line):
+        label: Verdict = next(verdict for verdict in VERDICTS if verdict == match["label"].lower())
+        if not match["negated"]:
+            labels.append(label)
+        elif label == "good":
+            labels.append("bad")
+    if labels:
+        return labels[-1]
+    return "uncertain" if _LABEL.search(line) else None
+
+
+def judgement_of(reply: str) -> Judgement:
+    """A reply as a judgement; an unparsable one is marked and uncertain."""
+    verdict = parse_verdict(reply)
+    return Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
+
+
+def answer(reason: str, verdict: Verdict) -> str:
+    """A judge's reply in the form that is asked for."""
+    return f"{reason}\nJudgement: {verdict.capitalize()}"

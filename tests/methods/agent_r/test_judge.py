@@ -1,0 +1,319 @@
+"""The judge's prompt and answer, the transition point, verdicts by the expert (Agent-R spec §1; §7 rows 20, 21)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.textcraft import TextCraft
+from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge, judge_examples, transition_point
+from selfimprove.methods.agent_r.judgement import (
+    VERDICTS,
+    Did,
+    Judgement,
+    answer,
+    judge_prompt,
+    judgement_of,
+    parse_verdict,
+    task_line,
+)
+from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.records import Message
+from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.trees import by_hand, leaf_of
+
+CRAFT = TextCraft(RecipeBook.load(None))
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ("It helps.\nJudgement: Good", "good"),
+        ("It harms.\nJudgment: Bad", "bad"),
+        ("Hard to say.\njudgement: uncertain.", "uncertain"),
+        ("JUDGEMENT: <BAD>", "bad"),
+        ("**Judgement:** **Good**", "good"),
+        ("**Judgement**: _Uncertain_", "uncertain"),
+        ("Judgement:\n\nBad", "bad"),
+        ("Judgement：Good", "good"),
+        # Trap 9: "not good" passes in the original.
+        ("Judgement: Not Good", "bad"),
+        ("Judgement: not a very good action", "bad"),
+        ("Judgement: this isn't good", "bad"),
+        ("Judgement: not bad", "uncertain"),
+        ("Judgement: Good, not bad", "good"),
+        ("Judgement: Bad (not good)", "bad"),
+        # The last label wins, across both spellings.
+        ("Judgement: Good\nBut wait.\nJudgment: Bad", "bad"),
+        ("Judgment: Bad\nJudgement: Uncertain", "uncertain"),
+        ("Judgement: Good? No, bad.", "bad"),
+        ("Judgement: Bad\nA good action would be to get planks.", "bad"),
+        ("Judgement: Bad\nJudgement:", "bad"),
+        # No verdict: the first three pass in the original, the empty one is bad there.
+        ("This is a good action.", None),
+        ("Good", None),
+        ("My judgement is good", None),
+        ("", None),
+        ("Judgement:", None),
+        ("Judgement: goodness gracious", None),
+        ("Judgement: \x00\x1b[2J", None),
+    ],
+)
+def test_agent_r_20_a_verdict_is_read_from_both_spellings_and_nothing_else(reply: str, verdict: str | None) -> None:
+    assert parse_verdict(reply) == verdict
+    assert judgement_of(reply) == Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
+
+
+@given(st.text(max_size=300))
+def test_agent_r_20_any_text_is_read_without_failing(text: str) -> None:
+    assert parse_verdict(text) in (None, *VERDICTS)
+
+
+@given(st.text(max_size=200), st.sampled_from(VERDICTS), st.sampled_from(["Judgement", "Judgment"]))
+def test_agent_r_20_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason, verdict, word) -> None:
+    assert parse_verdict(answer(reason, verdict).replace("Judgement", word)) == verdict
+    assert parse_verdict(f"{word}: Not good.\n{reason}\n{word}: {verdict}") == verdict
+
+
+def test_agent_r_20_a_long_reply_is_read_fast() -> None:
+    assert parse_verdict("not " * 20_000 + "Judgement: " + "not " * 20_000) is None
+    assert parse_verdict("judgement: good " * 5_000) == "good"
+
+
+def test_agent_r_20_the_prompt_has_task_log_current_action_definitions_and_form() -> None:
+    history = [Did("get 1 log", "Got 1 log"), Did("inventory", "Inventory: [log] (1)")]
+    (message,) = judge_prompt("textcraft", "Goal: craft stick.", history, Did("get 9 stone", "Got 9 stone"))
+    assert message.role == "user"
+    places = [
+        message.content.index(part)
+        for part in (
+            "crafting game", "Good, if", "Bad, if", "Uncertain, if", "Task: Goal: craft stick.",
+            "Action: get 1 log\nObservation: Got 1 log\nAction: inventory\n", "Current action: get 9 stone",
+            "Observation after it: Got 9 stone", "First give your reasons", "Judgement: <Good|Bad|Uncertain>",
+        )
+    ]  # fmt: skip
+    assert places == sorted(places)
+
+
+def test_agent_r_20_each_environment_has_its_own_wording() -> None:
+    said = {
+        name: judge_prompt(name, "T", [], Did("a", "o"))[0].content
+        for name in ("textcraft", "webshop", "sciworld", "corridor")
+    }
+    assert len(set(said.values())) == 4
+    assert [name for name, text in said.items() if "science" in text] == ["sciworld"]  # trap 9: always, originally
+    assert [name for name, text in said.items() if "shop" in text] == ["webshop"]
+
+
+def test_agent_r_20_the_short_prompt_is_one_line_of_task_and_the_last_steps() -> None:
+    task = "Crafting commands:\ncraft 1 a using 1 b\n\nGoal: craft a."
+    history = [Did(f"get {i} b", f"Got {i} b") for i in range(5)]
+    (message,) = judge_prompt("textcraft", task, history, Did("craft 1 a using 1 b", "Crafted 1 a"), "short")
+    assert message.content == (
+        "Judge the last crafting step.\nGoal: craft a.\nAction: get 3 b\nObservation: Got 3 b\n"
+        "Action: get 4 b\nObservation: Got 4 b\nAction: craft 1 a using 1 b\nObservation: Crafted 1 a\n"
+        "Reason, then Judgement: Good, Bad or Uncertain?"
+    )
+
+
+def test_the_task_line_is_the_goal_s() -> None:
+    assert task_line("Crafting commands:\nx\n\nGoal: craft a.") == "Goal: craft a."
+    assert task_line("Task Description: boil water.\nYou are in the hall.") == "Task Description: boil water."
+    assert task_line("WebShop [SEP] Instruction: [SEP] find a lamp") == "WebShop [SEP] Instruction: [SEP] find a lamp"
+    assert task_line("\n \n") == ""
+
+
+class Fitting(ScriptedEngine):
+    """Its context holds ``room`` characters; keeps what it was asked."""
+
+    def __init__(self, reply: str, room: int) -> None:
+        self.asked: list = []
+        super().__init__(lambda request, _: self.asked.append(request) or reply)
+        self.room = room
+
+    def fits(self, messages, max_tokens):
+        return sum(len(m.content) for m in messages) + max_tokens <= self.room
+
+
+def ask(engine: Fitting, tree: Tree, index: int, **params: object) -> Judgement:
+    return asyncio.run(ActorJudge(engine, ConvertParams(**params), 5)(tree, index))
+
+
+def test_agent_r_20_the_actor_judges_the_node_with_all_steps_before_it() -> None:
+    tree = by_hand({"abcd": 0.0, "x": 1.0})
+    engine = Fitting("So.\nJudgement: Bad", 10**6)
+    assert ask(engine, tree, leaf_of(tree, "abc"), judge_max_tokens=77).verdict == "bad"
+    (request,) = engine.asked
+    prompt = request.messages[0].content
+    assert "You stand at a fork." in prompt
+    assert "Action: a\nObservation: saw a\nAction: b\nObservation: saw ab\n\nCurrent action: c" in prompt
+    assert "saw abcd" not in prompt
+    assert (request.max_tokens, request.temperature, request.n) == (77, 0.0, 1)
+
+
+def test_agent_r_20_steps_given_before_the_root_are_part_of_the_log() -> None:
+    tree = by_hand({"a": 0.0})
+    tree.prompt += [
+        Message(role="assistant", content="Thought: x\nAction: look"), Message(role="user", content="A wall.")
+    ]  # fmt: skip
+    engine = Fitting("Judgement: Good", 10**6)
+    ask(engine, tree, 1)
+    assert "Action: look\nObservation: A wall.\n\nCurrent action: a" in engine.asked[0].messages[0].content
+
+
+def test_agent_r_20_a_log_too_long_loses_its_oldest_steps_whole() -> None:
+    tree = by_hand({"abcdefgh": 0.0})
+    last = leaf_of(tree, "abcdefgh")
+    engine = Fitting("Judgement: Good", 10**6)
+    ask(engine, tree, last)
+    whole = len(engine.asked[0].messages[0].content)
+    engine = Fitting("Judgement: Good", whole + 300)
+    ask(engine, tree, last)
+    assert "left out" not in engine.asked[0].messages[0].content
+    engine = Fitting("Judgement: Good", whole + 300 - 20)
+    ask(engine, tree, last)
+    prompt = engine.asked[0].messages[0].content
+    assert len(prompt) + 300 <= engine.room
+    dropped = int(prompt.partition("Log so far:\n(")[2].partition(" ")[0])
+    kept = "abcdefg"[dropped:]
+    assert [line for line in prompt.splitlines() if line.startswith("Action: ") and len(line) == 9] == [
+        f"Action: {letter}" for letter in kept
+    ]
+    assert "You stand at a fork." in prompt
+    engine = Fitting("Judgement: Good", 10)  # nothing fits: the task and the current step are asked all the same
+    ask(engine, tree, last)
+    assert "(7 earlier steps are left out)" in engine.asked[0].messages[0].content
+
+
+def test_agent_r_20_noise_is_named_by_tree_and_node() -> None:
+    tree = by_hand({"ab": 0.0, "ac": 1.0})
+    twin = tree.model_copy(update={"id": "corridor-2", "seed": "0/corridor-2"})
+    engine = Fitting("Judgement: Good", 10**6)
+    for one, index in ((tree, 1), (tree, 2), (tree, 3), (twin, 1)):
+        ask(engine, one, index)
+    assert len({request.seed for request in engine.asked}) == 4
+
+
+def walk(verdicts: str, branch: int) -> tuple[str, list[str], bool]:
+    """The path kept (as its verdicts' letters), the verdicts asked for, found."""
+    names = {"g": "good", "b": "bad", "u": "uncertain"}
+
+    async def judge(index: int) -> Judgement:
+        return Judgement(verdict=names[verdicts[index]], text="")
+
+    done = asyncio.run(transition_point(range(len(verdicts)), branch, judge))
+    return "".join(verdicts[i] for i in done.path), [j.verdict for j in done.judgements], done.found
+
+
+def test_agent_r_21_the_walk_stops_after_the_first_bad_step_and_keeps_it() -> None:
+    assert walk("gugb" + "gb", 0) == ("gugb", ["good", "uncertain", "good", "bad"], True)
+    assert walk("b", 0) == ("b", ["bad"], True)
+
+
+def test_agent_r_21_never_bad_is_the_whole_path() -> None:
+    assert walk("guug", 0) == ("guug", ["good", "uncertain", "uncertain", "good"], False)
+    assert walk("", 0) == ("", [], False)
+
+
+def test_agent_r_21_a_verdict_before_the_branch_cannot_end_the_walk() -> None:
+    assert walk("bbgbg", 2) == ("bbgb", ["bad", "bad", "good", "bad"], True)
+    assert walk("bbgug", 2) == ("bbgug", ["bad", "bad", "good", "uncertain", "good"], False)
+    assert walk("gbb", 1) == ("gb", ["good", "bad"], True)
+
+
+@given(st.text("gbu", max_size=12), st.integers(0, 12))
+def test_agent_r_21_what_is_kept_ends_with_the_first_bad_step_at_or_after_the_branch(
+    verdicts: str, branch: int
+) -> None:
+    kept, asked, found = walk(verdicts, branch)
+    at = verdicts.find("b", branch)
+    assert kept == (verdicts if at < 0 else verdicts[: at + 1])
+    assert found == (at >= 0)
+    assert len(asked) == len(kept)
+
+
+def played(env, task_id: int, *actions: str) -> Tree:
+    """A tree of a single path."""
+    observation = env.reset(task_id)
+    nodes = [Node()]
+    for depth, action in enumerate(actions, start=1):
+        nodes[-1].children = [depth]
+        nodes.append(Node(parent=depth - 1, reply=f"Thought: t\nAction: {action}", action=action, depth=depth))
+    return Tree(
+        id=f"{env.name}-{task_id}", env=env.name, task_id=task_id, prompt=opening(env.instruction, observation),
+        nodes=nodes, seed="0",
+    )  # fmt: skip
+
+
+def verdicts_of(env, tree: Tree) -> list[str]:
+    judge = ScriptedJudge({env.name: env})
+    return [asyncio.run(judge(tree, i)).verdict for i in range(1, len(tree.nodes))]
+
+
+def test_agent_r_21_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
+    env = Corridor()
+    key_in_2_door_in_1 = 11
+    tree = played(
+        env, key_in_2_door_in_1, "right", "left", "wait", "take key", "right", "right", "hm", "left", "take key"
+    )
+    assert verdicts_of(env, tree) == [
+        "good", "bad", "uncertain", "bad",  # closer; further away; nothing changed; refused
+        "good", "good", "bad",  # "hm" is not understood (and leads left)
+        "bad", "bad",  # further away still; there is no key here
+    ]  # fmt: skip
+    assert verdicts_of(env, played(env, 0, "take key", "open door")) == ["good", "good"]  # the goal itself
+    assert verdicts_of(env, played(env, 0, "jump", "right")) == ["bad", "bad"]  # fatal; the episode is over
+
+
+def test_agent_r_21_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> None:
+    env = Corridor()
+    trees = [played(env, task, "right", "left", "take key") for task in (11, 0, 13)]
+    judge = ScriptedJudge({env.name: env}, keep=2)
+    asked = [(0, 3), (1, 1), (2, 2), (0, 1), (1, 3), (0, 2), (2, 3), (1, 2), (2, 1)]
+    heard = {(t, i): asyncio.run(judge(trees[t], i)).verdict for t, i in asked}
+    for t, tree in enumerate(trees):
+        assert [heard[t, i] for i in (1, 2, 3)] == verdicts_of(env, tree)
+    assert len(judge._known) == 2  # no more trees are remembered than may be
+
+
+def test_agent_r_21_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_wasteful_is_bad() -> None:
+    task = next(i for i in CRAFT.task_ids() if (CRAFT.reset(i), len(CRAFT.expert()))[1] >= 4)
+    CRAFT.reset(task)
+    plan = [move.action for move in CRAFT.expert()]
+    assert verdicts_of(CRAFT, played(CRAFT, task, *plan)) == ["good"] * len(plan)
+    assert verdicts_of(CRAFT, played(CRAFT, task, "inventory", "dance", plan[-1])) == ["uncertain", "bad", "bad"]
+
+
+def test_agent_r_20_judge_examples_ask_as_the_judge_does_and_answer_in_its_form() -> None:
+    made = judge_examples(CRAFT, CRAFT.task_ids()[:40], 90, seed=2)
+    assert len(made) == 90
+    assert Counter(parse_verdict(one.messages[1].content) for one in made) == dict.fromkeys(VERDICTS, 30)
+    for one in made:
+        prompt, reply = one.messages
+        assert (prompt.role, prompt.weight, reply.role, reply.weight) == ("user", 0.0, "assistant", 1.0)
+        assert prompt.content.startswith("Judge the last crafting step.\nGoal: craft ")
+        assert reply.content.count("\n") == 1
+    assert [one.id for one in made] == [f"judgement_{i}" for i in range(90)]
+    assert len({(one.messages[0].content, one.messages[1].content) for one in made}) == 90
+    first = [parse_verdict(one.messages[1].content) for one in made[:30]]
+    assert len(set(first)) == 3  # mixed
+
+
+def test_agent_r_20_judge_examples_depend_on_seed_and_style_only() -> None:
+    tasks = CRAFT.task_ids()[:20]
+    made = judge_examples(CRAFT, tasks, 30, seed=2)
+    assert judge_examples(TextCraft(RecipeBook.load(None)), tasks, 30, seed=2) == made
+    assert judge_examples(CRAFT, tasks, 30, seed=3) != made
+    full = judge_examples(CRAFT, tasks, 30, seed=2, style="full")
+    assert all("First give your reasons" in one.messages[0].content for one in full)
+    assert judge_examples(CRAFT, tasks, 0, seed=2) == []
+    assert judge_examples(CRAFT, [], 9, seed=2) == []
+    assert 2 * len(judge_examples(Corridor(), [0], 900, seed=2)) < 900  # a tiny world has no more to say
