@@ -9,16 +9,59 @@ when the decoder is made (``_exact``), and no other width is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from selfimprove.engines.attention import use_one_query_attention
+from selfimprove.engines.llama import Llama
 from selfimprove.engines.slots import Rows, cache_shape
 
 WIDTH_STEP = 32
 """Attention widths are multiples of this (or of a sixteenth of the context, if that is more)."""
+
+
+class Forward(Protocol):
+    """Two ways through a model. Both write keys and values where ``rows`` aims.
+
+    ids and at (the positions) are [rows, tokens] int64, seen is [rows, tokens, width] bool: what each may attend to.
+    """
+
+    def read(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> None:
+        """Prompts, for their keys and values alone."""
+        ...
+
+    def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """One token a row; returns the next one's logits [rows, vocabulary]."""
+        ...
+
+
+class Module:
+    """The library's way, for any causal language model."""
+
+    def __init__(self, model: Any) -> None:
+        use_one_query_attention(model)
+        self._model = model
+
+    def read(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> None:
+        """See ``Forward.read``."""
+        self._through(self._model.base_model, rows, ids, at, seen)
+
+    def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """See ``Forward.step``."""
+        out: torch.Tensor = self._through(self._model, rows, ids, at, seen).logits[:, 0]
+        return out
+
+    def _through(self, module: Any, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> Any:
+        mask = torch.zeros(seen.shape, dtype=rows.kv.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+        return module(
+            input_ids=ids,
+            attention_mask=mask[:, None],
+            position_ids=at,
+            past_key_values=rows.cache,
+            use_cache=True,
+        )
 
 
 class Decoder:
@@ -33,8 +76,7 @@ class Decoder:
     def __init__(
         self, model: Any, *, slots: int, context: int, prefill_rows: int, prefill_block: int, pad_id: int
     ) -> None:
-        use_one_query_attention(model)
-        self._model, self._block, self._context = model, prefill_block, context
+        self._block, self._context = prefill_block, context
         self._weight = model.get_input_embeddings().weight
         shape = cache_shape(model)
         whole = -(-context // prefill_block) * prefill_block
@@ -42,12 +84,13 @@ class Decoder:
             self.slots = Rows(shape, slots, context, self._weight)
             self.reading = Rows(shape, prefill_rows, whole, self._weight)
             self._columns = torch.arange(whole, device=self._weight.device)
+        self._forward: Forward = Llama.of(model, context) or Module(model)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
         step = max(WIDTH_STEP, context // 16 // WIDTH_STEP * WIDTH_STEP)
         narrow = range(step, context, step)
-        self.widths = [*self._exact(model, self.slots, 1, narrow), context]
-        self.reading_widths = [*self._exact(model.base_model, self.reading, prefill_block, narrow), whole]
+        self.widths = [*self._exact(self.slots, 1, narrow), context]
+        self.reading_widths = [*self._exact(self.reading, prefill_block, narrow), whole]
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +111,8 @@ class Decoder:
         positions = starts[:, None] + self._offsets
         needed = int(starts.max()) + self._block
         width = next(w for w in self.reading_widths if w >= needed)
-        self._forward(self._model.base_model, self.reading, ids, positions, width)
+        with torch.inference_mode():
+            self._forward.read(self.reading, *self._aim(self.reading, ids, positions, width))
 
     def step(self, ids: np.ndarray, positions: np.ndarray, longest: int) -> torch.Tensor:
         """Next-token logits [slots, vocabulary] (float32) after feeding every slot one token.
@@ -78,28 +122,25 @@ class Decoder:
             longest: the largest position whose result matters.
         """
         width = next(w for w in self.widths if w > longest)
-        out = self._forward(self._model, self.slots, ids[:, None], positions[:, None], width)
-        return out.logits[:, 0].float()
-
-    def _forward(self, module: Any, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int) -> Any:
         with torch.inference_mode():
-            at = torch.from_numpy(positions).to(self.device)
-            rows.aim(at, width)
-            seen = self._columns[:width] <= at[:, None, :, None]
-            mask = torch.zeros(seen.shape, dtype=self._weight.dtype, device=self.device)
-            return module(
-                input_ids=torch.from_numpy(ids).to(self.device),
-                attention_mask=mask.masked_fill_(~seen, -torch.inf),
-                # Filling may lie past the context; it is masked, but its position must exist.
-                position_ids=at.clamp(max=self._context - 1),
-                past_key_values=rows.cache,
-                use_cache=True,
-            )
+            at = ids[:, None], positions[:, None]
+            return self._forward.step(self.slots, *self._aim(self.slots, *at, width)).float()
 
-    def _exact(self, module: Any, rows: Rows, tokens: int, widths: Iterable[int]) -> list[int]:
+    def _aim(
+        self, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Aim a pass; returns its ids, positions and what may be attended to."""
+        at = torch.from_numpy(positions).to(self.device)
+        rows.aim(at, width)
+        seen = self._columns[:width] <= at[:, :, None]
+        # Filling may lie past the context; it is masked, but its position must exist.
+        return torch.from_numpy(ids).to(self.device), at.clamp(max=self._context - 1), seen
+
+    def _exact(self, rows: Rows, tokens: int, widths: Iterable[int]) -> list[int]:
         """Those of ``widths`` that give the same bits as the full width, on random keys and tokens.
 
-        All of them where exactness isn't promised (GPUs, half precision).
+        What counts is a step's logits, and the last layer's keys and values that reading gives. All widths pass where
+        exactness isn't promised (GPUs, half precision).
         """
         widths = [width for width in widths if width >= tokens]
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
@@ -107,17 +148,23 @@ class Decoder:
         draw = np.random.default_rng(0)
         count, full = rows.kv.shape[1], rows.kv.shape[3]
         ids = draw.integers(0, len(self._weight), (count, tokens))
+
+        def outcome(positions: np.ndarray, width: int) -> torch.Tensor:
+            aimed = self._aim(rows, ids, positions, width)
+            if rows is self.slots:
+                return self._forward.step(rows, *aimed)
+            self._forward.read(rows, *aimed)
+            return rows.written()
+
+        exact = []
         with torch.inference_mode():
             rows.kv.normal_(generator=torch.Generator().manual_seed(0))
-        exact = []
-        for width in widths:
-            # Half of the rows end within the width's last quarter, where a difference would show.
-            first = draw.integers(0, width - tokens + 1, (count, 1))
-            first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
-            positions = first + np.arange(tokens)
-            wide, narrow = (self._forward(module, rows, ids, positions, w)[0] for w in (full, width))
-            if torch.equal(wide, narrow):
-                exact.append(width)
-        with torch.inference_mode():
+            for width in widths:
+                # Half of the rows end within the width's last quarter, where a difference would show.
+                first = draw.integers(0, width - tokens + 1, (count, 1))
+                first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
+                positions = first + np.arange(tokens)
+                if torch.equal(outcome(positions, full), outcome(positions, width)):
+                    exact.append(width)
             rows.kv.zero_()
         return exact

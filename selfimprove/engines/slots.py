@@ -73,6 +73,10 @@ class Rows:
         self.places = (self._starts + positions[:, None, :]).flatten()
         self.width = width
 
+    def written(self) -> torch.Tensor:
+        """The last layer's keys and values that the last pass wrote, [2, rows x kv heads x tokens, head dim]."""
+        return self.kv[-2:].flatten(1, 3)[:, self.places]
+
     @torch.inference_mode()
     def put(self, row: int, blocks: Sequence[torch.Tensor]) -> None:
         """Copy blocks [2 x layers, kv heads, tokens, head dim] to a row, one after another from position 0."""
