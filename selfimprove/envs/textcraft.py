@@ -46,7 +46,8 @@ from typing import NamedTuple
 
 from selfimprove.envs.agent import Move, Step
 from selfimprove.envs.textcraft_expert import Act, Making, plan
-from selfimprove.envs.textcraft_recipes import Recipe, RecipeBook, item_id, item_name
+from selfimprove.envs.textcraft_files import Recipe, item_id, item_name
+from selfimprove.envs.textcraft_recipes import RecipeBook
 from selfimprove.seeds import rng
 
 INSTRUCTION = """\
@@ -112,10 +113,6 @@ class TextCraft:
     def task_ids(self) -> Sequence[int]:
         """Indices into the book's goals."""
         return range(len(self._book.goals))
-
-    def depth(self, task_id: int) -> int:
-        """Crafts from raw material to the goal, one after the other: 1 to 4 in the books at hand."""
-        return self._book.goals[task_id % len(self._book.goals)][1]
 
     def reset(self, task_id: int) -> str:
         """Begin with an empty inventory; the goal is ``task_id`` modulo the number of goals."""

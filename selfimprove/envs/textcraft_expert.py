@@ -13,13 +13,14 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from selfimprove.envs.textcraft_recipes import Recipe, RecipeBook, Slot, item_name
+from selfimprove.envs.textcraft_files import Recipe, Slot, item_name
+from selfimprove.envs.textcraft_recipes import RecipeBook
 
-BRANCHES = 2000  # looked at before the best plan so far is taken; the books at hand need a few dozen
+BRANCHES = 2000  # looked at before the best plan so far is taken; the books at hand need at most about 1,000
 
 
 class Act(NamedTuple):
-    """One action of a plan: ``get`` (``making`` None) or one craft of ``amount``. ``use``: the item that it is first wanted for."""
+    """One action of a plan: ``get`` (no ``making``) or one craft of ``amount``. ``use``: what first needs the item."""
 
     item: str
     amount: int
@@ -67,7 +68,7 @@ def plan(book: RecipeBook, goal: str, inventory: tuple[tuple[str, int], ...]) ->
     best: tuple[_Draft, dict[str, Making]] | None = None
     branches = 0
     stack: list[dict[str, Making]] = [{}]
-    while stack and branches < BRANCHES:
+    while stack and (best is None or branches < BRANCHES):
         made = stack.pop()
         branches += 1
         draft = _draft(book, goal, made, held)

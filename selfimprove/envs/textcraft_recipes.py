@@ -1,69 +1,22 @@
-"""Recipe books for TextCraft: reading recipe files, and what can be made of what.
+"""Recipe books for TextCraft: what can be made of what, which goals there are, and what a player is shown.
 
-A recipe file, in the format of the game whose recipes the original uses, and the command it becomes::
-
-    {"type": "minecraft:crafting_shaped", "group": "ladder", "pattern": ["##", "##", "&&"],
-     "key": {"#": {"item": "minecraft:ash_pole"}, "&": {"tag": "minecraft:cord"}},
-     "result": {"item": "minecraft:ash_ladder", "count": 3}}
-
-    craft 3 ash ladder using 4 ash pole, 2 cord
-
-A book is a folder of such files, one JSON object {file name: recipe}, or the embedded one (``textcraft_book.py``).
-Files are read in sorted order, never in the directory's (spec agent_r §3 [D], trap 15).
+A book is a folder of recipe files (``textcraft_files.py``), one JSON object {file name: recipe}, or the embedded one
+(``textcraft_book.py``). Files are read in sorted order, never in the directory's (spec agent_r §3 [D], trap 15).
 """
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from selfimprove.envs.textcraft_book import embedded_recipes
+from selfimprove.envs.textcraft_files import Recipe, Slot, read_json, read_recipe
 from selfimprove.errors import UserError
 
-NAMESPACE = "minecraft:"
-DISTRACTORS = 10
-_ID = re.compile(r"minecraft:[a-z0-9_./-]+")
-
-
-def item_name(item: str) -> str:
-    """How an id is written in commands and actions: ``minecraft:ash_pole`` -> ``ash pole``."""
-    return item.replace(NAMESPACE, "").replace("_", " ")
-
-
-def item_id(name: str) -> str:
-    """The id that a name stands for: ``ash pole`` -> ``minecraft:ash_pole``."""
-    return NAMESPACE + name.replace(" ", "_")
-
-
-@dataclass(frozen=True)
-class Slot:
-    """``count`` of an item, or of any one item that bears a tag (``is_tag``)."""
-
-    name: str
-    count: int
-    is_tag: bool = False
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """``count`` of ``output``, which bears ``tag``, out of ``inputs``."""
-
-    output: str
-    count: int
-    inputs: tuple[Slot, ...]
-    tag: str | None = None
-
-    @cached_property
-    def command(self) -> str:
-        """The line that the player is shown."""
-        inputs = ", ".join(f"{slot.count} {item_name(slot.name)}" for slot in self.inputs)
-        return f"craft {self.count} {item_name(self.output)} using {inputs}"
+DISTRACTORS = 10  # lines shown that the goal does not need, at most
 
 
 class RecipeBook:
@@ -85,8 +38,9 @@ class RecipeBook:
         self.items: set[str] = set()
         self.tags: set[str] = set()
         self.tag_of: dict[str, str] = {}
+        self._shown: dict[tuple[str, int], tuple[Recipe, ...]] = {}
         for file in sorted(files):
-            recipe = _Reader(f"{where}, {file}").read(files[file])
+            recipe = read_recipe(files[file], f"{where}, {file}")
             if recipe is not None:
                 self._add(recipe)
         self._tags_nobody_crafts_become_items()
@@ -110,11 +64,11 @@ class RecipeBook:
         if path is None:
             return _embedded()
         if path.is_dir():
-            files = {file.name: _read_json(file) for file in sorted(path.glob("*.json"))}
+            files = {file.name: read_json(file) for file in sorted(path.glob("*.json"))}
             if not files:
                 raise UserError(f"{path}: the folder holds no .json recipe file; name the folder that does.")
             return RecipeBook(files, path)
-        merged = _read_json(path)
+        merged = read_json(path)
         if not isinstance(merged, dict) or not merged:
             raise UserError(f"{path}: a recipe book is a JSON object {{file name: recipe}}; found something else.")
         return RecipeBook(merged, path)
@@ -232,7 +186,11 @@ class RecipeBook:
 
         The draws are the original's (one ``random.Random(seed)`` a task), over sorted lists in place of sets.
         """
-        draw = random.Random(seed)
+        if (goal, seed) not in self._shown:
+            self._shown[goal, seed] = self._draw_commands(goal, random.Random(seed))
+        return self._shown[goal, seed]
+
+    def _draw_commands(self, goal: str, draw: random.Random) -> tuple[Recipe, ...]:
         reachable = self.reachable(goal)
         shown = {recipe.command: recipe for recipe in reachable}
         others: dict[str, Recipe] = {}
@@ -249,117 +207,3 @@ class RecipeBook:
 @lru_cache(maxsize=1)
 def _embedded() -> RecipeBook:
     return RecipeBook(embedded_recipes(), "the embedded recipe book")
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe file or folder; mend agent_r.env.recipes.") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); mend the file or agent_r.env.recipes.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file ({error}); mend or replace it.") from None
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Reads one recipe; ``where`` names book and file in errors."""
-
-    where: str
-
-    def read(self, row: Any) -> Recipe | None:
-        """None: not a crafting recipe (smelting, stonecutting, …), which the original leaves out."""
-        kind = self._full(self._field(row, "type", str))
-        if kind == "minecraft:crafting_shaped":
-            inputs = self._shaped(row)
-        elif kind == "minecraft:crafting_shapeless":
-            inputs = self._shapeless(row)
-        else:
-            return None
-        output, count = self._result(row)
-        group = row.get("group") or None
-        tag = None if group is None else self._id(group, "group")
-        return Recipe(output, count, tuple(inputs), tag)
-
-    def _shaped(self, row: Any) -> list[Slot]:
-        """One slot a symbol of the key, counted in the pattern."""
-        pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
-        key = self._field(row, "key", dict)
-        for symbol in pattern:
-            if symbol != " " and symbol not in key:
-                raise UserError(f"{self.where}, key 'pattern': unknown item {symbol!r}; name it in 'key'.")
-        slots = []
-        for symbol, choice in key.items():
-            if len(symbol) != 1 or symbol not in pattern:
-                raise UserError(f"{self.where}, key 'key': {symbol!r} does not stand in the pattern; delete it.")
-            name, is_tag = self._ingredient(choice, "key")
-            slots.append(Slot(name, pattern.count(symbol), is_tag))
-        return self._some(slots, "key")
-
-    def _shapeless(self, row: Any) -> list[Slot]:
-        """One slot a name, counted, in the order of the first mention."""
-        counts: dict[tuple[str, bool], int] = {}
-        for choice in self._field(row, "ingredients", list):
-            name, is_tag = self._ingredient(choice, "ingredients")
-            counts[name, is_tag] = counts.get((name, is_tag), 0) + 1
-        return self._some([Slot(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
-
-    def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
-        """(id, whether it is a tag); of alternatives the first is taken (spec §3)."""
-        if isinstance(choice, list) and choice:
-            choice = choice[0]
-        if isinstance(choice, dict):
-            for kind in ("item", "tag"):
-                if kind in choice:
-                    return self._id(choice[kind], key), kind == "tag"
-        raise UserError(f"{self.where}, key {key!r}: unknown item {_short(choice)}; name an 'item' or a 'tag'.")
-
-    def _result(self, row: Any) -> tuple[str, int]:
-        result = self._field(row, "result", (str, dict))
-        if isinstance(result, str):
-            return self._id(result, "result"), 1
-        if "item" not in result:
-            raise UserError(f"{self.where}, key 'result': the key 'item' is missing; name the item that is made.")
-        count = result.get("count") or 1
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise UserError(f"{self.where}, key 'result.count': must be a whole number above 0, not {_short(count)}.")
-        return self._id(result["item"], "result"), count
-
-    def _id(self, value: Any, key: str) -> str:
-        """A full id; a name without a namespace is in the game's own, no other can be written in an action."""
-        full = self._full(value) if isinstance(value, str) else ""
-        if not _ID.fullmatch(full):
-            raise UserError(
-                f"{self.where}, key {key!r}: unknown item {_short(value)}; an id is 'minecraft:' and lower-case "
-                "letters, digits and _."
-            )
-        return full
-
-    @staticmethod
-    def _full(value: str) -> str:
-        return value if ":" in value else NAMESPACE + value
-
-    def _field(self, row: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-        if not isinstance(row, dict):
-            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; mend or delete it.")
-        if key not in row:
-            raise UserError(f"{self.where}: the key {key!r} is missing; add it or delete the recipe.")
-        if not isinstance(row[key], kind):
-            raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); mend it.")
-        return row[key]
-
-    def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
-        if not all(isinstance(value, kind) for value in values):
-            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); mend it.")
-        return values
-
-    def _some(self, slots: list[Slot], key: str) -> list[Slot]:
-        if not slots:
-            raise UserError(f"{self.where}, key {key!r}: a recipe needs an input; add one or delete the recipe.")
-        return slots
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
