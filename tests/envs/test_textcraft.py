@@ -1,0 +1,424 @@
+"""TextCraft: observations, replies and rewards of the original, for any text; snapshots; the expert's plans."""
+
+import json
+import re
+from collections import Counter, deque
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import selfimprove.envs.textcraft as module
+from selfimprove.envs.textcraft import Moment, TextCraft
+from selfimprove.envs.textcraft_book import FAMILIES, embedded_recipes
+from selfimprove.envs.textcraft_expert import plan
+from selfimprove.envs.textcraft_files import item_name
+from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.seeds import rng
+
+BOOK = RecipeBook.load()
+
+
+def shapeless(output: str, count: int, *inputs: str, group: str | None = None) -> dict:
+    """``#cord`` is a tag; an input named twice is needed twice."""
+    choices = [{"tag": name[1:]} if name.startswith("#") else {"item": name} for name in inputs]
+    row = {"type": "crafting_shapeless", "ingredients": choices, "result": {"item": output, "count": count}}
+    return row | ({"group": group} if group else {})
+
+
+# A small world with a tag, two ways to a thing, several pieces at once, and an item wanted twice on the way.
+SMALL = RecipeBook(
+    {
+        "bow": shapeless("bow", 1, "stick", "stick", "#cord"),
+        "cord1": shapeless("hemp_cord", 1, "hemp", "hemp", group="cord"),
+        "cord2": shapeless("silk_cord", 3, "silk", group="cord"),
+        "stick1": shapeless("stick", 1, "branch"),
+        "stick2": shapeless("stick", 4, "plank", "plank"),
+        "plank": shapeless("plank", 2, "log"),
+        "rack": shapeless("rack", 1, "bow", "bow", "plank"),
+    },
+    "small",
+)
+TASK = {item_name(goal): i for i, (goal, _) in enumerate(SMALL.goals)}
+
+
+def at(goal: str, **inventory: int) -> TextCraft:
+    """The small world, with these things in hand."""
+    env = TextCraft(SMALL)
+    env.restore(Moment(TASK[goal], tuple((f"minecraft:{item}", count) for item, count in inventory.items()), False))
+    return env
+
+
+def replies(env: TextCraft, *actions: str) -> list[str]:
+    return [env.step(action).observation for action in actions]
+
+
+def test_agent_r_35_the_episode_that_opens_the_file_is_what_happens():
+    text = re.sub(r"(?m)^    ", "", module.__doc__.split("::\n\n", 1)[1].split("\n\nThe last craft", 1)[0])
+    number = int(re.search(r"goal (\d+)", module.__doc__)[1])
+    opening, played = text.split("\n\nThought: ", 1)
+    env = TextCraft(BOOK)
+    assert env.reset(number) == opening
+    turns = re.findall(r"Thought: (.*)\nAction: (.*)\n(.*)", "Thought: " + played)
+    assert [tuple(move) for move in env.expert()] == [turn[:2] for turn in turns]
+    steps = [env.step(action) for _, action, _ in turns]
+    assert [step.observation for step in steps] == [turn[2] for turn in turns]
+    assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
+
+
+def test_agent_r_35_observation_lists_reachable_recipes_then_the_goal():
+    opening = TextCraft(SMALL).reset(TASK["bow"])
+    lines = opening.split("\n")
+    assert lines[0] == "Crafting commands:"
+    assert lines[-2:] == ["", "Goal: craft bow."]
+    reachable = {
+        "craft 1 bow using 2 stick, 1 cord",
+        "craft 1 hemp cord using 2 hemp",
+        "craft 3 silk cord using 1 silk",
+        "craft 1 stick using 1 branch",
+        "craft 4 stick using 2 plank",
+        "craft 2 plank using 1 log",
+    }
+    assert sorted(lines[1:-2]) == sorted({*reachable, "craft 1 rack using 2 bow, 1 plank"})  # plank's other use
+
+
+def test_agent_r_35_at_most_ten_distractors_and_each_line_once():
+    env = TextCraft(BOOK)
+    for task in range(0, len(BOOK.goals), 7):
+        goal = BOOK.goals[task][0]
+        lines = env.reset(task).split("\n")[1:-2]
+        needed = {recipe.command for recipe in BOOK.reachable(goal)}
+        assert len(set(lines)) == len(lines)
+        assert needed <= set(lines)
+        assert len(lines) - len(needed) <= 10
+
+
+def test_agent_r_35_order_of_commands_depends_on_the_seed_alone():
+    task = len(BOOK.goals) - 1
+    first = TextCraft(BOOK).reset(task)
+    again = TextCraft(RecipeBook(dict(reversed(embedded_recipes().items())), "turned round"))
+    again.reset(3)
+    assert again.reset(task) == first
+    assert TextCraft(BOOK, seed=43).reset(task) != first
+
+
+def test_agent_r_35_task_is_the_index_modulo_the_number_of_goals():
+    env = TextCraft(SMALL)
+    assert list(env.task_ids()) == list(range(len(SMALL.goals)))
+    assert env.reset(2 + 3 * len(SMALL.goals)) == env.reset(2)
+    assert env.snapshot().task == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "action", "reply"),
+    [
+        ({}, "get 3 log", "Got 3 log"),
+        ({}, "get 03 log", "Got 3 log"),
+        ({}, "get 0 log", "Got 0 log"),
+        ({}, "get 1 log\nget 2 silk", "Got 1 log"),
+        ({}, "get 1 log, 2 silk", "Could not find log, 2 silk"),
+        ({}, "get 1 plank", "Could not find plank"),  # craftable
+        ({}, "get 1 cord", "Could not find cord"),  # a tag
+        ({}, "get 1 gold", "Could not find gold"),  # unknown
+        ({}, "get 1 log ", "Could not find log "),
+        ({}, "get log", "Could not execute get log"),
+        ({}, "Get 1 log", "Could not execute Get 1 log"),
+        ({}, " get 1 log", "Could not execute  get 1 log"),
+        ({}, "", "Could not execute "),
+        ({}, "wait", "Could not execute wait"),
+        ({}, "craft plank", "Could not execute craft plank"),
+        ({}, "inventory", "Inventory: You are not carrying anything."),
+        ({"log": 2, "hemp_cord": 1}, "inventory", "Inventory: [log] (2) [hemp cord] (1) "),
+        ({"log": 2}, "inventory, please", "Inventory: [log] (2) "),
+        ({"log": 1}, "craft 2 plank using 1 log", "Crafted 2 minecraft:plank"),
+        ({"log": 1}, "craft plank using 1 log", "Crafted 2 minecraft:plank"),
+        ({"log": 1}, "craft 99 plank using 1 log", "Crafted 2 minecraft:plank"),
+        ({"plank": 2}, "craft 1 stick using 2 plank", "Crafted 4 minecraft:stick"),  # the second recipe
+        ({}, "craft 2 plank using 1 log", "Could not find enough items to craft minecraft:plank"),
+        ({"stick": 2}, "craft 1 bow using 2 stick, 1 cord", "Could not find enough items to craft minecraft:bow"),
+        ({"log": 1}, "craft 1 cord using 2 log", "Could not find enough items to craft None"),
+        ({"log": 1}, "craft 2 plank using log", "Wrong item format: log"),
+        ({"log": 1}, "craft 2 plank using 1 log,", "Wrong item format: "),
+        ({"log": 1}, "craft 2 plank using 1 log , one silk", "Wrong item format: one silk"),
+        (
+            {"log": 2},
+            "craft 2 plank using 2 log",
+            "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag=None, item_id='minecraft:plank'), "
+            "count=2)",
+        ),
+        (
+            {"log": 2},
+            "craft cord using 2 log",
+            "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag='minecraft:cord', item_id=None), "
+            "count=1)",
+        ),
+        (
+            {"stick": 2, "log": 1},
+            "craft 1 bow using 2 stick, 1 log",
+            "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag=None, item_id='minecraft:bow'), "
+            "count=1)",
+        ),
+    ],
+)
+def test_agent_r_35_replies_word_for_word(held, action, reply):
+    env = at("rack", **held)
+    before = env.snapshot()
+    step = env.step(action)
+    assert step.observation == reply
+    assert step.info["valid"] == (not reply.startswith(("Could not", "Wrong")))
+    assert (step.reward, step.done, step.info["disaster"]) == (0, False, False)
+    if not step.info["valid"]:
+        assert env.snapshot() == before
+
+
+@pytest.mark.parametrize("cord", ["hemp cord", "silk cord"])
+def test_agent_r_35_a_tag_takes_any_item_that_bears_it(cord):
+    env = at("bow", stick=2, hemp_cord=1, silk_cord=1)
+    step = env.step(f"craft 1 bow using 1 {cord}, 2 stick")  # in any order
+    assert (step.observation, step.reward, step.done) == ("Crafted 1 minecraft:bow", 1, True)
+    assert step.info["raw_score"] == 1
+
+
+def test_agent_r_35_only_the_goal_brings_the_reward_and_it_stays():
+    env = at("bow", stick=4, hemp_cord=2, log=1)
+    assert env.step("craft 2 plank using 1 log").reward == 0
+    assert env.step("craft 1 bow using 2 stick, 1 hemp cord").reward == 1
+    after = env.step("inventory")
+    assert (after.reward, after.done) == (1, True)
+    assert (env.expert(), env.valid_actions()) == ([], [])
+
+
+def test_agent_r_35_an_item_named_twice_is_needed_twice():
+    book = RecipeBook(
+        {
+            "knot": {
+                "type": "minecraft:crafting_shaped",
+                "pattern": ["AB"],
+                "key": {"A": {"item": "rope"}, "B": {"item": "rope"}},
+                "result": "knot",
+            }
+        },
+        "book",
+    )
+    env = TextCraft(book)
+    assert "craft 1 knot using 1 rope, 1 rope" in env.reset(0)
+    env.step("get 1 rope")
+    action = "craft 1 knot using 1 rope, 1 rope"
+    assert action not in env.valid_actions()
+    assert env.step(action).observation == "Could not find enough items to craft minecraft:knot"  # original: a crash
+    assert env.snapshot().inventory == (("minecraft:rope", 1),)
+    env.step("get 1 rope")
+    assert env.step(action).done
+
+
+def test_agent_r_09_a_snapshot_is_a_value_that_any_copy_takes_up():
+    env, other = TextCraft(BOOK), TextCraft(BOOK)
+    env.reset(400)
+    moves = env.expert()
+    for move in moves[:2]:
+        env.step(move.action)
+    moment = env.snapshot()
+    rest = [env.step(move.action) for move in moves[2:]]
+    assert hash(moment) == hash(Moment(*moment))
+    other.reset(5)
+    other.restore(moment)
+    assert other.snapshot() == moment
+    assert [other.step(move.action) for move in moves[2:]] == rest
+    env.restore(moment)
+    assert env.expert() == moves[2:]
+
+
+def test_agent_r_35_copies_share_nothing_but_the_book():
+    envs = [TextCraft(BOOK) for _ in range(300)]
+    for task, env in enumerate(envs):
+        env.reset(task)
+    plans = [env.expert() for env in envs]
+    for turn in range(max(map(len, plans))):  # all of them interleaved
+        for env, moves in zip(envs, plans, strict=True):
+            if turn < len(moves):
+                env.step(moves[turn].action)
+    assert all(env.snapshot().done for env in envs)
+    assert [env.snapshot().task for env in envs] == list(range(300))
+
+
+LETTERS = st.text(st.characters(codec="utf-8"), max_size=30)
+NAMES = (
+    st.sampled_from(["log", "plank", "stick", "cord", "hemp cord", "silk_cord", "bow", "rack", "gold", ""]) | LETTERS
+)
+NUMBERS = st.sampled_from(["", "0", "1", "2", "4", "-1", "1.5", "9" * 5000, "²", "٣"])
+COUNTED = st.builds("{} {}".format, NUMBERS, NAMES)
+ACTIONS = st.one_of(
+    LETTERS,
+    st.sampled_from(["inventory", "x" * 10_000, "get 1 " + "log " * 3000, "\x00\x1b[2J", "craft \x07 using \x00"]),
+    st.builds("get {}".format, COUNTED),
+    st.builds("craft {} using {}".format, COUNTED | NAMES, st.lists(COUNTED, max_size=4).map(", ".join)),
+    st.sampled_from(sorted(recipe.command for recipes in SMALL.recipes.values() for recipe in recipes)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(SMALL.goals) - 1), st.lists(ACTIONS | st.tuples(ACTIONS, ACTIONS).map("\n".join), max_size=8))
+def test_agent_r_35_no_action_text_breaks_the_world(task, actions):
+    env = TextCraft(SMALL)
+    env.reset(task)
+    scores = [0.0]
+    for action in actions:
+        before = env.snapshot()
+        step = env.step(action)
+        after = env.snapshot()
+        scores.append(step.reward)
+        assert step.done == (step.reward == 1)
+        assert step.info["valid"] or after == before
+        assert all(count >= 0 and item in SMALL.items for item, count in after.inventory)
+        env.restore(before)
+        assert env.step(action) == step
+        assert env.snapshot() == after
+        moves = env.expert()
+        assert bool(moves) != step.done
+        if moves:
+            assert moves[0].action in env.valid_actions()
+    assert all(a <= b for a, b in pairwise(scores))
+
+
+def test_agent_r_35_valid_actions_are_sorted_and_all_work():
+    random = rng("walk")
+    env = TextCraft(BOOK)
+    for task in range(0, len(BOOK.goals), 11):
+        env.reset(task)
+        for _ in range(10):
+            actions = env.valid_actions()
+            assert actions == sorted(set(actions))
+            assert (actions == []) == env.snapshot().done
+            before = env.snapshot()
+            for action in actions:
+                env.restore(before)
+                assert env.step(action).info["valid"]
+            env.restore(before)
+            env.step(random.choice([*actions, "inventory"]))
+
+
+def played(env: TextCraft) -> int:
+    """Plays the expert's moves from here and returns their number; each must work, and a new plan must agree."""
+    moves = env.expert()
+    for i, move in enumerate(moves):
+        assert len(env.expert()) == len(moves) - i
+        assert move.action in env.valid_actions()
+        assert env.step(move.action).info["valid"]
+    assert env.snapshot().done
+    return len(moves)
+
+
+def test_agent_r_35_the_expert_solves_every_embedded_goal_in_at_most_eight_actions():
+    env = TextCraft(BOOK)
+    lengths: dict[int, list[int]] = {1: [], 2: [], 3: [], 4: []}
+    for task, (_, depth) in enumerate(BOOK.goals):
+        env.reset(task)
+        lengths[depth].append(played(env))
+    assert min(len(some) for some in lengths.values()) > 90
+    assert max(max(some) for some in lengths.values()) == 8
+    means = [sum(some) / len(some) for some in lengths.values()]
+    assert means == sorted(means)
+    assert means[0] < 3 < 5 < means[2]
+
+
+def test_agent_r_35_the_expert_finishes_from_wherever_one_has_strayed():
+    random = rng("stray")
+    env = TextCraft(BOOK)
+    for task in range(0, len(BOOK.goals), 5):
+        env.reset(task)
+        for _ in range(random.randint(1, 12)):
+            if not env.snapshot().done:
+                env.step(random.choice(env.valid_actions()))
+        if not env.snapshot().done:
+            played(env)
+
+
+def shortest(goal: str, inventory: dict[str, int]) -> int:
+    """Breadth-first search with the environment's own steps; what is fetched is at most four of a kind."""
+    env = at(goal, **inventory)
+    seen, queue = {env.snapshot()}, deque([(env.snapshot(), 0)])
+    while queue:
+        moment, length = queue.popleft()
+        env.restore(moment)
+        gets = [f"get {count} {raw}" for raw in ("log", "branch", "hemp", "silk") for count in range(1, 5)]
+        crafts = [action for action in env.valid_actions() if action.startswith("craft")]
+        for action in gets + crafts:
+            env.restore(moment)
+            if env.step(action).done:
+                return length + 1
+            _, items, _ = env.snapshot()
+            after = Moment(moment.task, tuple(sorted(items)), False)
+            if after not in seen and sum(count for _, count in items) <= 9:
+                seen.add(after)
+                queue.append((after, length + 1))
+    raise AssertionError("no way")
+
+
+@pytest.mark.parametrize(
+    ("goal", "held"),
+    [
+        ("plank", {}),
+        ("stick", {}),
+        ("stick", {"plank": 2}),
+        ("stick", {"plank": 1}),
+        ("bow", {}),
+        ("bow", {"stick": 1}),
+        ("bow", {"stick": 2, "hemp": 2}),
+        ("bow", {"plank": 2, "silk_cord": 1}),
+        ("rack", {"bow": 1, "stick": 2, "plank": 1}),
+        ("rack", {"bow": 2, "log": 1}),
+    ],
+)
+def test_agent_r_35_no_plan_is_shorter_than_the_experts(goal, held):
+    assert len(at(goal, **held).expert()) == shortest(goal, held)
+
+
+def test_agent_r_35_the_expert_chooses_the_cheaper_way_and_the_right_amounts():
+    actions = [move.action for move in at("rack").expert()]
+    assert actions == [
+        "get 2 log",  # three planks for the sticks and for the rack itself
+        "craft 2 plank using 1 log",
+        "craft 2 plank using 1 log",
+        "craft 4 stick using 2 plank",
+        "get 1 silk",
+        "craft 3 silk cord using 1 silk",
+        "craft 1 bow using 2 stick, 1 silk cord",
+        "craft 1 bow using 2 stick, 1 silk cord",
+        "craft 1 rack using 2 bow, 1 plank",
+    ]
+
+
+def test_agent_r_35_thoughts_are_short_first_person_varied_and_always_the_same():
+    env, again = TextCraft(BOOK), TextCraft(RecipeBook(embedded_recipes(), "again"))
+    thoughts = []
+    for task in range(0, len(BOOK.goals), 3):
+        env.reset(task)
+        again.reset(task)
+        assert env.expert() == again.expert()
+        thoughts += [move.thought for move in env.expert()]
+    assert max(len(thought.split()) for thought in thoughts) <= 13
+    assert all(re.search(r"\bI\b", thought) and thought.endswith(".") for thought in thoughts)
+    assert len({thought.split(" ")[0] for thought in thoughts}) >= 5
+
+
+def test_agent_r_35_the_expert_has_no_way_where_there_is_none():
+    assert plan(SMALL, "minecraft:gold", ()) == ()
+
+
+def test_agent_r_35_the_embedded_book_is_regular_in_its_materials():
+    """What is learnt of one material holds for the others: the goals of a family differ by the name alone."""
+    names = Counter(item_name(goal) for goal, _ in BOOK.goals)
+    for materials, lines in FAMILIES.items():
+        for line in lines.strip().splitlines():
+            output = re.match(r"\s*(?:\w+: )?\d+ (.+) <-", line)[1]
+            for material in materials.split() or [""]:
+                assert names[output.replace("{}", material)] == 1
+    assert len(BOOK.goals) > 600
+    assert all(1 <= len(name.split()) <= 3 for name in names)
+    inputs = [len(recipe.inputs) for recipes in BOOK.recipes.values() for recipe in recipes]
+    assert max(inputs) <= 3
+    assert {"minecraft:cord", "minecraft:handle", "minecraft:jam"} == BOOK.tags
+    assert "minecraft:herb" in BOOK.items - BOOK.tags  # a tag nobody crafts
+    assert sum(len(recipes) > 1 for recipes in BOOK.recipes.values()) >= 9  # alternatives
+    json.dumps(embedded_recipes())
