@@ -1,0 +1,277 @@
+"""Search trees to training conversations: select, judge, splice, validate, mix (spec §1, Trajectories to Data types).
+
+``data_type: good``: the good trajectories alone. ``centric``: the revision trajectories of all qualifying pairs, with
+the judge's transition points (``revise: true``) or after the whole bad path (``false``, direct revision), and the good
+ones, in the shares that ``mix`` names. Trees of several environments may be converted together (row 29).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from selfimprove.engines.base import EngineError
+from selfimprove.envs.agent import EnvError, World
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.formats import good_row, pair_row
+from selfimprove.methods.agent_r.judge import Judge, Transition, transition_point
+from selfimprove.methods.agent_r.judgement import VERDICTS, Judgement
+from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
+from selfimprove.methods.agent_r.pairs import Counts, Pair, nothing_kept, select_all
+from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, whole
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.methods.agent_r.validate import replay
+from selfimprove.outcomes import ratio
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.progress import StageProgress
+from selfimprove.records import Example, Message, mean_and_error
+from selfimprove.seeds import rng
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What to train on, and where it came from.
+
+    ``examples``: everything, earlier iterations' too if they accumulate, shuffled; ``own``: this conversion's share, as
+    mixed; ``rows``: one log an own trajectory, in the original's schema; ``warnings``: sentences for the user.
+    """
+
+    examples: list[Example]
+    own: list[Example]
+    stats: dict[str, Any]
+    rows: list[dict[str, Any]]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """One pair's revision trajectory. ``messages`` None: dropped, ``why`` says for what."""
+
+    tree: Tree
+    pair: Pair
+    transition: Transition
+    messages: list[Message] | None
+    why: str = ""
+
+
+async def convert(
+    trees: Sequence[Tree],
+    judge: Judge | None,
+    world: World | Mapping[str, World] | None,
+    cfg: ConvertParams,
+    seed: int,
+    earlier: Sequence[Example] = (),
+    *,
+    progress: StageProgress | None = None,
+) -> Converted:
+    """The whole conversion. The result does not depend on what else runs or on the order in which answers come.
+
+    Args:
+        trees: of one environment or of several, of one file or of several.
+        judge: who finds the transition points; may be None where nobody is asked (``good``, direct revision).
+        world: where ``validate_splice: replay`` plays, or one a name of environment.
+        earlier: the parent iterations' examples, used if ``cfg.accumulate``.
+        progress: advanced once a pair.
+
+    Raises:
+        UserError: the thresholds keep nothing (says how many trees, leaves and pairs there were), or as ``mixed``.
+    """
+    selections, counts = select_all(trees, cfg, seed)
+    good = [(tree, leaf) for tree, selection in zip(trees, selections, strict=True) for leaf in selection.good]
+    revisions: list[Revision] = []
+    asked = _Asked(judge)
+    if cfg.data_type == "centric":
+        pairs = [(i, pair) for i, selection in enumerate(selections) for pair in selection.pairs]
+
+        async def one(job: tuple[int, Pair]) -> Revision:
+            return await _revise(trees[job[0]], job[0], job[1], asked, world, cfg, seed)
+
+        revisions = await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress)
+
+    made = [
+        (revision, Example(id="", messages=_learnt(revision.messages), source=_source(revision.tree, revision.pair)))
+        for revision in revisions
+        if revision.messages is not None
+    ]
+    goods = [
+        Example(id="", messages=_learnt(whole(tree, tree.path(leaf))), source=f"{tree.id}:{leaf}")
+        for tree, leaf in good
+    ]
+    kinds = mixed([example for _, example in made], goods, cfg.mix, seed)
+    own = [
+        example.model_copy(update={"id": f"{kind}_{i}"})
+        for kind, group in kinds.items()
+        for i, example in enumerate(group)
+    ]
+    used = [*(earlier if cfg.accumulate else ()), *own]
+    if not used:
+        raise _nothing(counts, cfg, revisions)
+    examples = list(used)
+    rng("convert", seed).shuffle(examples)
+    if cfg.data_type == "good":
+        rows = [good_row(tree, leaf, revise=cfg.revise) for tree, leaf in good]
+    else:
+        rows = [
+            pair_row(
+                revision.tree, revision.pair, revision.transition.path, revision.transition.judgements,
+                revision.messages or [], revise=cfg.revise,
+            )
+            for revision, _ in made
+        ]  # fmt: skip
+    stats = {
+        **asdict(counts),
+        "examples": len(examples),
+        "earlier_examples": len(used) - len(own),
+        **{f"{kind}_examples": len(group) for kind, group in kinds.items()},
+        **_by_environment(trees, revisions, good),
+        **(_revision_figures(revisions, asked, cfg) if cfg.data_type == "centric" else {}),
+    }
+    return Converted(examples, own, stats, rows, [] if cfg.mix.general else [GENERAL_OFF])
+
+
+class _Asked:
+    """Asks the judge once a node: what it says depends on the way to the node, which many pairs share."""
+
+    def __init__(self, judge: Judge | None) -> None:
+        self.judge = judge
+        self.heard: dict[tuple[int, int], asyncio.Future[Judgement]] = {}
+
+    async def __call__(self, place: int, tree: Tree, index: int) -> Judgement:
+        """The judgement of a node of the tree at ``place`` of the list (two files may hold trees of one id)."""
+        if self.judge is None:
+            raise ValueError("convert: revision with transition points needs a judge")
+        known = self.heard.get((place, index))
+        if known is not None:
+            return await asyncio.shield(known)
+        future = self.heard[place, index] = asyncio.get_running_loop().create_future()
+        try:
+            future.set_result(await self.judge(tree, index))
+        except Exception as error:
+            future.set_exception(error)
+            future.exception()  # seen: nobody else may be waiting
+            raise
+        except BaseException:
+            future.cancel()
+            raise
+        return future.result()
+
+    def judgements(self) -> list[Judgement]:
+        """All that were given, each once, by tree and node."""
+        done = [self.heard[key] for key in sorted(self.heard)]
+        return [future.result() for future in done if not future.cancelled() and future.exception() is None]
+
+
+async def _revise(
+    tree: Tree,
+    place: int,
+    pair: Pair,
+    asked: _Asked,
+    world: World | Mapping[str, World] | None,
+    cfg: ConvertParams,
+    seed: int,
+) -> Revision:
+    good, bad = tree.path(pair.good), tree.path(pair.bad)
+    transition = Transition(bad, [], False)
+    try:
+        if cfg.revise:
+            transition = await transition_point(bad, branch_point(good, bad), lambda index: asked(place, tree, index))
+    except EngineError as error:
+        return Revision(tree, pair, transition, None, f"judge: {error}")
+    thought = choose_thought(seed, tree.seed, tree.id, pair.good, pair.bad)
+    messages = splice(tree, good, transition.path, thought)
+    if cfg.validate_splice == "none":
+        return Revision(tree, pair, transition, messages)
+    try:
+        played = await replay(tree, messages, _world_of(world, tree.env), lambda score: _good(score, cfg))
+    except EnvError as error:
+        return Revision(tree, pair, transition, None, f"environment: {error}")
+    return Revision(tree, pair, transition, played, "" if played else "replay")
+
+
+def _good(score: float, cfg: ConvertParams) -> bool:
+    return score >= cfg.alpha if cfg.inclusive else score > cfg.alpha
+
+
+def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
+    found = world.get(env) if isinstance(world, Mapping) else world
+    if found is None:
+        raise UserError(f"convert.validate_splice is replay, but there is no {env} to replay in; set it to none.")
+    return found
+
+
+def _learnt(messages: Sequence[Message]) -> list[Message]:
+    """Up to the last reply: nothing after it can be learnt, so the last observation would only cost tokens."""
+    last = max(i for i, message in enumerate(messages) if message.role == "assistant")
+    return list(messages[: last + 1])
+
+
+def _source(tree: Tree, pair: Pair) -> str:
+    return f"{tree.id}:{pair.bad}>{pair.good}"
+
+
+def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) -> UserError:
+    dropped = Counter(revision.why.partition(":")[0] for revision in revisions if revision.why)
+    if dropped and sum(dropped.values()) == len(revisions):
+        causes = ", ".join(f"{n} by the {why}" for why, n in sorted(dropped.items()))
+        return UserError(
+            f"convert: nothing to train on: all {len(revisions)} revision trajectories were dropped ({causes}), of "
+            f"{counts.trees} trees and {counts.leaves} leaves; set convert.mix.good above 0 or mend the cause."
+        )
+    if counts.good_leaves and not (cfg.mix.good or cfg.mix.revision):
+        return UserError("convert.mix leaves out every kind of data; set revision or good above 0.")
+    return nothing_kept(counts, cfg)
+
+
+def _by_environment(
+    trees: Sequence[Tree], revisions: Sequence[Revision], good: Sequence[tuple[Tree, int]]
+) -> dict[str, Any]:
+    """Trees, good leaves and revision trajectories by environment, when there are several (row 29)."""
+    names = sorted({tree.env for tree in trees})
+    if len(names) < 2:
+        return {}
+    return {
+        "environments": {
+            name: {
+                "trees": sum(tree.env == name for tree in trees),
+                "good_leaves": sum(tree.env == name for tree, _ in good),
+                "revisions": sum(one.tree.env == name and one.messages is not None for one in revisions),
+            }
+            for name in names
+        }
+    }
+
+
+def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: ConvertParams) -> dict[str, Any]:
+    """About the bad segments (row 42), the judge and the replay.
+
+    ``revision_length``: actions from the first that differs from the good path up to the revision turn.
+    ``transition_found``: of the pairs judged, how many have a step judged bad.
+    """
+    kept = [one for one in revisions if one.messages is not None]
+    lengths = [
+        len(one.transition.path) - branch_point(one.tree.path(one.pair.good), one.transition.path) for one in kept
+    ]
+    figures: dict[str, Any] = {
+        "revision_length": mean_and_error(map(float, lengths)),
+        "revision_lengths": {str(length): n for length, n in sorted(Counter(lengths).items())},
+    }
+    if cfg.revise:
+        heard = asked.judgements()
+        verdicts = Counter(judgement.verdict for judgement in heard)
+        walked = [one for one in revisions if not one.why.startswith("judge")]
+        figures |= {
+            "judged": len(heard),
+            "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
+            "unparsable": ratio((int(not judgement.parsed), 1) for judgement in heard),
+            "transition_found": ratio((int(one.transition.found), 1) for one in walked),
+            "dropped_by_judge": len(revisions) - len(walked),
+        }
+    if cfg.validate_splice == "replay":
+        tried = [one for one in revisions if not one.why.startswith("judge")]
+        figures["replay_kept"] = ratio((int(one.messages is not None), 1) for one in tried)
+        figures["dropped_by_environment"] = sum(one.why.startswith("environment") for one in tried)
+    return figures

@@ -1,0 +1,204 @@
+"""Conversations in the original's files and in those that its trainer reads (spec §2 Pair JSONL; §4 Turn format).
+
+    pair log    {"task_num", "revise_log", "high_log", "low_log", "task_description", "revise", "revise_feedback"}
+    good log    {"task_num", "revise_log", "revise"}
+    XTuner      {"conversation": [{"system", "input", "output", "output_with_loss"}, …]}
+    OpenAI      {"messages": [{"role", "content", "loss"}, …]}
+
+The original's converter drops ``loss``, so that bad steps would be trained (trap 2); here every format carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, ValidationError
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.pairs import Pair
+from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.revise import whole
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Example, Message, Record, Role
+
+
+def pair_row(
+    tree: Tree,
+    pair: Pair,
+    walked: Sequence[int],
+    judgements: Sequence[Judgement],
+    trajectory: Sequence[Message],
+    *,
+    revise: bool,
+) -> dict[str, Any]:
+    """One line of the pair log.
+
+    Args:
+        walked: the bad path up to its transition point; ``judgements`` are of its steps (none in direct revision).
+        trajectory: the revision trajectory, as ``revise.splice`` or the replay made it.
+    """
+    opened = len(tree.prompt)
+    return {
+        "task_num": str(tree.task_id),
+        "revise_log": log(trajectory, opened),
+        "high_log": log(whole(tree, tree.path(pair.good)), opened),
+        "low_log": log(whole(tree, tree.path(pair.bad)), opened),
+        "task_description": tree.prompt[OPENING - 1].content,
+        "revise": revise,
+        "revise_feedback": [
+            {
+                "revision_feedback": judgement.text,
+                "action": tree.nodes[index].action,
+                "obs": tree.nodes[index].observation,
+                "judgement": judgement.verdict.capitalize(),
+            }
+            for index, judgement in zip(walked, judgements, strict=False)
+        ],
+    }
+
+
+def good_row(tree: Tree, leaf: int, *, revise: bool) -> dict[str, Any]:
+    """One line of the good log."""
+    trajectory = whole(tree, tree.path(leaf))
+    return {"task_num": str(tree.task_id), "revise_log": log(trajectory, len(tree.prompt)), "revise": revise}
+
+
+def log(messages: Sequence[Message], opened: int) -> list[dict[str, Any]]:
+    """Messages as the original logs them: ``loss`` on the agent's replies, none on the ``opened`` first messages."""
+    rows = []
+    for place, message in enumerate(messages):
+        row: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "assistant" and place >= opened:
+            row["loss"] = bool(message.weight)
+        rows.append(row)
+    return rows
+
+
+def from_log(row: Mapping[str, Any], where: str) -> Example:
+    """The training example of a line of either log: its ``revise_log``, a reply without ``loss`` being context.
+
+    Logs have no token ids: an example read back is tokenised anew.
+
+    Raises:
+        UserError: not a line of such a log (names ``where``).
+    """
+    try:
+        logged = _Log.model_validate(row)
+    except ValidationError as error:
+        raise _malformed(error, where) from None
+    messages = [Message(role=said.role, content=said.content, weight=float(said.loss)) for said in logged.revise_log]
+    return Example(id=where, messages=messages, source=str(logged.task_num))
+
+
+def to_xtuner(example: Example) -> dict[str, Any]:
+    """XTuner's turns: what was said since the last reply, the reply, and whether it is learnt.
+
+    The flag stands on every turn: XTuner masks turns without one as soon as one has it. The system prompt stands
+    on the first turn. Other messages between two replies are joined by newlines; what follows the last reply is left
+    out.
+
+    Raises:
+        UserError: the example has no reply, a system message that is not the first message, or a learnt message that is
+            no reply.
+    """
+    turns: list[dict[str, Any]] = []
+    system, waiting = "", list[str]()
+    for place, message in enumerate(example.messages):
+        if message.role == "system" and place == 0:
+            system = message.content
+        elif message.role == "system" or (message.role == "user" and message.weight):
+            raise UserError(
+                f"example {example.id!r}, message {place + 1}: XTuner's format has no place for "
+                f"a {'later system message' if message.role == 'system' else 'learnt user message'}; train with the "
+                "hf backend."
+            )
+        elif message.role == "user":
+            waiting.append(message.content)
+        else:
+            turns.append(
+                {
+                    "system": system,
+                    "input": "\n".join(waiting),
+                    "output": message.content,
+                    "output_with_loss": bool(message.weight),
+                }
+            )
+            system, waiting = "", []
+    if not turns:
+        raise UserError(f"example {example.id!r} has no reply; XTuner can't learn from it.")
+    return {"conversation": turns}
+
+
+def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
+    """The example of an XTuner row; weights are 1 and 0.
+
+    Raises:
+        UserError: not such a row.
+    """
+    try:
+        turns = _Conversation.model_validate(row).conversation
+    except ValidationError as error:
+        raise _malformed(error, where) from None
+    messages = []
+    for turn in turns:
+        if turn.system:
+            messages.append(Message(role="system", content=turn.system))
+        messages += [
+            Message(role="user", content=turn.input),
+            Message(role="assistant", content=turn.output, weight=float(turn.output_with_loss)),
+        ]
+    return Example(id=where, messages=messages)
+
+
+def to_openai(example: Example) -> dict[str, Any]:
+    """Chat messages, with ``loss`` (a boolean) on every reply."""
+    return {"messages": log(example.messages, 0)}
+
+
+def from_openai(row: Mapping[str, Any], where: str) -> Example:
+    """The example of a row of chat messages; a reply without ``loss`` is context.
+
+    Raises:
+        UserError: not such a row.
+    """
+    try:
+        said = _Chat.model_validate(row).messages
+    except ValidationError as error:
+        raise _malformed(error, where) from None
+    return Example(id=where, messages=[Message(role=m.role, content=m.content, weight=float(m.loss)) for m in said])
+
+
+class _Said(Record):
+    role: Role
+    content: str
+    loss: bool = False
+
+
+class _Log(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    task_num: int | str
+    revise_log: list[_Said]
+
+
+class _Chat(Record):
+    messages: list[_Said]
+
+
+class _Turn(Record):
+    system: str = ""
+    input: str
+    output: str
+    output_with_loss: bool
+
+
+class _Conversation(Record):
+    conversation: list[_Turn]
+
+
+def _malformed(error: ValidationError, where: str) -> UserError:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return UserError(f"{where}: field {place!r}: {first['msg']}; mend or delete the line.")

@@ -1,0 +1,87 @@
+"""Revision trajectories, good ones and general chat, in the shares that ``mix`` names (spec §1, Loss; row 28)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import Mix
+from selfimprove.records import Example, Message, Record, Role, read_rows
+from selfimprove.seeds import rng
+
+T = TypeVar("T")
+
+GENERAL_OFF = (
+    "general chat data is off (convert.mix.general is 0); the paper mixes it in, so that the agent stays a general "
+    "assistant: name a file under convert.mix.general_file and set convert.mix.general."
+)
+
+
+def mixed(revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: int) -> dict[str, list[Example]]:
+    """The examples of each kind that are trained on.
+
+    Weight w of ``revision`` and ``good``: every example floor(w) times, and a share w - floor(w) of them, drawn by the
+    seed, once more. Weight ``general``: as many chats as that share of those (0.2: one chat for every five), drawn
+    without return until the file is used up, then again.
+
+    Raises:
+        UserError: ``general`` is above 0 and its file is not named, is missing or has a malformed line.
+    """
+    kinds = {
+        "revision": _times(revision, mix.revision, seed, "revision"),
+        "good": _times(good, mix.good, seed, "good"),
+        "general": list[Example](),
+    }
+    wanted = round(mix.general * (len(kinds["revision"]) + len(kinds["good"])))
+    if mix.general > 0:
+        if mix.general_file is None:
+            raise UserError(
+                "convert.mix.general is above 0 but convert.mix.general_file is not set; name a JSONL file of chats, "
+                "or set convert.mix.general to 0."
+            )
+        chats = read_chats(Path(mix.general_file))
+        rng("mix", seed, "general").shuffle(chats)
+        kinds["general"] = [chats[i % len(chats)] for i in range(wanted)]
+    return kinds
+
+
+def read_chats(path: Path) -> list[Example]:
+    """Chats of a JSONL file, {"messages": [{"role", "content"}, …]} a line; every assistant message is learnt.
+
+    Raises:
+        UserError: the file is missing or empty, or a line is no chat with an assistant message (names it).
+    """
+    chats = []
+    for line, row in read_rows(path):
+        try:
+            messages = [
+                Message(role=said.role, content=said.content, weight=float(said.role == "assistant"))
+                for said in _Chat.model_validate({"messages": row.get("messages")}).messages
+            ]
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise UserError(f"{path}, line {line}: field {place!r}: {first['msg']}; mend or delete the line.") from None
+        if not any(message.weight for message in messages):
+            raise UserError(f"{path}, line {line}: no assistant message to learn; mend or delete the line.")
+        chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
+    return chats
+
+
+class _Said(Record):
+    role: Role
+    content: str
+
+
+class _Chat(Record):
+    messages: list[_Said]
+
+
+def _times(items: Sequence[T], weight: float, seed: int, kind: str) -> list[T]:
+    whole = int(weight)
+    some = rng("mix", seed, kind).sample(range(len(items)), round((weight - whole) * len(items)))
+    return [*items] * whole + [items[i] for i in sorted(some)]

@@ -1,0 +1,46 @@
+"""Whether a revision trajectory can be lived: it is carried out, and sees what is really there (spec §1, Caveat).
+
+A spliced conversation joins observations of two episodes: after the bad steps the environment is not where the good
+path left off. Here (``validate_splice: replay``, row 44) the bad steps, the revision turn (``wait``, which changes
+nothing) and the good steps are played in one episode, with fresh observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from selfimprove.envs.agent import World
+from selfimprove.methods.agent_r.acting import act, begin
+from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Message
+
+
+async def replay(
+    tree: Tree, trajectory: Sequence[Message], world: World, good_enough: Callable[[float], bool]
+) -> list[Message] | None:
+    """The trajectory with the observations of a fresh episode; None if it does not score enough there.
+
+    An episode that ends among the good steps ends the trajectory; one that ends before the revision turn's answer
+    leaves nothing to learn.
+
+    Args:
+        tree: whose task it is; replies given before its root are given again.
+        trajectory: of ``revise.splice``: the tree's prompt, then (reply, observation) pairs.
+        good_enough: whether a final score in [0, 1] is above alpha.
+
+    Raises:
+        EnvError, UserError: as ``World.step``.
+    """
+    given = [message.content for message in tree.prompt[OPENING::2]]
+    fresh, moments = await begin(world, tree.task_id, given)
+    for moment in moments[1:]:
+        fresh += [Message(role="assistant", content=moment.reply), Message(role="user", content=moment.observation)]
+    here, learnt = moments[-1], 0
+    for said in trajectory[len(tree.prompt) :: 2]:
+        if here.done:
+            break
+        here = await act(world, here, said.content)
+        fresh += [said, Message(role="user", content=here.observation)]
+        learnt += bool(said.weight)
+    return fresh if learnt > 1 and good_enough(here.reward) else None

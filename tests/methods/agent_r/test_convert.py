@@ -1,0 +1,294 @@
+"""Trees to training conversations (Agent-R spec §1; §7 rows 18, 19, 21, 24, 28, 29, 42, 44)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from selfimprove.engines.base import EngineError
+from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.convert import Converted, convert
+from selfimprove.methods.agent_r.judge import ScriptedJudge
+from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.mixing import GENERAL_OFF
+from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Example, Message, dump_line, write_rows
+from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.trees import by_hand, grown, leaf_of
+
+PATHS = {"abxy": 0.0, "abcd": 1.0, "k": 0.6}
+TREE = by_hand(PATHS, ids=True)
+
+
+class Says:
+    """A judge that calls some actions bad; keeps what it was asked, and answers late and out of order."""
+
+    def __init__(self, bad: str = "", *, fails: str = "") -> None:
+        self.bad, self.fails, self.asked = bad, fails, []
+
+    async def __call__(self, tree: Tree, index: int) -> Judgement:
+        self.asked.append((tree.id, index))
+        for _ in range(index % 3):
+            await asyncio.sleep(0)
+        action = tree.nodes[index].action
+        if action in self.fails:
+            raise EngineError("the endpoint died")
+        return Judgement(verdict="bad" if action in self.bad else "good", text=f"about {action}")
+
+
+def made(trees: list[Tree], judge=None, world=None, seed: int = 0, earlier=(), **params: object) -> Converted:
+    cfg = ConvertParams(**{"alpha": 0.5, "beta": 0.2, **params})
+    return asyncio.run(convert(trees, judge or Says(), world, cfg, seed, earlier))
+
+
+def shown(example: Example) -> str:
+    text = ""
+    for message in example.messages[4:]:
+        if message.role == "assistant":
+            letter = "!" if message.content.endswith("Action: wait") else message.content[-1]
+            text += letter.upper() if message.weight else letter
+    return text
+
+
+def kinds(converted: Converted) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for example in converted.own:
+        found.setdefault(example.id.partition("_")[0], []).append(shown(example))
+    return found
+
+
+def test_agent_r_21_pairs_are_revised_at_the_transition_point() -> None:
+    assert kinds(made([TREE], Says("x"))) == {
+        "revision": ["k!ABCD", "abx!CD", "abx!K"],
+        "good": ["ABCD", "K"],
+    }
+
+
+def test_agent_r_21_a_bad_verdict_in_the_initial_part_does_not_end_the_walk() -> None:
+    assert kinds(made([TREE], Says("aby")))["revision"] == ["k!ABCD", "abxy!CD", "a!K"]
+
+
+def test_agent_r_24_direct_revision_asks_nobody() -> None:
+    judge = Says("x")
+    assert kinds(made([TREE], judge, revise=False))["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]
+    assert judge.asked == []
+    assert asyncio.run(convert([TREE], None, None, ConvertParams(revise=False), 0)).stats["revision_examples"] == 3
+
+
+def test_agent_r_19_good_only() -> None:
+    converted = made([TREE], data_type="good")
+    assert kinds(converted) == {"good": ["ABCD", "K"]}
+    assert [sorted(row) for row in converted.rows] == [["revise", "revise_log", "task_num"]] * 2
+    assert "revision_length" not in converted.stats
+
+
+def test_an_example_ends_with_its_last_reply_and_keeps_ids() -> None:
+    example = made([TREE], Says("x")).own[1]
+    assert [m.role for m in example.messages] == ["system", "user", "assistant", *["user", "assistant"] * 6]
+    assert [m.token_ids for m in example.messages[4::2]] == [[97], [98], [120], None, [99], [100]]
+    assert example.source == f"corridor-1:{leaf_of(TREE, 'abxy')}>{leaf_of(TREE, 'abcd')}"
+
+
+def test_each_action_is_judged_once_however_many_pairs_share_it() -> None:
+    judge = Says()
+    converted = made([TREE, TREE], judge)  # two files with the same tree: each is judged for itself
+    assert len(judge.asked) == converted.stats["judged"] == 2 * 5  # a b x y, and k as the bad leaf of abcd
+    assert Counter(judge.asked) == Counter([("corridor-1", i) for i in {i for _, i in judge.asked}] * 2)
+
+
+def test_agent_r_42_figures_of_the_bad_segments_and_of_the_judge() -> None:
+    stats = made([TREE], Says("x")).stats
+    # abx -> x; k -> k, never judged bad; abx against k -> a b x
+    assert stats["revision_lengths"] == {"1": 2, "3": 1}
+    assert stats["revision_length"]["mean"] == pytest.approx(5 / 3)
+    assert stats["transition_found"]["mean"] == pytest.approx(2 / 3)
+    assert stats["verdicts"] == {"good": 3, "bad": 1, "uncertain": 0}
+    assert (stats["trees"], stats["leaves"], stats["good_leaves"], stats["pairs"]) == (1, 3, 2, 3)
+    assert (stats["examples"], stats["revision_examples"], stats["good_examples"], stats["general_examples"]) == (
+        5, 3, 2, 0
+    )  # fmt: skip
+
+
+def test_agent_r_20_unparsable_answers_are_counted() -> None:
+    async def mumbles(tree: Tree, index: int) -> Judgement:
+        return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0)
+
+    stats = made([TREE], mumbles).stats
+    assert stats["unparsable"]["n"] == 5
+    assert 0 < stats["unparsable"]["mean"] < 1
+
+
+def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:
+    converted = made([TREE], Says("b", fails="x"))
+    assert kinds(converted)["revision"] == ["k!ABCD", "ab!K"]
+    assert converted.stats["dropped_by_judge"] == 1
+    with pytest.raises(UserError, match=r"all 3 revision trajectories were dropped \(3 by the judge\), of 1 trees"):
+        made([TREE], Says(fails="akx"), mix={"good": 0.0})
+
+
+def test_agent_r_23_thoughts_vary_over_pairs_trees_and_seeds() -> None:
+    trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(30)]
+
+    def thoughts(seed: int) -> list[str]:
+        rows = made(trees, seed=seed).rows
+        return [m["content"] for row in rows for m in row["revise_log"] if m["content"].endswith("Action: wait")]
+
+    first = thoughts(0)
+    assert len(first) == 90
+    assert {text.partition("\n")[0].removeprefix("Thought: ") for text in first} == set(REVISION_THOUGHTS)
+    assert len({tuple(first[i : i + 3]) for i in range(0, 90, 3)}) > 20
+    assert thoughts(1) != first
+
+
+def test_the_result_does_not_depend_on_concurrency_or_on_when_answers_come() -> None:
+    trees = grown(range(4))
+    judge = ScriptedJudge({"corridor": Corridor()})
+    results = [made(trees, judge, concurrency=n) for n in (1, 3, 512)]
+    lines = [[dump_line(example) for example in one.examples] for one in results]
+    assert lines[0] == lines[1] == lines[2]
+    assert results[0].rows == results[2].rows
+    assert results[0].stats == results[2].stats
+    assert len(lines[0]) > 20
+    other = made(trees, judge, seed=1)
+    assert sorted(one.source for one in other.examples) == sorted(one.source for one in results[0].examples)
+    assert [one.source for one in other.examples] != [one.source for one in results[0].examples]
+
+
+def test_agent_r_18_thresholds_that_keep_nothing_are_explained() -> None:
+    with pytest.raises(UserError, match=r"1 trees \(0 of them with root value 0\), 3 leaves, 0 good ones \(above"):
+        made([TREE], alpha=1.0)
+    with pytest.raises(UserError, match=r"0 pairs \(above beta 1 apart\); lower alpha or beta"):
+        made([TREE], beta=1.0, mix={"good": 0.0})
+    with pytest.raises(UserError, match="0 trees"):
+        made([])
+    with pytest.raises(UserError, match=r"convert\.mix leaves out every kind of data"):
+        made([TREE], mix={"good": 0.0, "revision": 0.0})
+    assert kinds(made([TREE], beta=1.0)) == {"good": ["ABCD", "K"]}  # no pair, but good trajectories
+
+
+def test_agent_r_28_weights_repeat_and_draw() -> None:
+    trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]  # 30 pairs, 20 good leaves
+    converted = made(trees, mix={"revision": 2.5, "good": 0.25})
+    counts = Counter(example.source for example in converted.own if example.id.startswith("revision"))
+    assert len(counts) == 30
+    assert Counter(counts.values()) == {2: 15, 3: 15}
+    assert converted.stats["good_examples"] == 5
+    assert len({example.source for example in converted.own if example.id.startswith("good")}) == 5
+    assert len({example.id for example in converted.examples}) == len(converted.examples) == 80
+    again = made(trees, mix={"revision": 2.5, "good": 0.25}, seed=1)
+    assert {e.source for e in again.own if e.id.startswith("good")} != {
+        e.source for e in converted.own if e.id.startswith("good")
+    }
+
+
+def chats(folder: Path, count: int) -> str:
+    rows = [
+        {"messages": [{"role": "user", "content": f"Hi {i}"}, {"role": "assistant", "content": f"Hello {i}"}]}
+        for i in range(count)
+    ]
+    write_rows(folder / "chats.jsonl", rows)
+    return str(folder / "chats.jsonl")
+
+
+def test_agent_r_28_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path) -> None:
+    trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]
+    converted = made(trees, mix={"general": 0.2, "general_file": chats(tmp_path, 7)})
+    general = [example for example in converted.examples if example.id.startswith("general")]
+    assert len(general) == 10  # of 50: one for every five
+    assert max(Counter(example.messages[0].content for example in general).values()) == 2  # 7 chats, then again
+    assert all([m.weight for m in example.messages] == [0.0, 1.0] for example in general)
+    assert converted.warnings == []
+
+
+def test_agent_r_28_without_general_chats_there_is_a_warning() -> None:
+    assert made([TREE]).warnings == [GENERAL_OFF]
+    assert made([TREE]).stats["general_examples"] == 0
+
+
+def test_agent_r_28_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"convert\.mix\.general_file is not set"):
+        made([TREE], mix={"general": 0.2})
+    with pytest.raises(UserError, match=r"gone\.jsonl does not exist"):
+        made([TREE], mix={"general": 0.2, "general_file": str(tmp_path / "gone.jsonl")})
+    for row, said in (
+        ({"messages": [{"role": "robot", "content": "Hi"}]}, r"line 1: field 'messages\.0\.role'"),
+        ({"messages": "Hi"}, r"line 1: field 'messages'"),
+        ({"text": "Hi"}, r"line 1: field 'messages'"),
+        ({"messages": [{"role": "user", "content": "Hi"}]}, r"line 1: no assistant message to learn"),
+    ):
+        write_rows(tmp_path / "bad.jsonl", [row])
+        with pytest.raises(UserError, match=said):
+            made([TREE], mix={"general": 0.2, "general_file": str(tmp_path / "bad.jsonl")})
+
+
+def test_earlier_examples_join_only_if_they_accumulate() -> None:
+    old = [Example(id="old", messages=[Message(role="assistant", content="x", weight=1.0)])]
+    assert "old" not in [example.id for example in made([TREE], earlier=old).examples]
+    converted = made([TREE], earlier=old, accumulate=True)
+    assert len(converted.examples) == 6
+    assert old[0] in converted.examples
+    assert old[0] not in converted.own
+    assert converted.stats["earlier_examples"] == 1
+    assert made([TREE], earlier=old, accumulate=True, alpha=1.0).examples == old  # nothing new, but something
+
+
+def test_agent_r_29_trees_of_several_environments_are_converted_together() -> None:
+    crafted = by_hand(PATHS, tree_id="textcraft-1").model_copy(update={"env": "textcraft"})
+    converted = made([TREE, crafted, by_hand({"a": 0.0}, tree_id="corridor-9")], Says("x"))
+    assert converted.stats["environments"] == {
+        "corridor": {"trees": 2, "good_leaves": 2, "revisions": 3},
+        "textcraft": {"trees": 1, "good_leaves": 2, "revisions": 3},
+    }
+    assert {example.source.partition("-")[0] for example in converted.examples} == {"corridor", "textcraft"}
+    assert "environments" not in made([TREE]).stats
+
+
+def test_agent_r_44_replay_keeps_what_still_scores_and_says_what_share() -> None:
+    trees = grown(range(10), seed=2)
+    judge = ScriptedJudge({"corridor": Corridor()})
+    world = EmbeddedWorld(Corridor())
+    spliced = made(trees, judge, alpha=0.9)
+    for worlds in (world, {"corridor": world}):
+        played = made(trees, judge, worlds, alpha=0.9, validate_splice="replay")
+        kept = played.stats["replay_kept"]
+        assert kept["n"] == spliced.stats["revision_examples"]
+        assert 0 < kept["mean"] < 1
+        assert played.stats["revision_examples"] == len(played.rows) == round(kept["mean"] * kept["n"])
+    # Every sample that was kept can be lived, word for word.
+    env = Corridor()
+    for row in played.rows:
+        env.reset(int(row["task_num"]))
+        said = row["revise_log"][4:]
+        for reply, answer in zip(said[::2], said[1::2], strict=True):
+            action = reply["content"].rpartition("Action: ")[2]
+            if action == "wait":
+                assert answer["content"] == "ok."
+            else:
+                step = env.step(action)
+                assert answer["content"] == step.observation.replace("\n", " ").replace("\t", " ")
+        assert step.reward == 1
+    assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
+
+
+def test_agent_r_44_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:
+    class Broken(EmbeddedWorld):
+        async def reset(self, task_id: int):
+            raise EnvError("gone")
+
+    converted = made([TREE], world=Broken(Corridor()), validate_splice="replay")
+    assert converted.stats["dropped_by_environment"] == 3
+    assert kinds(converted) == {"good": ["ABCD", "K"]}
+    for world in (None, {}):
+        with pytest.raises(UserError, match=r"validate_splice is replay, but there is no corridor to replay in"):
+            made([TREE], world=world, validate_splice="replay")
+
+
+def test_the_figures_are_plain_json() -> None:
+    json.dumps(made(grown(range(3)), ScriptedJudge({"corridor": Corridor()})).stats, allow_nan=False)

@@ -1,0 +1,178 @@
+"""Logs in the original's schema and training formats (Agent-R spec §2, §4; §7 rows 25-27; trap 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.convert import convert
+from selfimprove.methods.agent_r.formats import from_log, from_openai, from_xtuner, good_row, to_openai, to_xtuner
+from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Example, Message
+from tests.methods.agent_r.trees import by_hand, leaf_of
+
+TREE = by_hand({"ax": 0.0, "ab": 1.0})
+OPENED = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "Find the way."},
+    {"role": "assistant", "content": "Ok."},
+    {"role": "user", "content": "You stand at a fork."},
+]
+
+
+async def judge(tree: Tree, index: int) -> Judgement:
+    action = tree.nodes[index].action
+    return Judgement(verdict="bad" if action == "x" else "good", text=f"Thinking about {action}.\nJudgement: So.")
+
+
+CONVERTED = asyncio.run(convert([TREE], judge, None, ConvertParams(mix={"good": 0.0}), 0))
+(ROW,) = CONVERTED.rows
+(EXAMPLE,) = CONVERTED.own
+
+
+def agent(letter: str, loss: bool) -> dict:
+    return {"role": "assistant", "content": f"Thought: go {letter}.\nAction: {letter}", "loss": loss}
+
+
+def user(text: str) -> dict:
+    return {"role": "user", "content": text}
+
+
+def test_agent_r_27_a_pair_is_logged_in_the_original_s_schema_with_the_judge_s_feedback() -> None:
+    turn = ROW["revise_log"][8]
+    assert turn["content"].endswith("\nAction: wait")
+    assert {
+        "task_num": "1",
+        "revise_log": [
+            *OPENED, agent("a", False), user("saw a"), agent("x", False), user("saw ax"),
+            {"role": "assistant", "content": turn["content"], "loss": True}, user("ok."),
+            agent("b", True), user("saw ab"),
+        ],
+        "high_log": [*OPENED, agent("a", True), user("saw a"), agent("b", True), user("saw ab")],
+        "low_log": [*OPENED, agent("a", True), user("saw a"), agent("x", True), user("saw ax")],
+        "task_description": "You stand at a fork.",
+        "revise": True,
+        "revise_feedback": [
+            {"revision_feedback": f"Thinking about {action}.\nJudgement: So.", "action": action, "obs": seen,
+             "judgement": verdict}
+            for action, seen, verdict in (("a", "saw a", "Good"), ("x", "saw ax", "Bad"))
+        ],
+    } == ROW  # fmt: skip
+    assert list(ROW) == [
+        "task_num", "revise_log", "high_log", "low_log", "task_description", "revise", "revise_feedback"
+    ]  # fmt: skip
+
+
+def test_agent_r_27_direct_revision_has_no_feedback() -> None:
+    cfg = ConvertParams(revise=False)
+    (row,) = asyncio.run(convert([TREE], None, None, cfg, 0)).rows
+    assert (row["revise"], row["revise_feedback"]) == (False, [])
+
+
+def test_agent_r_27_a_good_trajectory_is_logged_in_the_original_s_schema() -> None:
+    assert good_row(TREE, leaf_of(TREE, "ab"), revise=False) == {
+        "task_num": "1",
+        "revise_log": [*OPENED, agent("a", True), user("saw a"), agent("b", True), user("saw ab")],
+        "revise": False,
+    }
+
+
+def test_agent_r_27_a_log_reads_back_as_the_example_it_was_made_with() -> None:
+    again = from_log(json.loads(json.dumps(ROW)), "log.jsonl, line 1")
+    assert again.messages[:-1] == EXAMPLE.messages  # the log has the last observation too
+    assert again.messages[-1] == Message(role="user", content="saw ab")
+    assert again.source == "1"
+
+
+def test_agent_r_26_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
+    turn = ROW["revise_log"][8]["content"]
+    assert to_xtuner(EXAMPLE) == {
+        "conversation": [
+            {"system": "You are a helpful assistant.", "input": "Find the way.", "output": "Ok.",
+             "output_with_loss": False},
+            {"system": "", "input": "You stand at a fork.", "output": "Thought: go a.\nAction: a",
+             "output_with_loss": False},
+            {"system": "", "input": "saw a", "output": "Thought: go x.\nAction: x", "output_with_loss": False},
+            {"system": "", "input": "saw ax", "output": turn, "output_with_loss": True},
+            {"system": "", "input": "ok.", "output": "Thought: go b.\nAction: b", "output_with_loss": True},
+        ]
+    }  # fmt: skip
+
+
+def test_agent_r_25_no_format_loses_the_loss_flags() -> None:
+    """Trap 2: the original's converter does, and then bad steps are trained."""
+    weights = [m.weight for m in EXAMPLE.messages if m.role == "assistant"]
+    assert weights == [0, 0, 0, 1, 1]
+    for there, back in ((to_xtuner, from_xtuner), (to_openai, from_openai)):
+        again = back(json.loads(json.dumps(there(EXAMPLE))), "line 1")
+        assert again.messages == EXAMPLE.messages
+
+
+def test_agent_r_25_openai_messages_have_a_boolean_on_every_reply() -> None:
+    rows = to_openai(EXAMPLE)["messages"]
+    assert [row.get("loss") for row in rows] == [None, None, False, None, False, None, False, None, True, None, True]
+    assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
+
+
+TEXT = st.text(min_size=1, max_size=20)
+DIALOGUES = st.tuples(TEXT, st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_size=1, max_size=6)).map(
+    lambda given: Example(
+        id="e",
+        messages=[
+            Message(role="system", content=given[0]),
+            *(
+                message
+                for said, reply, learnt in given[1]
+                for message in (
+                    Message(role="user", content=said),
+                    Message(role="assistant", content=reply, weight=float(learnt)),
+                )
+            ),
+        ],
+    )
+)
+
+
+@given(DIALOGUES)
+def test_agent_r_26_any_dialogue_survives_both_formats(example: Example) -> None:
+    assert from_xtuner(json.loads(json.dumps(to_xtuner(example))), "e") == example
+    assert from_openai(json.loads(json.dumps(to_openai(example))), "e") == example
+
+
+def test_agent_r_26_messages_between_replies_are_joined_and_those_after_the_last_left_out() -> None:
+    messages = [
+        Message(role="user", content="a"), Message(role="user", content="b"),
+        Message(role="assistant", content="c", weight=1.0), Message(role="assistant", content="d", weight=0.5),
+        Message(role="user", content="e"),
+    ]  # fmt: skip
+    turns = to_xtuner(Example(id="e", messages=messages))["conversation"]
+    assert [(t["input"], t["output"], t["output_with_loss"]) for t in turns] == [("a\nb", "c", True), ("", "d", True)]
+
+
+def test_agent_r_26_what_xtuner_has_no_place_for_is_refused() -> None:
+    for messages, said in (
+        ([("user", "a", 0.0)], "has no reply"),
+        ([("user", "a", 0.0), ("system", "b", 0.0), ("assistant", "c", 1.0)], "no place for a later system message"),
+        ([("user", "a", 1.0), ("assistant", "c", 1.0)], "message 1: XTuner's format has no place for a learnt user"),
+    ):
+        example = Example(id="e", messages=[Message(role=r, content=c, weight=w) for r, c, w in messages])
+        with pytest.raises(UserError, match=said):
+            to_xtuner(example)
+
+
+def test_malformed_rows_are_named() -> None:
+    for read, row, said in (
+        (from_log, {"task_num": "1"}, "l: field 'revise_log'"),
+        (from_log, {**ROW, "revise_log": [{"role": "agent", "content": ""}]}, r"field 'revise_log\.0\.role'"),
+        (from_xtuner, {"conversation": [{"input": "a", "output": "b"}]}, r"field 'conversation\.0\.output_with_loss'"),
+        (from_openai, {"messages": [{"role": "user"}]}, r"field 'messages\.0\.content'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read(row, "l")

@@ -1,0 +1,221 @@
+"""Splices, revision turns, loss flags, direct revision, replayed splices (Agent-R spec §1; §7 rows 22-25, 44)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.revise import (
+    REVISION_THOUGHTS,
+    branch_point,
+    choose_thought,
+    revision_reply,
+    splice,
+    whole,
+)
+from selfimprove.methods.agent_r.tree import Node, Tree
+from selfimprove.methods.agent_r.validate import replay
+from selfimprove.records import Message
+from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.trees import PROMPT, by_hand, leaf_of
+
+TREE = by_hand({"abxyz": 0.0, "abcd": 1.0, "k": 0.5}, ids=True)
+GOOD = TREE.path(leaf_of(TREE, "abcd"))
+BAD = TREE.path(leaf_of(TREE, "abxyz"))
+
+
+def shown(messages: list[Message]) -> str:
+    """The dialogue after the opening in short: learnt replies in capitals, ``!`` for the revision turn."""
+    text = ""
+    for message in messages[len(PROMPT) :]:
+        if message.role == "assistant":
+            letter = "!" if message.content.endswith("Action: wait") else message.content[-1]
+            text += letter.upper() if message.weight == 1 else letter
+            assert message.weight in (0, 1)
+            assert message.weight or letter != "!"
+    return text
+
+
+def test_agent_r_22_a_splice_is_initial_bad_steps_revision_turn_and_the_good_steps_that_differ() -> None:
+    assert shown(splice(TREE, GOOD, BAD[:3], "I erred.")) == "abx!CD"
+    assert shown(splice(TREE, GOOD, BAD[:4], "I erred.")) == "abxy!CD"
+
+
+def test_agent_r_24_direct_revision_comes_after_the_whole_bad_path() -> None:
+    assert shown(splice(TREE, GOOD, BAD, "I erred.")) == "abxyz!CD"
+
+
+def test_agent_r_22_paths_that_part_at_once_share_nothing() -> None:
+    other = TREE.path(leaf_of(TREE, "k"))
+    assert branch_point(GOOD, other) == 0
+    assert branch_point(GOOD, BAD) == branch_point(BAD, GOOD) == 2
+    assert shown(splice(TREE, GOOD, other, "I erred.")) == "k!ABCD"
+
+
+def test_agent_r_22_observations_stand_where_they_were_made() -> None:
+    messages = splice(TREE, GOOD, BAD[:3], "I erred.")
+    assert messages[:4] == PROMPT
+    assert [m.role for m in messages[4:]] == ["assistant", "user"] * 6
+    assert [m.content for m in messages[5::2]] == ["saw a", "saw ab", "saw abx", "ok.", "saw abc", "saw abcd"]
+
+
+def test_agent_r_23_the_revision_turn_thinks_and_waits_and_is_answered_ok() -> None:
+    reply, answered = splice(TREE, GOOD, BAD[:3], "I erred.")[10:12]
+    assert reply.content == revision_reply("I erred.") == "Thought: I erred.\nAction: wait"
+    assert (answered.role, answered.content) == ("user", "ok.")
+
+
+def test_agent_r_23_there_are_ten_thoughts_short_and_in_the_first_person() -> None:
+    assert len(set(REVISION_THOUGHTS)) == len(REVISION_THOUGHTS) == 10
+    for thought in REVISION_THOUGHTS:
+        assert re.search(r"\b(I|my|me)\b", thought, re.IGNORECASE)
+        assert len(thought) < 80
+        assert thought.endswith(".")
+        assert "\n" not in thought
+        assert "Action" not in thought
+
+
+def test_agent_r_23_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
+    sequences = [tuple(choose_thought(0, f"tree-{t}", pair) for pair in range(12)) for t in range(40)]
+    counts = Counter(thought for sequence in sequences for thought in sequence)
+    assert set(counts) == set(REVISION_THOUGHTS)  # trap 12: the original reaches ten of its twenty
+    assert min(counts.values()) > 20
+    assert len(set(sequences)) == 40  # trap 12: the same sequence in every tree
+    assert choose_thought(0, "tree-1", 3) == choose_thought(0, "tree-1", 3)
+    assert [choose_thought(seed, "t", 1) for seed in range(30)] != [choose_thought(0, "t", 1)] * 30
+
+
+def test_agent_r_25_learnt_are_the_revision_turn_and_what_follows_and_nothing_else() -> None:
+    messages = splice(TREE, GOOD, BAD[:3], "I erred.")
+    learnt = [i for i, m in enumerate(messages) if m.weight]
+    assert learnt == [10, 12, 14]
+    assert all(messages[i].weight == 1 and messages[i].role == "assistant" for i in learnt)
+    assert messages[2].content == "Ok."  # the canned root reply
+    assert messages[2].weight == 0
+
+
+def test_agent_r_25_of_a_good_trajectory_every_reply_of_the_agent_is_learnt() -> None:
+    messages = whole(TREE, GOOD)
+    assert shown(messages) == "ABCD"
+    assert [m.weight for m in messages[:4]] == [0] * 4
+    assert all(m.weight == 0 for m in messages if m.role == "user")
+
+
+def test_agent_r_25_steps_before_the_root_and_weights_left_in_a_tree_are_context() -> None:
+    tree = by_hand({"a": 1.0})
+    tree.prompt = [
+        *(m.model_copy(update={"weight": 1.0}) for m in PROMPT),
+        Message(role="assistant", content="Thought: t\nAction: z", weight=1.0),
+        Message(role="user", content="saw z"),
+    ]
+    assert shown(whole(tree, [1])) == "zA"
+
+
+def test_ids_stay_as_generated() -> None:
+    messages = splice(TREE, GOOD, BAD[:3], "I erred.")
+    assert [m.token_ids for m in messages[4::2]] == [[97], [98], [120], None, [99], [100]]
+
+
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.data())
+def test_agent_r_22_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(shared, good, bad, data) -> None:
+    stem = "sssss"[:shared]
+    tree = by_hand({stem + "ggggg"[:good]: 1.0, stem + "bbbbb"[:bad]: 0.0})
+    good_path = tree.path(leaf_of(tree, stem + "ggggg"[:good]))
+    bad_path = tree.path(leaf_of(tree, stem + "bbbbb"[:bad]))
+    stop = data.draw(st.integers(shared + 1, shared + bad))
+    text = shown(splice(tree, good_path, bad_path[:stop], "I erred."))
+    assert text == (stem + "bbbbb")[:stop] + "!" + "GGGGG"[:good]
+
+
+def corridor_tree(task_id: int, good: list[str], bad: list[str]) -> tuple[Tree, list[int], list[int]]:
+    """A tree of two paths in the corridor, as search would have seen them."""
+    env = Corridor()
+    nodes = [Node()]
+    paths = []
+    prompt = opening(env.instruction, env.reset(task_id))
+    for actions in (good, bad):
+        env.reset(task_id)
+        at, path = 0, []
+        for action in actions:
+            step = env.step(action)
+            same = [i for i in nodes[at].children if nodes[i].action == action]
+            if not same:
+                node = Node(
+                    parent=at, reply=f"Thought: t\nAction: {action}", action=action, token_ids=[len(nodes)],
+                    observation=step.observation.replace("\n", " ").replace("\t", " "), reward=step.reward,
+                )  # fmt: skip
+                nodes[at].children.append(len(nodes))
+                same = [len(nodes)]
+                nodes.append(node)
+            at = same[0]
+            path.append(at)
+        paths.append(path)
+    tree = Tree(id="corridor", env="corridor", task_id=task_id, prompt=prompt, nodes=nodes, seed="0")
+    return tree, paths[0], paths[1]
+
+
+def lived(task_id: int, good: list[str], bad: list[str], alpha: float = 0.9) -> list[Message] | None:
+    tree, good_path, bad_path = corridor_tree(task_id, good, bad)
+    trajectory = splice(tree, good_path, bad_path, "I erred.")
+    return asyncio.run(replay(tree, trajectory, EmbeddedWorld(Corridor()), lambda score: score > alpha))
+
+
+KEY_1_DOOR_1 = 6
+
+
+def test_agent_r_44_a_splice_that_still_scores_is_kept_with_fresh_observations() -> None:
+    kept = lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["look"])  # "look" stumbles to the left: room 0
+    assert kept is not None
+    assert [m.content for m in kept[5::2]] == [
+        "You are in room 0 of 5.", "ok.", "You are in room 1 of 5.", "You have the key.", "You have opened the door."
+    ]  # fmt: skip
+    assert [m.weight for m in kept[4::2]] == [0, 1, 1, 1, 1]
+    assert [m.token_ids for m in kept[4::2]] == [[4], None, [1], [2], [3]]
+
+
+def test_agent_r_44_a_splice_that_no_longer_scores_is_dropped() -> None:
+    # After two steps to the right the good steps take the key nowhere.
+    assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["right", "right"]) is None
+    # With the key alone it scores 0.5.
+    actions = ["right", "take key", "left", "open door"]
+    assert lived(KEY_1_DOOR_1, actions, ["look"], alpha=0.4) is not None
+    assert lived(KEY_1_DOOR_1, actions, ["look"], alpha=0.5) is None
+
+
+def test_agent_r_44_an_episode_that_ends_in_the_bad_steps_leaves_nothing_to_learn() -> None:
+    assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["jump"], alpha=-1) is None
+    assert lived(0, ["take key", "open door"], ["left", "take key", "open door"], alpha=0.1) is None
+
+
+def test_agent_r_44_an_episode_that_ends_early_in_the_good_steps_ends_the_sample() -> None:
+    # The bad steps have taken the key already: of the good ones, the first two change nothing.
+    kept = lived(0, ["left", "open door", "take key", "open door"], ["take key"])
+    assert kept is not None
+    assert [m.content[m.content.index("Action") :] for m in kept[4::2]] == [
+        "Action: take key", "Action: wait", "Action: left", "Action: open door"
+    ]  # fmt: skip
+    assert kept[-1].content == "You have opened the door."
+
+
+def test_agent_r_44_steps_given_before_the_root_are_given_again() -> None:
+    tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["hm"])
+    tree.prompt = [
+        *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")
+    ]  # fmt: skip
+    trajectory = splice(tree, good, bad, "I erred.")
+    world = EmbeddedWorld(Corridor())
+    assert asyncio.run(replay(tree, trajectory, world, lambda score: score > 0.9)) is None  # "hm" leads away
+    tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["open door"])
+    tree.prompt = [
+        *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")
+    ]  # fmt: skip
+    kept = asyncio.run(replay(tree, splice(tree, good, bad, "I erred."), world, lambda score: score > 0.9))
+    assert kept is not None
+    assert kept[5].content == "You are in room 1 of 5."
+    assert [m.weight for m in kept[4::2]] == [0, 0, 1, 1, 1]
