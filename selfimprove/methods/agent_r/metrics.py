@@ -1,0 +1,206 @@
+"""The figures Agent-R reports: of evaluation, of revision evaluation, and of a collection of trees (spec §2, Metrics).
+
+=================  ================================================================================================
+score              the main one: last score of an episode, in [0, 1], times 100
+success            share of episodes whose last score is the maximum
+steps              actions of the policy, those given to it left out, ``wait`` included
+invalid            share of those actions that the environment did not understand or could not do
+repeated           share of them that say the same as the one before; ``repeated_runs`` counts the runs by length
+revised            share of episodes with a revision turn; ``revisions`` is their number in an episode
+revision_length    actions from the start of the bad segment to its revision turn; ``revision_lengths`` counts them
+revision_score …   the same of episodes that go on from a given bad beginning (the paper's Table 3)
+=================  ================================================================================================
+
+A bad segment starts with the given beginning, or with the episode, or after the revision turn before it (the paper's
+captions name the figures, the exact formulas are ours). A score is compared as a number, not as "1 or 100", and not as
+an array (trap 17). A blocked episode keeps the score that it had, and is no success.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+from selfimprove.methods.agent_r.pairs import ranked_leaves
+from selfimprove.methods.agent_r.play import GIVEN
+from selfimprove.methods.agent_r.reply import WAIT
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.outcomes import Figure, Outcome, average, ratio
+from selfimprove.records import Episode, Turn, mean_and_error
+
+AVERAGED = ("score", "success", "steps", "revised")
+"""Figures that are given by environment as well, and averaged over the environments."""
+
+
+def own_turns(episode: Episode) -> list[Turn]:
+    """The policy's turns: those of a given beginning are left out."""
+    return [turn for turn in episode.turns if turn.model != GIVEN]
+
+
+def final_score(episode: Episode) -> float:
+    """The last score, in [0, 1]; 0 where nothing was scored. A negative score is a disaster and counts as 0."""
+    return max(0.0, episode.rewards[-1]) if episode.rewards else 0.0
+
+
+def is_success(episode: Episode) -> bool:
+    """Whether the last score is the maximum."""
+    return episode.status != "blocked" and final_score(episode) == 1
+
+
+def outcome(episode: Episode, prefix: str = "") -> Outcome:
+    """One episode's values in the averaged figures; their names begin with ``prefix``."""
+    turns = own_turns(episode)
+    values = {
+        "score": 100 * final_score(episode),
+        "success": float(is_success(episode)),
+        "steps": float(len(turns)),
+        "invalid_actions": float(sum(not turn.attempt.valid for turn in turns)),
+        "revised": float(any(_is_revision(turn) for turn in turns)),
+        "revisions": float(sum(_is_revision(turn) for turn in turns)),
+    }
+    return Outcome(id=episode.id, values={prefix + name: value for name, value in values.items()})
+
+
+def outcomes(played: Iterable[Episode], revised: Iterable[Episode] = ()) -> list[Outcome]:
+    """Every episode's outcome, for tests of paired differences; those from given bad beginnings as ``revision_…``."""
+    return [*(outcome(episode) for episode in played), *(outcome(episode, "revision_") for episode in revised)]
+
+
+def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ()) -> dict[str, Any]:
+    """Every figure as {mean, se, n}, histograms as {length: count}; see the file's head.
+
+    With several environments, ``environments`` has the figures of each, and ``average`` their mean over the
+    environments (row 41); the figures beside them are over all episodes.
+    """
+    figures: dict[str, Any] = dict(average(outcomes(played, revised)))
+    figures |= _rates(played)
+    if revised:
+        figures |= {f"revision_{name}": figure for name, figure in _rates(revised).items()}
+    everything = [*played, *revised]
+    lengths = [length for episode in everything for length in revision_lengths(episode)]
+    figures["revision_length"] = mean_and_error(map(float, lengths))
+    figures["revision_lengths"] = _histogram(lengths)
+    figures["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in everything)
+    names = sorted({episode.env for episode in played})
+    if len(names) > 1:
+        by_env = {name: _of_environment(played, name) for name in names}
+        figures["environments"] = by_env
+        figures["average"] = {key: over_environments([by_env[name][key] for name in names]) for key in AVERAGED}
+    return figures
+
+
+def over_environments(figures: Sequence[Figure]) -> Figure:
+    """The unweighted mean of independent means, as the paper's column Avg; n is the number of episodes in all."""
+    k = len(figures)
+    return {
+        "mean": math.fsum(figure["mean"] for figure in figures) / k,
+        "se": math.sqrt(math.fsum(figure["se"] ** 2 for figure in figures)) / k,
+        "n": int(sum(figure["n"] for figure in figures)),
+    }
+
+
+def repeated_runs(actions: Sequence[str]) -> list[int]:
+    """Lengths of the runs of two or more equal actions in a row, in order (row 42)."""
+    return [n for n in (sum(1 for _ in run) for _, run in groupby(actions)) if n > 1]
+
+
+def revision_lengths(episode: Episode) -> list[int]:
+    """For each of the policy's revision turns, the actions of its bad segment (row 42).
+
+    A revision turn right after another one mends nothing and is left out.
+    """
+    lengths, segment = [], 0
+    for turn in episode.turns:
+        if turn.model != GIVEN and _is_revision(turn):
+            if segment:
+                lengths.append(segment)
+            segment = 0
+        else:
+            segment += 1
+    return lengths
+
+
+def search_metrics(trees: Sequence[Tree]) -> dict[str, Any]:
+    """What a collection gave.
+
+    ``solved``: trees with a node of score 1; ``best``: a tree's best leaf; ``leaf_score``: a leaf; ``cut``: share of
+    leaves that the depth bound made; ``invalid``: share of nodes whose action was not understood or not possible;
+    ``duplicates``: share of samples that a sibling had said.
+    """
+    leaves = {i: ranked_leaves(tree) for i, tree in enumerate(trees)}
+    nodes = [len(tree.nodes) - 1 for tree in trees]
+    return {
+        "trees": len(trees),
+        "blocked": sum(tree.status == "blocked" for tree in trees),
+        "nodes": sum(nodes),
+        "leaves": sum(map(len, leaves.values())),
+        "dives": sum(tree.dives for tree in trees),
+        "solved": mean_and_error(float(tree.status == "solved") for tree in trees),
+        "best": mean_and_error(
+            max((tree.nodes[leaf].reward for leaf in leaves[i]), default=0.0) for i, tree in enumerate(trees)
+        ),
+        "leaf_score": mean_and_error(tree.nodes[leaf].reward for i, tree in enumerate(trees) for leaf in leaves[i]),
+        "cut": ratio(
+            (sum(not tree.nodes[leaf].done for leaf in leaves[i]), len(leaves[i])) for i, tree in enumerate(trees)
+        ),
+        "disasters": sum(node.disaster for tree in trees for node in tree.nodes),
+        "invalid": ratio((sum(not node.valid for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees),
+        "duplicates": ratio((tree.duplicates, tree.duplicates + n) for tree, n in zip(trees, nodes, strict=True)),
+    }
+
+
+RAW_SCALE = {"sciworld": 100.0}
+"""What an environment's own score is at most, where that is not 1."""
+
+
+def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
+    """One task in the original's result schema; ``env_score`` is on the environment's own scale, as there.
+
+    ``step_num`` counts the policy's steps; ``state`` are the messages up to the last observation.
+    """
+    task = episode.id.removeprefix(f"{episode.env}-").partition("-")[0]
+    state = [{"role": message.role, "content": message.content} for message in episode.prompt]
+    for turn in episode.turns:
+        state.append({"role": "assistant", "content": turn.attempt.text})
+        state.append({"role": "user", "content": turn.observation})
+    return {
+        "task_id": int(task),
+        "env_score": round(final_score(episode) * RAW_SCALE.get(episode.env, 1.0), 6),
+        "model_name": model_name,
+        "step_num": len(own_turns(episode)),
+        "state": state,
+    }
+
+
+def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Shares of actions, and the runs of equal ones."""
+    actions = [[_action(turn) for turn in own_turns(episode)] for episode in episodes]
+    return {
+        "invalid": ratio(
+            (sum(not turn.attempt.valid for turn in own_turns(episode)), len(own_turns(episode)))
+            for episode in episodes
+        ),
+        "repeated": ratio((sum(a == b for a, b in pairwise(said)), len(said)) for said in actions),
+        "repeated_runs": _histogram(length for said in actions for length in repeated_runs(said)),
+    }
+
+
+def _of_environment(episodes: Sequence[Episode], name: str) -> dict[str, Figure]:
+    mine = [episode for episode in episodes if episode.env == name]
+    figures = average(outcomes(mine))
+    return {**{key: figures[key] for key in AVERAGED}, "invalid": _rates(mine)["invalid"]}
+
+
+def _action(turn: Turn) -> str:
+    return turn.attempt.text if turn.attempt.answer is None else turn.attempt.answer
+
+
+def _is_revision(turn: Turn) -> bool:
+    return _action(turn) == WAIT
+
+
+def _histogram(lengths: Iterable[int]) -> dict[str, int]:
+    return {str(length): count for length, count in sorted(Counter(lengths).items())}

@@ -1,0 +1,194 @@
+"""Scores, success, loops, revision lengths, result rows (Agent-R spec §2, Metrics; §7 rows 41, 42; trap 17)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.methods.agent_r.metrics import (
+    eval_row,
+    evaluate_metrics,
+    final_score,
+    is_success,
+    outcomes,
+    repeated_runs,
+    revision_lengths,
+    search_metrics,
+)
+from selfimprove.methods.agent_r.params import EvaluateParams
+from selfimprove.methods.agent_r.play import play
+from selfimprove.outcomes import compare
+from selfimprove.records import Attempt, Episode, Turn
+from tests.methods.agent_r.corridor import Corridor
+from tests.methods.agent_r.trees import PROMPT, by_hand, grown
+
+
+def episode(
+    said: str, reward: float = 0.0, *, given: int = 0, task: int = 1, env: str = "corridor", status: str = "unsolved"
+) -> Episode:
+    """One letter an action: ``w`` waits, ``x`` is invalid; the first ``given`` are a given beginning."""
+    turns = [
+        Turn(
+            model="given" if i < given else "actor",
+            attempts=[
+                Attempt(
+                    text=f"Thought: t\nAction: {letter}",
+                    answer="wait" if letter == "w" else letter,
+                    reward=reward if i == len(said) - 1 else 0.0,
+                    valid=letter != "x",
+                )
+            ],
+            chosen=0,
+            observation=f"saw {letter}",
+        )
+        for i, letter in enumerate(said)
+    ]
+    name = f"{env}-{task}" + ("-00000000000000aa" if given else "")
+    return Episode(
+        id=name, env=env, query="q", gold="", prompt=PROMPT, turns=turns,
+        status="solved" if reward == 1 else status, seed=f"0/{name}",
+    )  # fmt: skip
+
+
+def mean(figure: dict) -> float:
+    return figure["mean"]
+
+
+def test_agent_r_41_score_success_steps_and_invalid_actions() -> None:
+    figures = evaluate_metrics([episode("abc", 1.0, task=1), episode("axxa", 0.4, task=2), episode("", task=3)])
+    assert figures["score"]["mean"] == pytest.approx(140 / 3)  # times 100
+    assert figures["score"]["se"] == pytest.approx(math.sqrt((53.3333**2 + 6.6667**2 + 46.6667**2) / 2 / 3), rel=1e-4)
+    assert figures["score"]["n"] == 3
+    assert mean(figures["success"]) == pytest.approx(1 / 3)
+    assert mean(figures["steps"]) == pytest.approx(7 / 3)
+    assert figures["invalid"]["mean"] == pytest.approx(2 / 7)
+    assert figures["invalid"]["n"] == 7
+    assert mean(figures["blocked"]) == 0
+
+
+def test_agent_r_41_success_is_the_maximum_and_nothing_near_it() -> None:
+    assert [is_success(episode("a", reward)) for reward in (1.0, 0.999, 100.0, 0.0)] == [True, False, False, False]
+    assert final_score(episode("a", -1.0)) == 0
+    blocked = episode("ab", 0.5, status="blocked")
+    assert final_score(blocked) == 0.5
+    assert not is_success(blocked)
+    assert mean(evaluate_metrics([blocked, episode("a", task=2)])["blocked"]) == 0.5
+
+
+def test_agent_r_41_environments_are_reported_each_and_averaged_with_equal_weight() -> None:
+    played = [episode("a", 1.0, task=i) for i in range(3)] + [episode("ab", 0.0, task=3)]
+    played += [episode("abc", 0.5, task=i, env="webshop") for i in range(2)]
+    figures = evaluate_metrics(played)
+    assert {name: mean(one["score"]) for name, one in figures["environments"].items()} == {
+        "corridor": 75.0, "webshop": 50.0
+    }  # fmt: skip
+    assert mean(figures["average"]["score"]) == 62.5  # over all episodes it is 66.7
+    assert figures["average"]["score"]["se"] == pytest.approx(25 / 2)
+    assert figures["average"]["score"]["n"] == 6
+    assert mean(figures["average"]["success"]) == pytest.approx(0.375)
+    assert mean(figures["score"]) == pytest.approx(400 / 6)
+    assert "average" not in evaluate_metrics(played[:4])
+
+
+def test_agent_r_42_runs_of_repeated_actions_by_length() -> None:
+    assert repeated_runs("aabccca") == [2, 3]
+    assert repeated_runs("abab") == []
+    assert repeated_runs("") == []
+    figures = evaluate_metrics([episode("aabccca"), episode("dd", task=2), episode("e", task=3)])
+    assert figures["repeated_runs"] == {"2": 2, "3": 1}
+    assert figures["repeated"]["mean"] == pytest.approx(4 / 10)
+
+
+def test_agent_r_42_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> None:
+    assert revision_lengths(episode("abcwd")) == [3]
+    assert revision_lengths(episode("abwcdew")) == [2, 3]
+    assert revision_lengths(episode("wabww")) == [2]  # nothing stands before the first, nor before the last
+    assert revision_lengths(episode("abc")) == []
+    assert revision_lengths(episode("abcdw", given=3)) == [4]
+    assert revision_lengths(episode("awbw", given=3)) == [3]  # a given wait is no revision of the policy's
+    figures = evaluate_metrics([episode("abwcdew"), episode("abc", task=2)], [episode("abw", given=2)])
+    assert figures["revision_lengths"] == {"2": 2, "3": 1}
+    assert mean(figures["revision_length"]) == pytest.approx(7 / 3)
+    assert mean(figures["revised"]) == 0.5
+    assert mean(figures["revisions"]) == 1.0
+    assert mean(figures["revision_revised"]) == 1.0
+
+
+def test_agent_r_41_given_turns_are_no_steps_of_the_policy() -> None:
+    figures = evaluate_metrics(
+        [episode("a", task=2)], [episode("xxab", 1.0, given=2), episode("xxxx", given=4, task=3)]
+    )
+    assert mean(figures["revision_score"]) == 50.0
+    assert mean(figures["revision_success"]) == 0.5
+    assert mean(figures["revision_steps"]) == 1.0
+    assert figures["revision_invalid"] == {"mean": 0.0, "se": 0.0, "n": 2}
+    assert mean(figures["score"]) == 0
+    assert figures["score"]["n"] == 1
+    assert not any(name.startswith("revision_s") for name in evaluate_metrics([episode("a")]))
+
+
+def test_outcomes_of_two_runs_are_compared_task_by_task() -> None:
+    better = outcomes([episode("a", 1.0), episode("ab", 0.5, task=2)], [episode("ab", 1.0, given=1)])
+    worse = outcomes([episode("a", 0.0), episode("ab", 0.0, task=2)], [episode("ab", 0.0, given=1)])
+    assert [row.id for row in better] == ["corridor-1", "corridor-2", "corridor-1-00000000000000aa"]
+    differences = compare(better, worse)
+    assert mean(differences["score"]) == 75.0
+    assert differences["revision_score"]["n"] == 1
+    assert mean(differences["revision_score"]) == 100.0
+
+
+def played(task: int, *actions: str) -> Episode:
+    def answer(request, index):
+        return f"Thought: t\nAction: {actions[request.seed.turn]}"
+
+    cfg = EvaluateParams(max_steps=len(actions))
+    return asyncio.run(play(task, EmbeddedWorld(Corridor()), ScriptedEngine(answer), cfg, 0))
+
+
+def test_real_episodes_are_read_as_they_were_played() -> None:
+    both = [played(6, "hm", "right", "wait", "right", "take key", "open door"), played(0, "take key", "open door")]
+    figures = evaluate_metrics(both)
+    assert mean(figures["success"]) == 0.5
+    assert mean(figures["steps"]) == 4.0
+    assert figures["invalid"]["mean"] == pytest.approx(3 / 8)  # "hm", no key here, it stays shut
+    assert figures["revision_lengths"] == {"2": 1}
+
+
+def test_agent_r_41_result_rows_are_the_original_s() -> None:
+    row = eval_row(played(0, "take key", "wait", "open door"), "tiny")
+    assert list(row) == ["task_id", "env_score", "model_name", "step_num", "state"]
+    assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == (0, 1.0, "tiny", 3)
+    assert [m["role"] for m in row["state"]] == ["system", "user", "assistant", "user", *["assistant", "user"] * 3]
+    assert row["state"][6:8] == [
+        {"role": "assistant", "content": "Thought: t\nAction: wait"}, {"role": "user", "content": "ok."}
+    ]  # fmt: skip
+    given = eval_row(episode("abc", 0.07, given=2, task=417, env="sciworld"), "tiny")
+    assert (given["task_id"], given["env_score"], given["step_num"]) == (417, 7.0, 1)
+
+
+def test_search_metrics_count_what_a_collection_gave() -> None:
+    trees = [by_hand({"ab": 1.0, "ac": 0.0}), by_hand({"a": 0.5}, tree_id="corridor-2")]
+    trees[0].status, trees[0].duplicates = "solved", 1
+    trees[0].nodes[2].valid = False
+    trees[1].nodes[1].done = False
+    figures = search_metrics(trees)
+    assert (figures["trees"], figures["nodes"], figures["leaves"], figures["blocked"]) == (2, 4, 3, 0)
+    assert mean(figures["solved"]) == 0.5
+    assert mean(figures["best"]) == 0.75
+    assert mean(figures["leaf_score"]) == 0.5
+    assert mean(figures["cut"]) == pytest.approx(1 / 3)
+    assert mean(figures["invalid"]) == 0.25
+    assert mean(figures["duplicates"]) == 0.2
+    assert search_metrics([])["solved"] == {"mean": 0.0, "se": 0.0, "n": 0}
+
+
+def test_search_metrics_of_searched_trees() -> None:
+    trees = grown(range(4))
+    figures = search_metrics(trees)
+    assert figures["leaves"] == sum(len(tree.leaves()) for tree in trees)
+    assert mean(figures["solved"]) == sum(any(n.reward == 1 for n in tree.nodes) for tree in trees) / 4
+    assert 0 < mean(figures["invalid"]) < 1
