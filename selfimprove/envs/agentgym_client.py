@@ -9,41 +9,24 @@ An episode on a TextCraft server (client's call -> server's answer)::
     POST /close {"id": 4}                            -> true
 
 Source: spec agent_r §3, AgentGym HTTP. A server's environment cannot be snapshotted, so the world is one by replay
-(``envs/replay.py``); ``concurrency`` environments are held open. Errors come with status 200 and a body ``{"error":
-...}``. The bare action is sent, without "Action:" (trap 7). A step that may have been taken is never sent again to the
-same environment: the environment is given up, and its episode is replayed on another.
+(``envs/replay.py``); ``concurrency`` environments are held open. The bare action is sent, without "Action:" (trap 7).
+A step that may have been taken is never sent again to the same environment (``envs/agentgym_link.py``): the
+environment is given up, and its episode is replayed in another.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import httpx
-import tenacity
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from selfimprove.envs.agent import EnvError, Step, World
+from selfimprove.envs.agentgym_link import ALWAYS, IF_ANSWERED, NEVER, Fault, Link, Method, in_short, plain_text
 from selfimprove.envs.replay import ReplayWorld, Slot
-from selfimprove.errors import UserError
-
-TRIES = 4
-"""How often a call that may be repeated is sent."""
-
-FAREWELL = 5.0
-"""Seconds that closing an environment may take; a server that takes longer keeps it."""
-
-_SAY = 300  # characters of a server's own words that an error repeats
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 T = TypeVar("T")
-Method = Literal["GET", "POST"]
-Fault = Literal["unreached", "answered", "lost"]
 
 
 def make_remote_world(
@@ -62,11 +45,11 @@ def make_remote_world(
     Raises:
         UserError: ``server`` is no plain http(s) address.
     """
-    return _RemoteWorld(name, _Link(server, concurrency, timeout, backoff), concurrency, instruction)
+    return _RemoteWorld(name, Link(server, concurrency, timeout, backoff), concurrency, instruction)
 
 
 class _RemoteWorld(ReplayWorld):
-    def __init__(self, name: str, link: _Link, concurrency: int, instruction: str) -> None:
+    def __init__(self, name: str, link: Link, concurrency: int, instruction: str) -> None:
         dialect = _DIALECTS[name]
 
         async def make_slot() -> Slot:
@@ -81,126 +64,6 @@ class _RemoteWorld(ReplayWorld):
             await super().close()
         finally:
             await self._link.close()
-
-
-class _Fault(Exception):
-    """A call that failed. unreached: the server never saw it; answered: it failed in it (5xx); lost: who knows."""
-
-    def __init__(self, kind: Fault, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class _Link:
-    """One server: sends a call, again where that does no harm, and tells its failures apart."""
-
-    def __init__(self, server: str, concurrency: int, timeout: float, backoff: float) -> None:
-        self.server = _address(server)
-        self._timeout, self._backoff, self._concurrency = timeout, backoff, concurrency
-        self._client: httpx.AsyncClient | None = None
-        self._answered = False
-        self._left = False  # an environment was given up, and may still take up room on the server
-
-    async def call(
-        self, method: Method, path: str, fields: Mapping[str, Any], shape: TypeAdapter[T], again: tuple[Fault, ...]
-    ) -> T:
-        """The answer to one call, which must be a ``shape``.
-
-        ``fields`` are sent as the body or, in a GET, as the query; ``again`` names the faults after which the call may
-        be sent once more.
-
-        Raises:
-            EnvError: the call failed for good, or the answer is an error or no ``shape``.
-            UserError: the server has never answered anything, or it serves something else.
-        """
-        try:
-            async for attempt in tenacity.AsyncRetrying(
-                stop=tenacity.stop_after_attempt(TRIES),
-                wait=tenacity.wait_exponential(multiplier=self._backoff) + tenacity.wait_random(0, self._backoff),
-                retry=tenacity.retry_if_exception(lambda error: isinstance(error, _Fault) and error.kind in again),
-                reraise=True,
-            ):
-                with attempt:
-                    return self._read(path, await self._send(method, path, fields, self._timeout), shape)
-        except _Fault as fault:
-            if not self._answered:
-                raise UserError(
-                    f"agent_r.env.server: nothing answers at {self.server} ({fault}); start the server there "
-                    "(make serve ENV=... PORT=...), or set it to null to play on the embedded environment."
-                ) from None
-            raise EnvError(f"{self.server}{path}: {fault}") from None
-        raise AssertionError("unreachable: the loop returns or raises")
-
-    async def farewell(self, path: str, fields: Mapping[str, Any]) -> None:
-        """Send once and listen to nothing: the server may be gone, or may not know the call."""
-        self._left = True
-        with suppress(_Fault):
-            await self._send("POST", path, fields, min(self._timeout, FAREWELL))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._client is not None:
-            client, self._client = self._client, None
-            await client.aclose()
-
-    async def _send(self, method: Method, path: str, fields: Mapping[str, Any], timeout: float) -> httpx.Response:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                base_url=self.server,
-                timeout=None,  # the whole call is timed below
-                # Servers close connections that are idle for 5 s (uvicorn); a step must not be sent into one.
-                limits=httpx.Limits(
-                    max_connections=None, max_keepalive_connections=self._concurrency, keepalive_expiry=2.0
-                ),
-                headers={"Content-Type": "application/json"},
-                trust_env=httpx.URL(self.server).host not in _LOCAL,  # a proxy cannot see this machine's servers
-            )
-        try:
-            async with asyncio.timeout(timeout):
-                if method == "GET":
-                    response = await self._client.get(path, params=dict(fields))
-                else:
-                    # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
-                    response = await self._client.post(path, content=json.dumps(fields, ensure_ascii=True))
-        except TimeoutError:
-            raise _Fault("lost", f"no answer within {timeout:g} s") from None
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            raise _Fault("unreached", f"cannot connect: {_clean(str(error)) or type(error).__name__}") from None
-        except httpx.RequestError as error:
-            raise _Fault("lost", f"the connection broke: {type(error).__name__}") from None
-        self._answered = True
-        if response.status_code >= 500:
-            raise _Fault("answered", f"status {response.status_code}: {_clean(response.text)}")
-        return response
-
-    def _read(self, path: str, response: httpx.Response, shape: TypeAdapter[T]) -> T:
-        if path == "/create" and response.status_code != 200:
-            raise UserError(
-                f"agent_r.env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
-                "mend the address."
-            )
-        if response.status_code != 200:
-            raise EnvError(f"{self.server}{path}: status {response.status_code}: {_clean(response.text)}")
-        try:
-            answer = json.loads(response.content)
-        except (ValueError, RecursionError):
-            raise EnvError(f"{self.server}{path}: the answer is not JSON: {_clean(response.text)}") from None
-        if isinstance(answer, dict) and answer.get("error"):
-            said = _clean(str(answer["error"]))
-            if path == "/create" and not self._left:
-                raise UserError(
-                    f"agent_r.env.server: {self.server} makes no environment ({said}); mend it there, or lower "
-                    "agent_r.env.server_concurrency."
-                )
-            raise EnvError(f"{self.server}{path}: the server says: {said}")
-        try:
-            return shape.validate_python(answer)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "it"
-            raise EnvError(
-                f"{self.server}{path}: not this environment's protocol ({field}: {first['msg']}): {_clean(str(answer))}"
-            ) from None
 
 
 class _Answer(BaseModel):
@@ -244,25 +107,21 @@ class _Actions(_Answer):
     clickables: list[str]
 
 
-_ALWAYS: tuple[Fault, ...] = ("unreached", "answered", "lost")
-_NOT_IF_UNDER_WAY: tuple[Fault, ...] = ("unreached", "answered")  # a reset that is lost may still be at work
-_ONLY_IF_UNSEEN: tuple[Fault, ...] = ("unreached",)
-
-
 class _RemoteSlot(ABC):
     """One environment on the server."""
 
     id_key: ClassVar[str] = "id"
     created: ClassVar[TypeAdapter[Any]] = TypeAdapter(_Id)
 
-    def __init__(self, link: _Link, number: int) -> None:
+    def __init__(self, link: Link, number: int) -> None:
         self._link = link
         self._me = {self.id_key: number}
+        self._absences = link.absences
 
     @classmethod
-    async def open(cls, link: _Link) -> Slot:
+    async def open(cls, link: Link) -> Slot:
         """Create an environment."""
-        answer = await link.call("POST", "/create", {}, cls.created, _ALWAYS)
+        answer = await link.call("POST", "/create", {}, cls.created, ALWAYS)
         return cls(link, answer if isinstance(answer, int) else answer.id)
 
     @abstractmethod
@@ -275,16 +134,19 @@ class _RemoteSlot(ABC):
 
     async def close(self) -> None:
         """See ``Slot``. Older WebShop servers know no such call; that is their affair."""
-        await self._link.farewell("/close", self._me)
+        if self._link.absences == self._absences:
+            await self._link.farewell("/close", self._me)
 
-    async def _reset(self, shape: type[T] | TypeAdapter[T], **task: Any) -> T:
-        adapter = shape if isinstance(shape, TypeAdapter) else TypeAdapter(shape)
-        return await self._link.call("POST", "/reset", {**self._me, **task}, adapter, _NOT_IF_UNDER_WAY)
+    async def _reset(self, shape: type[T], **task: int) -> T:
+        return await self._call("POST", "/reset", task, shape, IF_ANSWERED)
 
     async def _step(self, shape: type[T], action: str) -> T:
-        return await self._link.call(
-            "POST", "/step", {**self._me, "action": action}, TypeAdapter(shape), _ONLY_IF_UNSEEN
-        )
+        return await self._call("POST", "/step", {"action": action}, shape, NEVER)
+
+    async def _call(self, method: Method, path: str, more: dict[str, Any], shape: Any, again: tuple[Fault, ...]) -> Any:
+        if self._link.absences != self._absences:
+            raise EnvError(f"{self._link.server} was away; it may have forgotten the environment")
+        return await self._link.call(method, path, {**self._me, **more}, TypeAdapter(shape), again)
 
 
 class TextCraftSlot(_RemoteSlot):
@@ -292,7 +154,7 @@ class TextCraftSlot(_RemoteSlot):
 
     async def reset(self, task_id: int) -> str:
         """See ``Slot``."""
-        return _text((await self._reset(_Begun, data_idx=task_id)).observation)
+        return plain_text((await self._reset(_Begun, data_idx=task_id)).observation)
 
     async def step(self, action: str) -> Step:
         """See ``Slot``."""
@@ -307,12 +169,12 @@ class SciWorldSlot(_RemoteSlot):
     async def reset(self, task_id: int) -> str:
         """See ``Slot``. The first observation opens with the task's description."""
         answer = await self._reset(_SciWorldBegun, data_idx=task_id)
-        return _text(f"{answer.task_description}\n{answer.observation}")
+        return plain_text(f"{answer.task_description}\n{answer.observation}")
 
     async def step(self, action: str) -> Step:
         """See ``Slot``."""
         answer = await self._step(_SciWorldStepped, action)
-        valid = not answer.observation.startswith(("No known action", "Ambiguous request"))
+        valid = not answer.observation.startswith(("No known action", "Unknown action", "Ambiguous request"))
         return _outcome(answer.observation, answer.score, 100.0, answer.done, valid)
 
 
@@ -321,15 +183,14 @@ class WebShopSlot(_RemoteSlot):
 
     id_key = "env_idx"
     created = TypeAdapter(int)
-    _begun: ClassVar[TypeAdapter[list[Any]]] = TypeAdapter(list[Any])
     _page = ""
 
     async def reset(self, task_id: int) -> str:
         """See ``Slot``."""
-        answer = await self._reset(self._begun, session_id=task_id)
+        answer = await self._reset(list[Any], session_id=task_id)
         if not answer or not isinstance(answer[0], str):
-            raise EnvError(f"{self._link.server}/reset: not this environment's protocol: {_clean(str(answer))}")
-        self._page = _text(answer[0])
+            raise EnvError(f"{self._link.server}/reset: not this environment's protocol: {in_short(str(answer))}")
+        self._page = plain_text(answer[0])
         return self._page
 
     async def step(self, action: str) -> Step:
@@ -337,7 +198,7 @@ class WebShopSlot(_RemoteSlot):
         answer = await self._step(_WebShopStepped, action)
         page = re.split(r" \[SEP\] (?:Reward \[SEP\] )?Your score", answer.state)[0] if answer.done else answer.state
         valid = page != self._page or await self._offered(action)
-        self._page = _text(page)
+        self._page = plain_text(page)
         return _outcome(page, answer.reward, 1.0, answer.done, valid)
 
     async def _offered(self, action: str) -> bool:
@@ -345,7 +206,7 @@ class WebShopSlot(_RemoteSlot):
         match = re.match(r"(.+)\[(.+)\]", action.strip())
         if match is None or match[1] != "click":
             return match is not None and match[1] == "search"
-        offered = await self._link.call("GET", "/available_actions", self._me, TypeAdapter(_Actions), _ALWAYS)
+        offered = await self._call("GET", "/available_actions", {}, _Actions, NEVER)
         return match[2].lower() in (text.lower() for text in offered.clickables)
 
 
@@ -360,28 +221,6 @@ def _outcome(observation: str, raw: float, best: float, done: bool, valid: bool)
     """A step with its score on our scale: [0, 1], and a disaster, which ends the episode, where it is negative."""
     disaster = raw < 0
     reward = 0.0 if disaster else min(raw / best, 1.0)
-    return Step(_text(observation), reward, done or disaster, {"raw_score": raw, "valid": valid, "disaster": disaster})
-
-
-def _address(server: str) -> str:
-    try:
-        url = httpx.URL(server)
-    except httpx.InvalidURL:
-        raise UserError("agent_r.env.server is not an address; write it like http://127.0.0.1:36001.") from None
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UserError(f"agent_r.env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
-    if url.userinfo or url.query or url.fragment:
-        raise UserError(
-            f"agent_r.env.server: the address at {url.host} holds a password, a query or a fragment; "
-            "write it like http://127.0.0.1:36001."
-        )
-    return str(url).rstrip("/")
-
-
-def _text(text: str) -> str:
-    """Lone surrogates are legal in JSON but could not be written as UTF-8."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _clean(text: str) -> str:
-    return " ".join(_text(text).split())[:_SAY]
+    return Step(
+        plain_text(observation), reward, done or disaster, {"raw_score": raw, "valid": valid, "disaster": disaster}
+    )

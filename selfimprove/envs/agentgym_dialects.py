@@ -138,6 +138,91 @@ TEXTCRAFT = Dialect(
     ),
 )
 
+# ScienceWorld. The embedded environment's ``simulator`` tells what is not part of ``AgentEnv``.
+
+
+def _sciworld_reset(held: Open, asked: Begin) -> dict[str, Any]:
+    from selfimprove.envs.sciworld_games import game
+
+    env: Any = held.env
+    task_id = asked.data_idx or 0
+    first = _begin(held, task_id)
+    description = env.simulator.description()
+    task, variation = game(task_id)
+    held.detail = {
+        "task_name": task,
+        "var_num": variation,
+        "task_description": description,
+        "observation": first.removeprefix(f"{description}\n"),
+        "reward": 0,
+        "score": 0,
+        "deleted": False,
+        "done": False,
+    }
+    return held.detail
+
+
+def _playing(answer: Callable[[Open, Any], Any]) -> Callable[[Open, Any], Any]:
+    """As the original, refuse everything but ``/reset`` and ``/close`` before the first reset and after the end."""
+
+    def checked(held: Open, asked: Any) -> Any:
+        if not held.detail:
+            raise Refused(f"The environment {held.number} has no task yet; reset it.")
+        if held.detail["done"]:
+            raise Refused(f"The task with environment {held.number} has finished.")
+        return answer(held, asked)
+
+    return checked
+
+
+def _sciworld_step(held: Open, asked: Act) -> dict[str, Any]:
+    """``score`` is the original's, -100 to 100, and ``reward`` its change."""
+    step = held.env.step(asked.action)
+    score = int(step.info["raw_score"])
+    answer = {
+        "observation": step.observation,
+        "reward": score - held.detail["score"],
+        "score": score,
+        "done": step.done,
+    }
+    held.detail = {**held.detail, **answer}
+    return answer
+
+
+def _sciworld_tells(tell: Callable[[Any], Any]) -> Callable[[Open, Any], Any]:
+    """A call that the simulator answers, at no cost in moves."""
+
+    def answer(held: Open, asked: Which) -> Any:
+        env: Any = held.env
+        return tell(env.simulator)
+
+    return _playing(answer)
+
+
+SCIWORLD = Dialect(
+    greeting="This is environment ScienceWorld.",
+    created=lambda held: {"id": held.number},
+    endpoints=(
+        Endpoint("POST", "/reset", Begin, _sciworld_reset),
+        Endpoint("POST", "/step", Act, _playing(_sciworld_step)),
+        Endpoint("GET", "/observation", Which, _playing(lambda held, asked: held.detail["observation"])),
+        Endpoint("GET", "/detail", Which, _playing(lambda held, asked: held.detail)),
+        Endpoint(
+            "GET",
+            "/action_hint",
+            Which,
+            _sciworld_tells(lambda it: {"possible_actions": it.templates(), "possible_objects": it.objects()}),
+        ),
+        Endpoint("GET", "/goals", Which, _sciworld_tells(lambda it: {"goals": it.goal_progress()})),
+        Endpoint("GET", "/task_description", Which, _sciworld_tells(lambda it: {"task_description": it.description()})),
+        Endpoint("GET", "/look", Which, _sciworld_tells(lambda it: it.look())),
+        Endpoint("GET", "/inventory", Which, _sciworld_tells(lambda it: it.inventory())),
+        Endpoint("GET", "/valid_actions", Which, _playing(lambda held, asked: held.env.valid_actions())),
+    ),
+    threads=True,
+)
+
+
 # WebShop
 
 
@@ -182,4 +267,4 @@ WEBSHOP = Dialect(
     closed={"closed": True},
 )
 
-DIALECTS: dict[str, Dialect] = {"textcraft": TEXTCRAFT, "webshop": WEBSHOP}
+DIALECTS: dict[str, Dialect] = {"textcraft": TEXTCRAFT, "sciworld": SCIWORLD, "webshop": WEBSHOP}

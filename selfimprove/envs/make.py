@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, World
 
 if TYPE_CHECKING:
+    from selfimprove.envs.sciworld_jvm import JvmPool
     from selfimprove.envs.textcraft_recipes import RecipeBook
     from selfimprove.methods.agent_r.params import EnvParams
 
@@ -17,7 +18,7 @@ def make_agent_env(params: EnvParams) -> AgentEnv:
     """A copy of the embedded environment, whether or not ``params.server`` is set.
 
     Raises:
-        UserError: what the environment needs is missing or wrong (a recipe file, Java).
+        UserError: what the environment needs is missing or wrong (a recipe file). A missing Java: at ``reset``.
     """
     if params.name == "textcraft":
         from selfimprove.envs.textcraft import TextCraft
@@ -29,7 +30,7 @@ def make_agent_env(params: EnvParams) -> AgentEnv:
         return WebShop(products=params.products, catalogue_seed=params.catalogue_seed)
     from selfimprove.envs.sciworld import SciWorld
 
-    return SciWorld()
+    return SciWorld(_pool(params.jvms), map_actions=params.map_actions)
 
 
 def make_world(params: EnvParams) -> World:
@@ -72,3 +73,11 @@ def _book(path: str | None) -> RecipeBook:
     from selfimprove.envs.textcraft_recipes import RecipeBook
 
     return RecipeBook.load(None if path is None else Path(path))
+
+
+@lru_cache(maxsize=1)
+def _pool(jvms: int) -> JvmPool:
+    """The Java processes that all copies made here share; they end with this process."""
+    from selfimprove.envs.sciworld_jvm import JvmPool
+
+    return JvmPool(jvms)

@@ -6,7 +6,6 @@ catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays w
 
 from __future__ import annotations
 
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ import typer
 import uvicorn
 
 from selfimprove.envs.agentgym_dialects import DIALECTS
-from selfimprove.envs.agentgym_server import close_env, make_app
+from selfimprove.envs.agentgym_server import close_env, listen, make_app
 from selfimprove.envs.make import make_agent_env
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams, EnvName
@@ -29,26 +28,22 @@ def serve(
     env: Annotated[EnvName, typer.Option(help="which environment")] = "textcraft",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 36001,
     host: Annotated[str, typer.Option(help="the address to listen at; there is no access control")] = "127.0.0.1",
-    environments: Annotated[int | None, typer.Option(min=1, help="held at once (1024; sciworld: env.jvms)")] = None,
+    environments: Annotated[int, typer.Option(min=1, help="held at once by all clients")] = 64,
     idle: Annotated[float, typer.Option(min=0, help="seconds unused after which one is taken back for room")] = 600.0,
     params: Annotated[Path, typer.Option(help="where agent_r.env stands")] = Path("params.yaml"),
 ) -> None:
     """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     settings = section.env.model_copy(update={"name": env, "server": None})
-    close_env(make_agent_env(settings))  # what is wrong with it is said now, not to the first client
-    most = environments or (settings.jvms if env == "sciworld" else 1024)
-    server = make_app(DIALECTS[env], partial(make_agent_env, settings), environments=most, idle=idle)
-    try:
-        listener = socket.create_server((host, port), family=_family(host), backlog=1024)
-    except OSError as error:
-        raise UserError(f"cannot listen at {host}, port {port} ({error.strerror}); choose another --port.") from None
-    typer.echo(f"{env} at http://{host}:{listener.getsockname()[1]}, at most {most} environments; Ctrl-C ends it")
+    first = make_agent_env(settings)
+    first.reset(first.task_ids()[0])  # what is wrong with it is said now, not to the first client
+    close_env(first)
+    server = make_app(DIALECTS[env], partial(make_agent_env, settings), environments=environments, idle=idle)
+    listener = listen(host, port)
+    typer.echo(
+        f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C ends it"
+    )
     uvicorn.Server(uvicorn.Config(server, log_level="warning", access_log=False)).run([listener])
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def main() -> None:
