@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import uvicorn
 
 from selfimprove.envs.agent import AgentEnv
 from selfimprove.envs.agentgym_dialects import DIALECTS
-from selfimprove.envs.agentgym_server import make_app
+from selfimprove.envs.agentgym_server import listen, make_app
 
 
 @contextmanager
@@ -26,10 +25,11 @@ def our_server(
     environments: int = 64,
     idle: float = 600.0,
     clock: Any = time.monotonic,
+    port: int = 0,
 ) -> Iterator[str]:
     """Serve copies of an environment in a thread; the address."""
     app = make_app(DIALECTS[name], make_env, environments=environments, idle=idle, clock=clock)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = listen("127.0.0.1", port)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -69,6 +69,7 @@ def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[H
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # header and body are sent apart
 
         def do_POST(self) -> None:
             self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))

@@ -1,0 +1,112 @@
+"""From params to environments, and the command that serves one (Agent-R checklist rows 35 to 38)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.envs.agent import EmbeddedWorld, World
+from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.envs.replay import ReplayWorld
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import EnvParams
+
+PARAMS = Path("profiles/default.yaml")
+RECIPE = {
+    "type": "crafting_shapeless",
+    "ingredients": [{"item": "minecraft:oak_log"}],
+    "result": {"item": "minecraft:oak_planks", "count": 4},
+}
+
+
+def begin(world: World, task: int) -> str:
+    async def work() -> str:
+        try:
+            return (await world.reset(task))[1]
+        finally:
+            await world.close()
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("name", ["textcraft", "webshop"])
+def test_agent_r_35_37_params_make_the_embedded_environment(name: Any) -> None:
+    params = EnvParams(name=name, products=300)
+    env, world = make_agent_env(params), make_world(params)
+    assert isinstance(world, EmbeddedWorld)
+    assert (env.name, world.name, world.instruction) == (name, name, env.instruction)
+    assert begin(world, 7) == env.reset(7)
+
+
+def test_agent_r_35_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path) -> None:
+    texts = {make_agent_env(EnvParams(seed=seed)).reset(300) for seed in (1, 2, 1)}
+    assert len(texts) == 2
+    book = tmp_path / "book.json"
+    book.write_text(json.dumps({"oak_planks.json": RECIPE}), encoding="utf-8")
+    env = make_agent_env(EnvParams(recipes=str(book)))
+    assert list(env.task_ids()) == [0]
+    assert env.reset(0) == "Crafting commands:\ncraft 4 oak planks using 1 oak log\n\nGoal: craft oak planks."
+    with pytest.raises(UserError, match="nowhere"):
+        make_agent_env(EnvParams(recipes=str(tmp_path / "nowhere.json")))
+
+
+def test_agent_r_37_webshop_takes_its_catalogue_from_the_params() -> None:
+    texts = {make_agent_env(EnvParams(name="webshop", products=300, catalogue_seed=s)).reset(0) for s in (1, 2, 1)}
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("name", ["textcraft", "webshop", "sciworld"])
+def test_agent_r_38_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
+    world = make_world(EnvParams(name=name, server="http://127.0.0.1:9", server_concurrency=3, server_timeout=2.0))
+    assert isinstance(world, ReplayWorld)
+    assert world.name == name
+    assert world.instruction.strip()
+    if name != "sciworld":
+        assert world.instruction == make_agent_env(EnvParams(name=name, products=300)).instruction
+    with pytest.raises(UserError, match=r"env\.server"):
+        make_world(EnvParams(name=name, server="127.0.0.1"))
+
+
+@contextmanager
+def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """``make serve``'s command; the first line it prints."""
+    command = [sys.executable, "-u", "-m", "selfimprove.envs.serve", "--params", str(PARAMS), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline(), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_agent_r_38_serve_serves_the_params_environment_until_interrupted() -> None:
+    with served("--env", "textcraft", "--port", "0") as (line, process):
+        assert line.startswith("textcraft at http://127.0.0.1:"), process.stderr and process.stderr.read()
+        url = line.split()[2].rstrip(",")
+        world = make_world(EnvParams(name="textcraft", server=url, server_concurrency=2))
+        assert begin(world, 5) == make_agent_env(EnvParams(name="textcraft")).reset(5)
+        with served("--env", "textcraft", "--port", url.rpartition(":")[2]) as (nothing, second):
+            assert nothing == ""
+            assert second.wait(30) == 2
+            assert second.stderr is not None
+            said = second.stderr.read()
+            assert "choose another --port" in said
+            assert "Traceback" not in said
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
