@@ -12,6 +12,8 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 METHOD ?= all
 PROFILE ?= default
+ENV ?= textcraft
+PORT ?= 36001
 
 VENV := .venv
 READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
@@ -22,7 +24,7 @@ METHODS := rise
 targets_of_rise := rise-base-evaluate rise-evaluate rise-control-evaluate
 goals = $(if $(filter all,$(METHOD)),report,$(or $(targets_of_$(METHOD)),$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test test-all lint use exp compare report bench deps dag clean-scratch lock
+.PHONY: help setup repro test test-all lint use exp compare report serve bench deps dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -65,6 +67,9 @@ test: $(READY) ## lint, types and all light tests
 
 lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages import
 	@ruff check . && ruff format --check --quiet . && mypy && python -m selfimprove.pipeline.closure --check
+
+serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
+	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
