@@ -101,11 +101,21 @@ def make_plan(
 def lay_out(
     batch: Sequence[int], lengths: Sequence[int], row_tokens: int, micro_batch_tokens: int, world_size: int
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Rows of nearly equal width, grouped into micro-batches of similar rows, dealt to processes in turn.
+    """Examples dealt to processes so that all read nearly as many tokens; then rows, and micro-batches of them.
 
     ``batch`` must not be empty.
     """
-    rows = pack_rows(batch, lengths, row_tokens, minimum=min(world_size, len(batch)))
+    hands = [hand for _, hand in _deal(batch, lengths, world_size)]
+    shares = [
+        _micro_batches(pack_rows(hand, lengths, row_tokens), lengths, micro_batch_tokens) if hand else []
+        for hand in hands
+    ]
+    most = max(len(share) for share in shares)
+    return tuple(tuple(_split_to(share, most)) for share in shares)
+
+
+def _micro_batches(rows: Sequence[Row], lengths: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
+    """Neighbouring rows together, as many as their limit and their filling allow."""
     micros: list[MicroBatch] = []
     group: list[Row] = []
     widest = held = 0
@@ -119,31 +129,34 @@ def lay_out(
             widest = width
         group.append(row)
         held += width
-    micros.append(tuple(group))
-    micros = _split_to_multiple(micros, world_size)
-    return tuple(tuple(micros[rank::world_size]) for rank in range(world_size))
+    return [*micros, tuple(group)]
 
 
-def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int, *, minimum: int = 1) -> list[Row]:
+def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[Row]:
     """Share examples out to as few rows of nearly equal width as hold them; widest row first.
 
-    Longest example first, each into the emptiest row; one more row whenever the widest would exceed its limit.
+    One more row whenever the widest would exceed its limit.
     """
-    longest_first = sorted(batch, key=lambda index: -lengths[index])
     total = sum(lengths[index] for index in batch)
-    limit = max(row_tokens, lengths[longest_first[0]])
-    count = max(minimum, math.ceil(total / limit))
+    limit = max(row_tokens, *(lengths[index] for index in batch))
+    count = math.ceil(total / limit)
     while True:
-        rows: list[list[int]] = [[] for _ in range(count)]
-        heap = [(0, row) for row in range(count)]
-        for index in longest_first:
-            width, emptiest = heap[0]
-            rows[emptiest].append(index)
-            heapq.heapreplace(heap, (width + lengths[index], emptiest))
-        if max(width for width, _ in heap) <= limit:
+        rows = _deal(batch, lengths, count)
+        if max(width for width, _ in rows) <= limit:
             break
         count += 1
-    return [tuple(rows[row]) for width, row in sorted(heap, key=lambda item: (-item[0], item[1])) if width]
+    return [row for width, row in sorted(rows, key=lambda item: -item[0]) if width]
+
+
+def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tuple[int, Row]]:
+    """Tokens and examples of each of ``count`` hands: longest example first, each to the hand that holds least."""
+    hands: list[list[int]] = [[] for _ in range(count)]
+    heap = [(0, hand) for hand in range(count)]
+    for index in sorted(batch, key=lambda index: -lengths[index]):
+        held, fewest = heap[0]
+        hands[fewest].append(index)
+        heapq.heapreplace(heap, (held + lengths[index], fewest))
+    return [(held, tuple(hands[hand])) for held, hand in sorted(heap, key=lambda item: item[1])]
 
 
 def computed_tokens(micro: MicroBatch, lengths: Sequence[int]) -> int:
@@ -178,12 +191,12 @@ def _grouped(order: list[int], lengths: Sequence[int], group: int, draws: Random
     return [index for batch in batches + partial for index in batch]
 
 
-def _split_to_multiple(micros: list[MicroBatch], world_size: int) -> list[MicroBatch]:
-    """Split the largest micro-batches until every process gets as many; empty ones only where no rows are left."""
+def _split_to(micros: Sequence[MicroBatch], count: int) -> list[MicroBatch]:
+    """Split the largest micro-batches until there are ``count``; empty ones only where no rows are left to split."""
     micros = list(micros)
-    while len(micros) % world_size:
-        largest = max(range(len(micros)), key=lambda i: len(micros[i]))
-        rows = micros[largest]
+    while len(micros) < count:
+        largest = max(range(len(micros)), key=lambda i: len(micros[i]), default=0)
+        rows = micros[largest] if micros else ()
         if len(rows) < 2:
             micros.append(())
             continue

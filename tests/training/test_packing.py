@@ -69,6 +69,17 @@ def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: di
             assert sum(bool(share[0]) for share in step.shares) == layout["world_size"]
 
 
+def test_processes_compute_nearly_equally_much() -> None:
+    random = rng("lengths", "shares")
+    lengths = [random.randint(60, 140) for _ in range(1600)]
+    for world_size in (2, 4):
+        plan = make_plan(lengths, batch_size=16, row_tokens=192, micro_batch_tokens=8192, seed=0, world_size=world_size)
+        slowest = sum(
+            max(sum(computed_tokens(micro, lengths) for micro in share) for share in step.shares) for step in plan.steps
+        )
+        assert slowest <= 1.05 * plan.padded_tokens / world_size
+
+
 @given(LENGTHS, LAYOUT, st.integers(1, 20_000))
 def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layout: dict[str, int], limit: int) -> None:
     plan = make_plan(lengths, max_tokens=limit, **layout)
