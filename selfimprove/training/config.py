@@ -20,9 +20,11 @@ class LoraConfig(Section):
 
 
 class LauncherConfig(Section):
-    """How the trainer is started: in this process, by torchrun (DDP), or by torchrun with DeepSpeed ZeRO."""
+    """How the trainer is started: in this process, as forks of it that share its threads (CPU, DDP), by torchrun (DDP),
+    or by torchrun with DeepSpeed ZeRO.
+    """
 
-    kind: Literal["single", "torchrun", "deepspeed"] = "single"
+    kind: Literal["single", "fork", "torchrun", "deepspeed"] = "single"
     processes: int = Field(default=1, ge=1, description="processes on each node")
     nodes: int = Field(default=1, ge=1)
     rendezvous: str | None = Field(default=None, description="host:port of node 0, for more than one node")
@@ -32,7 +34,9 @@ class LauncherConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> LauncherConfig:
         if self.kind == "single" and self.processes * self.nodes > 1:
-            raise ValueError("kind 'single' has one process; use torchrun or deepspeed for more")
+            raise ValueError("kind 'single' has one process; use fork, torchrun or deepspeed for more")
+        if self.kind == "fork" and self.nodes > 1:
+            raise ValueError("kind 'fork' works on one node; use torchrun or deepspeed for more")
         if self.nodes > 1 and self.rendezvous is None:
             raise ValueError("more than one node needs rendezvous: host:port of node 0")
         return self
@@ -41,6 +45,9 @@ class LauncherConfig(Section):
 class FinetuneParams(Section):
     """One fine-tuning run. ``batch_size`` counts examples in an optimiser step, over all processes."""
 
+    backend: Literal["trainer", "xtuner"] = Field(
+        default="trainer", description="xtuner: Agent-R's trainer, in its own environment (make env-xtuner)"
+    )
     epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 keeps the model as it is")
     max_tokens: int | None = Field(
         default=None,
@@ -61,7 +68,9 @@ class FinetuneParams(Section):
     reduction: Literal["example_mean", "token_mean"] = Field(
         default="example_mean", description="RISE: mean token loss of each example, then the batch mean"
     )
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32", description="float16 (with a loss scale) is for backend xtuner"
+    )
     tf32: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     gradient_checkpointing: bool = False
@@ -73,3 +82,20 @@ class FinetuneParams(Section):
     logging_steps: int = Field(default=10, ge=1)
     report_to: Literal["none", "wandb", "tensorboard"] = "none"
     trust_remote_code: bool = False
+
+    @model_validator(mode="after")
+    def _forks_are_for_cpus(self) -> FinetuneParams:
+        if self.launcher.kind == "fork" and self.device != "cpu":
+            raise ValueError("launcher kind 'fork' is for device: cpu; use torchrun or deepspeed on GPUs")
+        return self
+
+    @model_validator(mode="after")
+    def _known_to_the_backend(self) -> FinetuneParams:
+        if self.backend == "trainer" and self.dtype == "float16":
+            raise ValueError("dtype 'float16' is for backend xtuner; use bfloat16")
+        if self.backend == "xtuner":
+            from selfimprove.training.xtuner_config import unsupported
+
+            if missing := unsupported(self):
+                raise ValueError(f"backend 'xtuner' has no {missing}; change it, or use backend trainer")
+        return self

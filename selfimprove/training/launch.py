@@ -56,7 +56,7 @@ def finetune(
     Args:
         out_dir: appears whole; must not hold files yet.
         scratch: folder on the same machine (and, with several nodes, shared) for checkpoints and logs.
-        threads: of each process; part of the result's identity on CPU.
+        threads: of each process (launcher ``fork``: of all together); part of the result's identity on CPU.
         max_tokens: overrides ``cfg.max_tokens``: stop after the step that brings the tokens read to this many.
         pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
         progress: called after each step with (steps done, steps in all, note).
@@ -92,14 +92,22 @@ def finetune(
         checkpoints=scratch / "checkpoints",
         params=cfg,
         seed=seed,
-        threads=threads,
+        threads=max(1, threads // cfg.launcher.processes) if cfg.launcher.kind == "fork" else threads,
         weight_normalization=weight_normalization,
         max_tokens=limit,
     )
     job.checkpoints = scratch / f"checkpoints-{_identity(job, encoded)}"
     job.checkpoints.mkdir(parents=True, exist_ok=True)
-    if cfg.launcher.kind == "single":
+    if cfg.backend == "xtuner":
+        from selfimprove.training.xtuner import train_with_xtuner
+
+        report = train_with_xtuner(job, encoded, progress)
+    elif cfg.launcher.kind == "single":
         report = train(job, encoded, progress)
+    elif cfg.launcher.kind == "fork":
+        from selfimprove.training.fork import train_forked
+
+        report = train_forked(job, encoded, progress)
     else:
         report = _run_workers(job, encoded, progress)
     for file in sorted(model_dir.iterdir()):
@@ -162,7 +170,20 @@ def _run_workers(job: Job, encoded: Sequence[EncodedExample], progress: Progress
     command = worker_command(job_file.absolute(), job.params.launcher)
     if job.params.launcher.nodes > 1:
         print(f"finetune: run this on every other node too: {' '.join(command)}", file=sys.stderr, flush=True)
-    # Workers read end-of-file from their input when this process dies, and stop: no orphan keeps training.
+    code = watch(command, environment, log_file, progress)
+    if code != 0 or not report_file.is_file():
+        raise UserError(
+            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
+            f"the end of {log_file} says: {reason(log_file)}"
+        )
+    return TrainReport.model_validate_json(report_file.read_text(encoding="utf-8"))
+
+
+def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
+    """Run training processes to their end, pass their progress on and log the rest; returns their exit code.
+
+    They read end-of-file from their input when this process dies, and stop: no orphan keeps training.
+    """
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -182,20 +203,14 @@ def _run_workers(job: Job, encoded: Sequence[EncodedExample], progress: Progress
                     log.flush()
                 elif progress is not None:
                     progress(*json.loads(line[len(PROGRESS_MARK) :]))
-        code = process.wait()
+        return process.wait()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
-    if code != 0 or not report_file.is_file():
-        raise UserError(
-            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
-            f"the end of {log_file} says: {_reason(log_file)}"
-        )
-    return TrainReport.model_validate_json(report_file.read_text(encoding="utf-8"))
 
 
-def _reason(log_file: Path) -> str:
+def reason(log_file: Path) -> str:
     """The last telling lines: what a worker called its error, else the end of the log before torchrun's summary."""
     lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers.trainer import Trainer
 from transformers.trainer_callback import (
@@ -310,6 +311,13 @@ class _EveryStep(TrainerCallback):
     def __init__(self, trainer: WeightedTrainer) -> None:
         self._trainer = trainer
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = self._trainer.model_wrapped
+        if isinstance(model, DistributedDataParallel) and args.use_cpu and args.world_size > 2:
+            model.register_comm_hook(None, lambda state, bucket: _mean_in_order(bucket.buffer()))
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
@@ -321,6 +329,25 @@ class _EveryStep(TrainerCallback):
             note = f"loss {trainer._losses[-1]:.4f}" if trainer._losses else ""
             trainer._progress(state.global_step, state.max_steps, note)
         return control
+
+
+def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The processes' gradients added up in their order.
+
+    A ring of three or more adds in an order that depends on a gradient's place in its bucket, and DDP lays buckets out
+    anew after the first step: a resumed run would end with other last bits. (Two numbers have only one sum.)
+    """
+    shares = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
+    work = torch.distributed.all_gather(shares, mine, async_op=True)
+
+    def mean(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.wait()
+        total = shares[0]
+        for share in shares[1:]:
+            total += share
+        return total.div_(len(shares))
+
+    return work.get_future().then(mean)
 
 
 def _check_hardware(params: FinetuneParams) -> None:

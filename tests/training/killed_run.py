@@ -2,17 +2,24 @@
 
 Imports once and forks before any thread is started, so that a run costs a fraction of a second. Reads a JSON list of
 runs from the file named on the command line; each names what ``finetune`` gets and where to die:
-``kill_at_step`` (after that step, before its checkpoint) or ``kill_at_seal`` (checkpoint written but not yet whole).
+``kill_at_step`` (after that step, before its checkpoint; with launcher ``fork``, whose processes meanwhile go on, at
+any moment after it) or ``kill_at_seal`` (checkpoint written but not yet whole). The next run starts when every process
+of the last one has ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import Any
+
+ORPHAN_SECONDS = 60
 
 
 def main(runs_file: Path) -> None:
@@ -22,16 +29,22 @@ def main(runs_file: Path) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     from selfimprove.records import Example
-    from selfimprove.training import launch, trainer
+    from selfimprove.training import fork, launch, trainer  # noqa: F401
     from selfimprove.training.config import FinetuneParams
 
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
         steps = runs_file.with_suffix(f".{number}.steps")
+        alive, held = os.pipe()
         child = os.fork()
         if child == 0:
+            os.close(alive)  # it and its own forks hold the other end as long as they live
             _run_or_die(run, steps, launch, trainer, Example, FinetuneParams)
+        os.close(held)
         status = os.waitpid(child, 0)[1]
+        if not select.select([alive], [], [], ORPHAN_SECONDS)[0]:
+            raise RuntimeError(f"run {number} left processes behind")
+        os.close(alive)
         results.append(
             {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None}
         )
@@ -43,8 +56,11 @@ def main(runs_file: Path) -> None:
 
 
 def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, trainer: Any, example: Any, params: Any) -> None:
+    stage = os.getpid()
+
     def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(stage, signal.SIGKILL)
+        time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
 
     def progress(done: int, total: int, note: str) -> None:
         with steps.open("a") as file:
@@ -74,6 +90,8 @@ def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, trainer: Any, exa
         )
         Path(run["report"]).write_text(report.model_dump_json())
         code = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(code)
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline.params import load_section
 from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import finetune, load_encoded, save_encoded, worker_command
 from selfimprove.training.report import TrainReport
-from selfimprove.training.trainer import _check_hardware
+from selfimprove.training.trainer import WeightedTrainer, _check_hardware
 from selfimprove.training.zero import zero_config
 
 Maker = Callable[..., list[Example]]
@@ -55,11 +59,12 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "launcher",
     [
+        {"kind": "fork", "processes": 2},
         {"kind": "torchrun", "processes": 2},
         {"kind": "deepspeed", "processes": 2, "zero_stage": 2},
         {"kind": "deepspeed", "processes": 2, "zero_stage": 3},
     ],
-    ids=["ddp", "zero2", "zero3"],
+    ids=["fork", "ddp", "zero2", "zero3"],
 )
 def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
@@ -94,6 +99,68 @@ def test_a_workers_own_words_reach_the_user(tiny: Path, dialogues: Maker, tmp_pa
         run(tiny, dialogues(4), tmp_path, cfg)
     assert "Traceback" not in str(error.value)
     assert not (tmp_path / "model").exists()
+
+
+FORK = {"kind": "fork", "processes": 2}
+
+
+def test_a_forked_processs_error_is_the_callers_and_the_others_end(
+    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = WeightedTrainer.micro_batches
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+
+    def fail_with(failure: Callable[[], Any]) -> None:
+        def micro_batches(self: WeightedTrainer, number: int) -> Any:
+            if (self.args.process_index, number) == (1, 1):
+                failure()
+            return batches(self, number)
+
+        monkeypatch.setattr(WeightedTrainer, "micro_batches", micro_batches)
+
+    def throw(error: Exception) -> Callable[[], Any]:
+        def failure() -> None:
+            raise error
+
+        return failure
+
+    failures: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (throw(UserError("data/x.jsonl:3 is torn; mend it.")), UserError, r"^data/x.jsonl:3 is torn; mend it.$"),
+        (throw(full), OSError, r"No space left on device: 'model.safetensors'"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), UserError, r"^fork: training process 1 was ended by SIGKILL"),
+        (lambda: os._exit(7), UserError, r"^fork: training process 1 was ended with code 7"),
+    ]
+    for failure, kind, said in failures:
+        fail_with(failure)
+        with pytest.raises(kind, match=said):
+            run(tiny, dialogues(25), tmp_path, params(**FORK))
+        assert not psutil.Process().children()
+        assert not (tmp_path / "model").exists()
+    monkeypatch.undo()
+    assert run(tiny, dialogues(25), tmp_path, params(**FORK)).steps == 4
+
+
+def test_a_process_whose_torch_threads_run_can_fork_others_with_threads(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        big = torch.rand(600, 600, requires_grad=True)
+        (big @ big).exp().mean().backward()
+        report = run(tiny, dialogues(8), tmp_path, params(**FORK), threads=4)
+    finally:
+        torch.set_num_threads(threads)
+    assert report.steps == 1
+
+
+def test_fork_is_refused_on_gpus_and_over_nodes() -> None:
+    with pytest.raises(UserError, match=r"rise.*launcher kind 'fork' is for device: cpu; use torchrun"):
+        load_section({"rise": {"device": "cuda", "launcher": FORK}}, "rise", FinetuneParams, "params.yaml")
+    with pytest.raises(UserError, match="kind 'fork' works on one node"):
+        load_section(
+            {"rise": {"launcher": {**FORK, "nodes": 2, "rendezvous": "n0:1"}}}, "rise", FinetuneParams, "params.yaml"
+        )
 
 
 def test_a_worker_leaves_when_its_launcher_is_gone(tmp_path: Path) -> None:

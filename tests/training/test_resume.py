@@ -16,6 +16,7 @@ PARAMS = {
     "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
     "save_steps": 3, "logging_steps": 4,
 }  # fmt: skip
+FORK = {**PARAMS, "launcher": {"kind": "fork", "processes": 3}}
 LORA = {**PARAMS, "lora": {"rank": 2, "alpha": 4, "dropout": 0.3}}
 
 
@@ -74,6 +75,23 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
         assert runs.model(broken) == runs.model(whole)
         assert runs.report(broken) == runs.report(whole)
+
+
+def test_rise_37_forked_processes_die_with_their_stage_and_resume_to_the_same_bytes(
+    tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
+) -> None:
+    runs = Runs(tmp_path, tiny, dialogues(20))
+    runs.add("unbroken", FORK)
+    runs.add("killed", FORK, kill_at_seal=3)  # the first process is within writing its checkpoint
+    runs.add("killed", FORK, kill_at_step=4)  # each is wherever it is by then
+    runs.add("killed", FORK, kill_at_seal=9)
+    runs.add("killed", FORK)
+    results = runs.go()  # fails if a process outlives its stage
+    assert [r["signal"] for r in results] == [0, signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, 0]
+    starts = [result["steps"][0] for result in results]
+    assert starts in ([1, 1, 1, 4, 7], [1, 1, 1, 7, 7])
+    assert runs.model("killed") == runs.model("unbroken")
+    assert runs.report("killed") == runs.report("unbroken")
 
 
 def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
