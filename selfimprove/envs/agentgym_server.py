@@ -27,7 +27,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from selfimprove.envs.agent import AgentEnv, EnvError
@@ -208,11 +208,13 @@ def listen(host: str, port: int) -> socket.socket:
 def _route(method: str, path: str, work: Callable[[Request], Awaitable[Any]]) -> Route:
     async def respond(request: Request) -> Response:
         try:
-            return JSONResponse(await work(request))
+            answer = await work(request)
         except (Refused, UserError, EnvError) as error:
-            return JSONResponse({"error": str(error)})
+            answer = {"error": str(error)}
         except Exception as error:  # a fault of ours ends one call, not the server
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"})
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        # In ASCII: an observation may repeat a lone surrogate of the action, which UTF-8 cannot carry.
+        return Response(json.dumps(answer, ensure_ascii=True), media_type="application/json")
 
     return Route(path, respond, methods=[method])
 

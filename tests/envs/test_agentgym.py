@@ -285,6 +285,7 @@ def test_agent_r_38_webshop_server_speaks_the_table() -> None:
         ("/close", b"{}", "id: Field required"),
         ("/reset", b'{"id": 0, "data_idx": 1.5}', "data_idx: Input should be a valid integer"),
         ("/create", b"null", "no JSON object"),
+        ("/close", b'{"id": 99}', "The id 99 is not valid."),
     ],
 )
 def test_agent_r_38_a_bad_request_is_answered_200_with_an_error(path: str, content: bytes, says: str) -> None:
@@ -637,3 +638,5 @@ def test_agent_r_38_answers_are_json_that_others_read() -> None:
         assert response.headers["content-type"] == "application/json"
         assert json.loads(response.content)["id"] == 0
         assert client.get("/nowhere").status_code == 404
+        odd = client.post("/step", content=b'{"id": 0, "action": "\\ud800\\u0000"}')
+        assert odd.json()["observation"] == "Could not execute \ud800\x00"
