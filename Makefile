@@ -20,9 +20,8 @@ READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
-METHODS := rise
-targets_of_rise := rise-base-evaluate rise-evaluate rise-control-evaluate
-goals = $(if $(filter all,$(METHOD)),report,$(or $(targets_of_$(METHOD)),$(error METHOD=$(METHOD): there are: all $(METHODS))))
+METHODS := rise agent_r
+goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
 .PHONY: help setup repro test test-all lint use exp compare report serve bench deps dag clean-scratch lock
 
@@ -42,7 +41,7 @@ $(READY): requirements/main.lock
 
 repro: $(READY) ## run what is out of date and print the results table; METHOD=rise for one method
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
-	@python -m selfimprove.report.table
+	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 	@python -m selfimprove.pipeline.profiles $(PROFILE)

@@ -30,6 +30,13 @@ class BaseParams(Section):
         return self
 
 
+class BaseSection(Section):
+    """The ``base`` section: the model that each method starts from."""
+
+    rise: BaseParams
+    agent_r: BaseParams
+
+
 def resolve_model(params: BaseParams) -> Path:
     """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
 
@@ -49,11 +56,11 @@ def resolve_model(params: BaseParams) -> Path:
         )
     except RepositoryNotFoundError:
         raise UserError(
-            f"base.model: the hub has no {params.model!r} at that revision for you; mend it or set HF_TOKEN."
+            f"base: the hub has no {params.model!r} at that revision for you; mend it or set HF_TOKEN."
         ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"base.model: {params.model!r} could not be fetched ({type(error).__name__}); "
+            f"base: {params.model!r} could not be fetched ({type(error).__name__}); "
             "check the network, or name a folder that holds the model."
         ) from None
     return Path(path)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from selfimprove.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS, ChatFormat
 from selfimprove.params_base import Section
@@ -22,15 +22,25 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spec
 
 
 class TokenizerParams(Section):
-    """How the tokenizer is trained; not read when ``base.model`` names a model, which brings its own."""
+    """How the tokenizer is trained; not read when the method's base names a model, which brings its own."""
 
     vocab_size: int = Field(default=512, ge=300)
-    texts: int = Field(default=12000, ge=1, description="how many texts of each method it is trained on")
+    texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
 
 
-def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path) -> None:
-    """Write a tokenizer with the ``plain`` chat template to ``folder``; equal texts give equal bytes."""
+class TokenizerSection(Section):
+    """The ``tokenizer`` section: one for each method, so that no method's texts change another's results."""
+
+    rise: TokenizerParams
+    agent_r: TokenizerParams
+
+
+def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:
+    """Write a tokenizer with the ``plain`` chat template to ``folder``; equal texts give equal bytes.
+
+    ``fixed``: texts that stand word for word in every dialogue, such as an environment's instruction: a token each.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -52,6 +62,7 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path)
         tokenizer.train_from_iterator(texts, trainer)
     finally:
         os.environ.pop("RAYON_NUM_THREADS") if before is None else os.environ.update(RAYON_NUM_THREADS=before)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in fixed])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_config(folder, {"pad_token": "<|pad|>", "eos_token": "<|end|>"}, NAMED_TEMPLATES["plain"])

@@ -1,20 +1,22 @@
-"""report: every method's rows in one summary, and the table of the accuracy-by-turn plot."""
+"""report: the summaries of all methods in one file."""
 
-from selfimprove.methods.rise.params import RiseParams
+import json
+
+from selfimprove.pipeline.params import RunParams
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.report.summary import rise_rows, summarise_rise, turn_rows
+
+METHODS = ("rise", "agent_r")
 
 
-@stage("report", "rise", RiseParams)
-def main(stage: Stage[RiseParams]) -> None:
-    for row in rise_rows(stage.params):
-        stage.input(f"results/rise/{row}")
-    summary = summarise_rise(stage.params, stage.input("results/rise"))
+@stage("report", "run", RunParams)
+def main(stage: Stage[RunParams]) -> None:
+    paths = {method: stage.input(f"results/summary/{method}.json") for method in METHODS}
 
-    write_json(stage.output("results/summary.json"), {"rise": summary})
-    write_csv(stage.output("results/turns.csv"), turn_rows(summary))
+    write_json(
+        stage.output("results/summary.json"),
+        {method: json.loads(path.read_text(encoding="utf-8")) for method, path in paths.items()},
+    )
 
 
 if __name__ == "__main__":

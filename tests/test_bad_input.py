@@ -109,10 +109,10 @@ def test_an_empty_data_set_is_refused(
     ("stage", "item", "missing"),
     [
         ("rise.generate", "iter1", "models/rise/base"),
-        ("rise.finetune", "base", "models/base"),
+        ("rise.finetune", "base", "models/base/rise"),
         ("rise.evaluate", "base", "models/rise/base"),
         ("rise.convert", "iter1", EPISODES),
-        ("base", "", "models/tokenizer"),
+        ("base", "rise", "models/tokenizer/rise"),
     ],
 )
 def test_a_missing_input_is_named_with_the_command_that_makes_it(
@@ -132,9 +132,9 @@ def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(bench: Workben
     assert "models/nowhere holds no model (config.json); mend the param model" in refused(
         bench, folder, "rise.generate", "iter1"
     )
-    folder = bench.copy(tmp_path / "base", {"base": {"model": "models/nowhere"}})
+    folder = bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
     for stage in ("tokenizer", "base"):
-        assert "base: model 'models/nowhere' is no folder" in refused(bench, folder, stage)
+        assert "base.rise: model 'models/nowhere' is no folder" in refused(bench, folder, stage, "rise")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -151,26 +151,26 @@ def test_a_truncated_weight_file_is_refused(bench: Workbench, tmp_path: Path) ->
     weights = folder / "models/rise/base/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert "models/rise/base: the model does not load" in refused(bench, folder, "rise.generate", "iter1")
-    shutil.copy(weights, folder / "models/base/model.safetensors")
-    assert "models/base" in refused(bench, folder, "rise.finetune", "base")
+    shutil.copy(weights, folder / "models/base/rise/model.safetensors")
+    assert "models/base/rise" in refused(bench, folder, "rise.finetune", "base")
 
 
 def test_a_model_without_a_chat_template_is_refused_and_the_param_named(bench: Workbench, tmp_path: Path) -> None:
     folder = bench.copy(tmp_path / "bench")
-    for model in ("rise/base", "base"):
+    for model in ("rise/base", "base/rise"):
         (folder / f"models/{model}/chat_template.jinja").unlink()
     for stage, item in (("rise.generate", "iter1"), ("rise.finetune", "base")):
         sentence = refused(bench, folder, stage, item)
         assert "has no chat template; name one with the param chat_template" in sentence
-    given = bench.copy(tmp_path / "own", {"base": {"model": "given"}})
-    shutil.copytree(folder / "models/base", given / "given")
-    assert "given has no chat template" in refused(bench, given, "tokenizer")
+    given = bench.copy(tmp_path / "own", {"base": {"rise": {"model": "given"}}})
+    shutil.copytree(folder / "models/base/rise", given / "given")
+    assert "given has no chat template" in refused(bench, given, "tokenizer", "rise")
 
 
 def test_a_tokenizer_of_another_model_is_refused(bench: Workbench, tmp_path: Path) -> None:
     folder = bench.copy(tmp_path / "bench")
     train_tokenizer(tmp_path / "other", vocab_size=400)
-    for model in ("rise/base", "base"):
+    for model in ("rise/base", "base/rise"):
         shutil.copy(tmp_path / "other/tokenizer.json", folder / f"models/{model}/tokenizer.json")
     said = refused(bench, folder, "rise.generate", "iter1")
     assert "models/rise/base: the tokenizer has " in said
@@ -178,7 +178,7 @@ def test_a_tokenizer_of_another_model_is_refused(bench: Workbench, tmp_path: Pat
     rows = [json.loads(line) for line in lines_of(folder / EXAMPLES)]
     rows[0]["messages"][-1]["token_ids"] = [395]  # an id that this model has not
     (folder / EXAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "models/base" in refused(bench, folder, "rise.finetune", "base")
+    assert "models/base/rise" in refused(bench, folder, "rise.finetune", "base")
 
 
 def closed_port() -> int:

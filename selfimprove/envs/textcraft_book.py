@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 FAMILIES: dict[str, str] = {
-    "ash beech cedar elm larch maple pine rowan willow yew": """
+    "alder ash aspen beech birch cedar elm fir hazel holly larch lime maple oak olive pine poplar rowan willow yew": """
         4 {} plank <- 1 {} trunk
         2 {} pole <- 1 {} branch
         1 {} bench <- 5 {} plank
@@ -31,7 +31,7 @@ FAMILIES: dict[str, str] = {
         1 {} cart <- 1 {} chest, 2 {} pole
         1 {} dresser <- 1 {} cabinet, 1 mirror
     """,
-    "brass bronze cobalt nickel pewter silver steel tin": """
+    "brass bronze chrome cobalt copper gold iron lead nickel pewter platinum silver steel tin titanium zinc": """
         2 {} bar <- 3 {} ore
         1 {} bar <- 4 {} scrap
         6 {} nail <- 1 {} bar
@@ -48,7 +48,7 @@ FAMILIES: dict[str, str] = {
         1 {} kettle <- 1 {} pan, 1 {} plate
         1 {} lantern <- 1 {} lamp, 1 glass
     """,
-    "cotton jute linen mohair silk wool": """
+    "alpaca angora bamboo cashmere cotton felt jute linen mohair nylon silk wool": """
         4 {} thread <- 1 raw {}
         1 {} cloth <- 4 {} thread
         1 {} rope <- 3 {} thread
@@ -61,7 +61,7 @@ FAMILIES: dict[str, str] = {
         1 {} hood <- 1 {} cap, 2 {} thread
         1 {} coat <- 1 {} apron, 1 buckle
     """,
-    "chalk gneiss jasper limestone marble onyx shale slate": """
+    "agate alabaster basalt chalk dolomite flint gneiss granite jasper limestone marble obsidian onyx sandstone shale slate": """
         3 {} brick <- 2 {} rock
         1 {} bowl <- 3 {} rock
         1 {} wall <- 4 {} brick
@@ -74,7 +74,7 @@ FAMILIES: dict[str, str] = {
         1 {} tower <- 1 {} gate, 1 {} step
         1 {} bath <- 1 {} mosaic, 1 {} bowl
     """,
-    "barley buckwheat millet oat rye spelt": """
+    "amaranth barley buckwheat emmer maize millet oat quinoa rye sorghum spelt wheat": """
         2 {} flour <- 3 {} grain
         1 {} malt <- 2 {} grain
         2 {} dough <- 2 {} flour, 1 water
@@ -86,7 +86,7 @@ FAMILIES: dict[str, str] = {
         1 {} toast <- 1 {} loaf, 1 butter
         1 {} sandwich <- 1 {} loaf, 1 #jam
     """,
-    "cherry currant fig pear plum quince": """
+    "apple apricot bilberry cherry currant elderberry fig grape peach pear plum quince": """
         jam: 1 {} jam <- 3 {}
         2 {} juice <- 2 {}
         1 {} tart <- 1 {} jam, 1 pastry
@@ -96,7 +96,7 @@ FAMILIES: dict[str, str] = {
         1 {} punch <- 1 {} syrup, 1 {} juice
         1 {} trifle <- 1 {} punch, 1 cream
     """,
-    "amber indigo ochre scarlet teal violet": """
+    "amber azure coral crimson indigo ivory lilac maroon ochre scarlet teal violet": """
         2 {} pigment <- 1 {} petal
         1 {} ink <- 2 {} petal, 1 water
         2 {} paint <- 1 {} pigment, 1 oil
@@ -111,7 +111,7 @@ FAMILIES: dict[str, str] = {
         1 {} wreath <- 1 {} ribbon, 1 ivy
         1 {} casement <- 1 {} window, 1 hinge
     """,
-    "beryl garnet opal pearl ruby topaz": """
+    "beryl citrine diamond emerald garnet opal pearl peridot ruby sapphire topaz zircon": """
         1 cut {} <- 2 rough {}
         1 {} charm <- 1 cut {}, 1 #cord
         1 {} pin <- 1 cut {}, 1 silver bar

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from selfimprove.base_model import BaseParams
+from selfimprove.base_model import BaseSection
 from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.params import RunParams, load_section, read_yaml
 from selfimprove.pipeline.stage import PARAMS_FILE
-from selfimprove.tokenizer import TokenizerParams
+from selfimprove.tokenizer import TokenizerSection
 
 SCHEMAS: dict[str, type[Section]] = {
     "run": RunParams,
-    "tokenizer": TokenizerParams,
-    "base": BaseParams,
+    "tokenizer": TokenizerSection,
+    "base": BaseSection,
     "rise": RiseParams,
+    "agent_r": AgentRParams,
 }
 
 

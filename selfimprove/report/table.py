@@ -1,6 +1,6 @@
 """The table that ends ``make repro``, and the plots beside it.
 
-Figures come from ``results/summary.json``; seconds and generated tokens from the last run of each stage
+Figures come from ``results/summary/<method>.json``; seconds and generated tokens from the last run of each stage
 (``.scratch/timing``), which is why they are not in the summary: they differ from run to run.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,36 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-SUMMARY = Path("results/summary.json")
+SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
 
 
 def main() -> None:
-    """Print the tables; draw the plots into ``report/``."""
-    if not SUMMARY.is_file():
+    """Print the tables of the methods named as arguments, or of all that have results; draw the plots."""
+    summaries = read_summaries(sys.argv[1:])
+    if not summaries:
         print("no results yet; run `make repro`.", file=sys.stderr)
         sys.exit(2)
     console = Console(width=None if sys.stdout.isatty() else 118)
-    for method, summary in json.loads(SUMMARY.read_text(encoding="utf-8")).items():
+    for method, summary in summaries.items():
         console.print(results_table(method, summary))
         console.print(difference_table(method, summary))
-    draw(json.loads(SUMMARY.read_text(encoding="utf-8")), OUT)
-    console.print(f"plots: {OUT}/*.png; in full: results/summary.json, results/<method>/<row>/metrics.json")
+    draw(summaries, OUT)
+    console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
+
+
+def read_summaries(methods: Sequence[str]) -> dict[str, Any]:
+    """Method -> its summary, of those named (all if none is) that have been run."""
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(SUMMARIES.glob("*.json"))}
+    return {method: summary for method, summary in found.items() if method in methods or not methods}
 
 
 def results_table(method: str, summary: dict[str, Any]) -> Table:
-    """Rows x metrics, mean ± standard error, the gain over turns, and what a row cost."""
+    """Rows x metrics, mean ± standard error, what the method gains within a row, and what a row cost."""
     columns, order, rows = summary["columns"], summary["order"], summary["rows"]
+    gains, rates = summary["gains"], summary["rates"]
     first = rows[order[0]]["metrics"]
-    gains = [name for name in first if name.endswith("-m1@t1")]
     table = Table(
         title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error",
         box=box.SIMPLE,
@@ -45,17 +53,17 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     )
     table.title_justify = table.caption_justify = "left"
     table.add_column("row", no_wrap=True)
-    for column in (*columns, *gains, "r→w", "w→r", "tokens", "train", "eval"):
+    for column in (*columns, *gains, *rates.values(), "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
         cells = [_figure(metrics[column]) for column in columns] + [_signed(metrics[gain]) for gain in gains]
-        cells += [f"{metrics[key]['mean']:.2f}" for key in ("right_to_wrong", "wrong_to_right")]
+        cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
-    notes.append("* more than 3 standard errors from 0; r→w, w→r: right attempts followed by a wrong one, and back")
+    notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
     table.caption = "\n".join(notes)
     return table
 
@@ -75,7 +83,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
-    """One PNG a method: accuracy by turn for every row, with error bars."""
+    """One PNG a method: its curve for every row, with error bars; the method's own rows in solid lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -83,20 +91,20 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
 
     folder.mkdir(exist_ok=True)
     for method, summary in summaries.items():
+        curve = summary["curve"]
+        x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
         figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-        for name in summary["order"]:
-            row = summary["rows"][name]
-            turns = sorted(int(key[10:]) for key in row["metrics"] if key.startswith("accuracy@t"))
-            points = [row["metrics"][f"accuracy@t{turn}"] for turn in turns]
-            solid = row["what"].startswith("RISE")
+        for name in dict.fromkeys(point["row"] for point in curve["points"]):
+            points = [point for point in curve["points"] if point["row"] == name]
+            solid = name in summary["solid"]
             axes.errorbar(
-                turns, [p["mean"] for p in points], [p["se"] for p in points],
+                [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
                 label=name, marker="o", linestyle="-" if solid else "--", linewidth=2 if solid else 1,
             )  # fmt: skip
-        axes.set(xlabel="turn", ylabel="attempt correct", title=f"{method}: accuracy by turn", ylim=(0, 1))
-        axes.set_xticks(turns)
+        axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}", ylim=(0, curve["top"]))
+        axes.set_xticks(sorted({point[x] for point in curve["points"]}))
         axes.legend(fontsize=8)
-        figure.savefig(folder / f"{method}-accuracy-by-turn.png", dpi=130)
+        figure.savefig(folder / f"{method}-{curve['title'].replace(' ', '-')}.png", dpi=130)
         pyplot.close(figure)
 
 
@@ -110,8 +118,9 @@ def _signed(figure: dict[str, float]) -> str:
     return f"{sign}{_short(abs(figure['mean']))}±{_short(figure['se'])}{mark}"
 
 
-def _short(share: float) -> str:
-    return f"{share:.3f}".lstrip("0") if share < 0.9995 else f"{share:.2f}"
+def _short(value: float) -> str:
+    """A share as .123; a score of 0 to 100, or a number of steps, as 12.3."""
+    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.1f}"
 
 
 def _seconds(method: str, row: str) -> tuple[str, str]:

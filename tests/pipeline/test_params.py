@@ -12,15 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from selfimprove.base_model import BaseParams
+from selfimprove.base_model import BaseParams, BaseSection
 from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, read_yaml
 from selfimprove.pipeline.profiles import compose
-from selfimprove.tokenizer import TokenizerParams
+from selfimprove.tokenizer import TokenizerSection
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = {"run": RunParams, "tokenizer": TokenizerParams, "base": BaseParams, "rise": RiseParams}
+SCHEMAS = {
+    "run": RunParams,
+    "tokenizer": TokenizerSection,
+    "base": BaseSection,
+    "rise": RiseParams,
+    "agent_r": AgentRParams,
+}
 DEFAULT = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
 
 
@@ -65,7 +72,7 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
     [
         ("run.sead", "seed"),
         ("tokenizer.vocabsize", "vocab_size"),
-        ("base.arch.layer", "layers"),
+        ("base.rise.arch.layer", "layers"),
         ("rise.iteration", "iterations"),
         ("rise.tasks.trian", "train"),
         ("rise.env.extractor", "extraction"),
@@ -190,8 +197,8 @@ def test_the_student_that_evaluation_plays_must_be_there() -> None:
 
 
 def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> None:
-    said = complaint(put("base.model", "org/model"))
-    assert said.startswith("params.yaml: base: model 'org/model' is no folder; for a hub model give its revision too")
+    said = complaint(put("base.rise.model", "org/model"))
+    assert said.startswith("params.yaml: base.rise: model 'org/model' is no folder; for a hub model give its revision too")
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 

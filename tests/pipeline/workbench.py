@@ -84,7 +84,7 @@ class Workbench:
     def __init__(self, folder: Path, forks: Forks) -> None:
         self.folder, self.forks = folder, forks
         write_params(folder, {})
-        for stage, item in (("rise.data", ""), ("tokenizer", ""), ("base", ""), ("rise.finetune", "base")):
+        for stage, item in (("rise.data", ""), ("tokenizer", "rise"), ("base", "rise"), ("rise.finetune", "base")):
             ran = forks.run(folder, stage, item)
             assert ran.code == 0, ran.stderr
 

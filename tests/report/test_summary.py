@@ -11,11 +11,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
-from selfimprove.methods.rise.metrics import Outcome
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
+from selfimprove.outcomes import Outcome
 from selfimprove.pipeline.profiles import compose
 from selfimprove.records import mean_and_error, write_jsonl
-from selfimprove.report.summary import headline, rise_rows, summarise_rise, turn_rows
 from selfimprove.report.table import difference_table, draw, results_table
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -90,6 +90,8 @@ async def convert(
         async def one(job: tuple[int, Pair]) -> Revision:
             return await _revise(trees[job[0]], job[0], job[1], asked, world, cfg, seed)
 
+        if progress:
+            progress.reach(0, len(pairs))
         revisions = await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress)
 
     made = [

@@ -37,7 +37,12 @@ class TaskParams(Section):
     instead (JSON, as AgentGym and Agent-R publish them).
     """
 
-    demonstrations: int = Field(ge=0, description="expert episodes for the warm start, taken from the training panel")
+    demonstrations: int = Field(ge=0, description="tasks whose expert episodes are the warm start; searched by nobody")
+    layouts: int = Field(
+        default=1,
+        ge=1,
+        description="textcraft: each demonstration's commands in so many orders, with other distractors",
+    )
     train: int = Field(ge=1)
     dev: int = Field(ge=0)
     test: int = Field(ge=1)
@@ -164,6 +169,8 @@ class AgentRParams(Section):
                 raise ValueError(
                     f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
                 )
+        if self.tasks.layouts > 1 and self.env.name != "textcraft":
+            raise ValueError("tasks.layouts: only textcraft has other layouts of a task; set 1")
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
         return self

@@ -15,23 +15,15 @@ p1@t5          any of those 5 attempts is right (an oracle would have stopped th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from selfimprove.errors import UserError
-from selfimprove.records import Attempt, Episode, Record, mean_and_error
+from selfimprove.outcomes import Figure, Outcome, average, ratio
+from selfimprove.records import Attempt, Episode, mean_and_error
 
 Equivalent = Callable[[str, str], bool]
-Figure = dict[str, float | int]
-
-
-class Outcome(Record):
-    """One problem's share in every averaged metric; runs over the same panel are compared by these, pair by pair."""
-
-    id: str
-    values: dict[str, float]
 
 
 def majority(answers: Sequence[str | None], equivalent: Equivalent) -> int | None:
@@ -139,32 +131,6 @@ def evaluate_metrics(
     return figures
 
 
-def average(results: Sequence[Outcome]) -> dict[str, Figure]:
-    """Mean and standard error of every value over the problems."""
-    names = results[0].values if results else {}
-    return {name: mean_and_error(result.values[name] for result in results) for name in names}
-
-
-def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Figure:
-    """Mean of a - b over the problems both name, with the standard error of the paired difference.
-
-    Raises:
-        UserError: they are not over the same problems.
-    """
-    if a.keys() != b.keys():
-        raise UserError("the runs compared are over different problems; evaluate both on the same panel.")
-    return mean_and_error(a[key] - b[key] for key in a)
-
-
-def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Figure]:
-    """Paired difference (run - other) of every metric that both runs have."""
-    shared = [name for name in (run[0].values if run else {}) if other and name in other[0].values]
-    return {
-        name: paired_difference({one.id: one.values[name] for one in run}, {one.id: one.values[name] for one in other})
-        for name in shared
-    }
-
-
 def accuracy_rows(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
     """Rows {turn, accuracy, majority, any, se} for the accuracy-by-turn plot."""
     rows = []
@@ -181,22 +147,6 @@ def accuracy_rows(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def ratio(pairs: Iterable[tuple[int, int]]) -> Figure:
-    """Sum of hits over sum of chances, one (hits, chances) a problem; n = chances.
-
-    The standard error treats a problem's chances as one cluster (linearised ratio estimator).
-    """
-    counts = [(hits, chances) for hits, chances in pairs if chances]
-    total = sum(chances for _, chances in counts)
-    if not total:
-        return {"mean": 0.0, "se": 0.0, "n": 0}
-    rate = sum(hits for hits, _ in counts) / total
-    groups = len(counts)
-    spread = math.fsum((hits - rate * chances) ** 2 for hits, chances in counts)
-    error = math.sqrt(spread * groups / (groups - 1)) / total if groups > 1 else 0.0
-    return {"mean": rate, "se": error, "n": total}
 
 
 def _changes(run: Sequence[Attempt], *, was_right: bool) -> tuple[int, int]:

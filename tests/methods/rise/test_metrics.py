@@ -8,15 +8,8 @@ from hypothesis import strategies as st
 
 from selfimprove.envs.gsm8k import equivalent
 from selfimprove.errors import UserError
-from selfimprove.methods.rise.metrics import (
-    accuracy_rows,
-    compare,
-    evaluate_metrics,
-    majority,
-    outcomes,
-    paired_difference,
-    ratio,
-)
+from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, majority, outcomes
+from selfimprove.outcomes import compare, paired_difference, ratio
 from tests.methods.rise.episodes import attempt, episode, run
 
 

@@ -1,0 +1,17 @@
+"""Bad beginnings for the revision evaluation (spec §2; the paper's Table 3): fixed replies; a model goes on from them."""
+
+from __future__ import annotations
+
+from selfimprove.records import Episode
+
+
+def bad_beginning(episode: Episode, most: int) -> list[str]:
+    """The first ``most`` replies of a failed episode, as many as there are but the last; [] if it did not fail.
+
+    The original has a function that executes a given list of bad replies, and publishes no list. Ours are a model's own
+    failures, which end early enough that there is something left to mend: at least one reply is the model's to give.
+    """
+    if episode.status != "unsolved":
+        return []
+    replies = [turn.attempt.text for turn in episode.turns]
+    return replies[: min(most, len(replies) - 1)]

@@ -1,0 +1,70 @@
+"""RISE's rows of the results table, and the accuracy-by-turn plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.report.summary import summarise
+
+
+def rise_rows(rise: RiseParams) -> dict[str, str]:
+    """Row name -> what it is, in the table's order: base, controls, iterations."""
+    rows = {"base": "first SFT on demonstrations"}
+    said = {
+        "demonstrations": "more SFT on the demonstrations",
+        "single_turn": "single-turn SFT on the same correct answers",
+        "unweighted": "the same converted data, unweighted",
+    }
+    for name, control in rise.controls.items():
+        rows[name] = f"control: {said[control.data]}, tokens of {control.match}"
+    for name, iteration in rise.iterations.items():
+        models = iteration.generate.models
+        kind = "self-distilled" if set(models) == {"student"} else f"distilled from {models[-1]}"
+        rows[name] = f"RISE from {iteration.init}, {kind}"
+    return rows
+
+
+def headline(rise: RiseParams) -> tuple[str, ...]:
+    """The paper's four columns, named for the params' turn and sample counts."""
+    turns, samples = rise.evaluate.max_turns, rise.evaluate.parallel_samples
+    last = [] if rise.evaluate.oracle else [f"m1@t{turns}"]
+    wanted = ["m1@t1", *([f"m{samples}@t1"] if samples > 1 else []), *(last if turns > 1 else [])]
+    return (*wanted, *([f"p1@t{turns}"] if turns > 1 else []))
+
+
+def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
+    """Every row's figures and gains over turns, and the paired differences of the last iteration to every other row."""
+    summary = summarise(
+        rise_rows(rise),
+        results,
+        columns=headline(rise),
+        last=next(reversed(rise.iterations)),
+        solid=list(rise.iterations),
+        rates={"right_to_wrong": "r→w", "wrong_to_right": "w→r"},
+        note="r→w, w→r: right attempts followed by a wrong one, and back",
+    )
+    first = summary["rows"]["base"]["metrics"]
+    summary["gains"] = [name for name in first if name.endswith("-m1@t1")]
+    summary["curve"] = {
+        "x": "turn",
+        "y": "attempt correct",
+        "title": "accuracy by turn",
+        "top": 1,
+        "points": turn_rows(summary),
+    }
+    return summary
+
+
+def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table."""
+    table = []
+    for name in summary["order"]:
+        row = summary["rows"][name]
+        for key, figure in row["metrics"].items():
+            if key.startswith("accuracy@t"):
+                turn = int(key.removeprefix("accuracy@t"))
+                table.append({"row": name, "turn": turn, "accuracy": figure["mean"], "se": figure["se"]})
+    return table

@@ -1,0 +1,86 @@
+"""What the finetune stages of all methods share: whose tokens count, the call, and what is published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.records import Example
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+
+
+class Round(Protocol):
+    """An iteration of any method: the model that generated, and the weights that training starts from."""
+
+    @property
+    def init(self) -> str:
+        """Name of the iteration (or base) that generated."""
+        ...
+
+    @property
+    def init_from(self) -> str:
+        """Name of the iteration (or base) whose weights training starts from."""
+        ...
+
+
+def lineage_tokens(stage: Stage[Any], method: str, iterations: Mapping[str, Round], name: str) -> int:
+    """Training tokens that the ancestors of iteration ``name`` read, the base's own left out (declares the input)."""
+    init = iterations[name].init
+    return 0 if init == "base" else _lineage(stage, method, init)
+
+
+def budget_of(stage: Stage[Any], method: str, match: str) -> int:
+    """What a control may read: the tokens of iteration ``match`` and its ancestors (declares the input)."""
+    return _lineage(stage, method, match)
+
+
+def train_and_publish(
+    stage: Stage[Any],
+    method: str,
+    model: Path,
+    examples: Sequence[Example],
+    cfg: FinetuneParams,
+    *,
+    ancestors: int = 0,
+    budget: int | None = None,
+    normalise: Literal["none", "batch"] = "none",
+    pinned: int | None = None,
+) -> None:
+    """Train ``model`` and publish the new one with its figures and its loss curve, under the stage's item.
+
+    Args:
+        ancestors: training tokens of the iterations before this one.
+        budget: stop after so many tokens; epochs are then not read.
+        pinned: messages that open every dialogue and are never dropped.
+    """
+    name = stage.item
+    with stage.progress(0) as progress:
+        report = finetune(
+            model,
+            examples,
+            stage.output(f"models/{method}/{name}"),
+            cfg,
+            scratch=stage.scratch,
+            seed=stage.run.seed,
+            threads=stage.run.threads,
+            weight_normalization=normalise,
+            max_tokens=budget,
+            pinned=pinned,
+            progress=progress.reach,
+        )
+    stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
+    figures = report.model_dump(mode="json", exclude={"timing", "loss"})
+    # What the controls match: the tokens that this iteration and its ancestors read, the base's own left out.
+    figures["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
+    write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
+    write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
+
+
+def _lineage(stage: Stage[Any], method: str, name: str) -> int:
+    return int(json.loads(stage.input(f"results/{method}/{name}/train.json").read_text())["lineage_tokens"])

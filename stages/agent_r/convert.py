@@ -1,0 +1,70 @@
+"""agent_r-convert@<iteration>: trees become revision trajectories and good ones; the actor judges its own errors."""
+
+import asyncio
+import sys
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.methods.agent_r.convert import convert
+from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import Example, read_jsonl, write_jsonl, write_rows
+from selfimprove.seeds import key_bits
+
+
+@stage("agent_r-convert", "agent_r", AgentRParams, heavy=True)
+def main(stage: Stage[AgentRParams]) -> None:
+    agent_r, iteration = stage.params, stage.pick(stage.params.iterations)
+    cfg = iteration.convert
+    actor = stage.input(f"models/agent_r/{iteration.init}")
+    trees = read_jsonl(stage.input(f"data/agent_r/{stage.item}/trees.jsonl"), Tree)
+    parent = stage.input(f"data/agent_r/{iteration.init}/train")
+    stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
+
+    earlier = {
+        name: read_jsonl(parent / f"{name}.jsonl", Example, may_be_empty=True)
+        for name in ("collected", "good", "direct")
+    }
+    seed = key_bits(stage.run.seed, stage.name)
+    # What the controls train on: the same trees without the judge, without revision.
+    direct_cfg = cfg.model_copy(update={"data_type": "centric", "revise": False})
+    good_cfg = cfg.model_copy(update={"data_type": "good"})
+
+    async def run() -> None:
+        world = make_world(agent_r.env)
+        try:
+            with stage.journal("completions") as journal, stage.progress(0) as progress:
+                async with open_engines(
+                    agent_r.engines,
+                    ["actor"] if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else [],
+                    policy_dir=actor, threads=stage.run.threads, journal=journal,
+                ) as engines:  # fmt: skip
+                    judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
+                    if cfg.judge == "scripted":
+                        judge = ScriptedJudge({agent_r.env.name: make_agent_env(agent_r.env)})
+                    made = await convert(trees, judge, world, cfg, seed, earlier["collected"], progress=progress)
+                    direct = await convert(trees, None, world, direct_cfg, seed)
+                    good = await convert(trees, None, world, good_cfg, seed)
+                    stage.timing |= figures(engines)
+        finally:
+            await world.close()
+        for sentence in made.warnings:
+            print(f"{stage.name}: {sentence}", file=sys.stderr)
+        folder = stage.output(f"data/agent_r/{stage.item}/train")
+        folder.mkdir()
+        write_jsonl(folder / "examples.jsonl", made.examples)
+        write_rows(folder / f"{agent_r.env.name}_{cfg.data_type}.jsonl", made.rows)
+        # What the iterations so far have collected, for a successor that accumulates and for the controls.
+        write_jsonl(folder / "collected.jsonl", [*earlier["collected"], *made.own])
+        write_jsonl(folder / "good.jsonl", [*earlier["good"], *good.own])
+        write_jsonl(folder / "direct.jsonl", [*earlier["direct"], *direct.own])
+        write_json(stage.output(f"results/agent_r/{stage.item}/convert.json"), made.stats)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

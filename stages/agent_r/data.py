@@ -1,0 +1,51 @@
+"""agent_r-data: the tasks of Agent-R, as frozen panels, and what the warm start learns: demonstrations, judgements."""
+
+from pathlib import Path
+
+from selfimprove.envs.make import make_agent_env
+from selfimprove.methods.agent_r.judge import judge_examples
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.agent_r.prompts import SYSTEM
+from selfimprove.methods.agent_r.tasks import build_panels, demonstrate, panel_hash, texts, to_rows
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl, write_rows
+
+
+@stage("agent_r-data", "agent_r", AgentRParams)
+def main(stage: Stage[AgentRParams]) -> None:
+    tasks, env = stage.params.tasks, make_agent_env(stage.params.env)
+    for file in (tasks.files or {}).values():
+        if Path(file).exists():
+            stage.input(file)
+    stage.narrow((tasks, stage.params.env))
+
+    panels = build_panels(tasks, env, seed=stage.run.seed)
+    layouts = [
+        make_agent_env(stage.params.env.model_copy(update={"seed": stage.params.env.seed + i}))
+        for i in range(tasks.layouts)
+    ]
+    demonstrations = [
+        (example := demonstrate(layout, task)).model_copy(update={"id": f"{example.id}_layout{i}"})
+        for i, layout in enumerate(layouts)
+        for task in panels["demonstrations"]
+    ]
+    judgements = judge_examples(env, panels["demonstrations"], tasks.judge_examples, seed=stage.run.seed)
+
+    folder = stage.output("data/agent_r/tasks")
+    folder.mkdir()
+    for name in ("train", "dev", "test"):
+        write_rows(folder / f"{name}.jsonl", to_rows(env.name, panels[name]))
+    write_json(folder / "panels.json", {name: {"n": len(ids), "hash": panel_hash(ids)} for name, ids in panels.items()})
+    constants = [{"text": SYSTEM, "fixed": True}, {"text": env.instruction, "fixed": True}]
+    write_rows(stage.output("data/agent_r/texts.jsonl"), [*constants, *texts([*demonstrations, *judgements])])
+    base = stage.output("data/agent_r/base/train")
+    base.mkdir()
+    write_jsonl(base / "examples.jsonl", [*demonstrations, *judgements])
+    # The base has collected nothing: what an iteration accumulates starts empty.
+    for name in ("collected", "good", "direct"):
+        write_jsonl(base / f"{name}.jsonl", [])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""agent_r-evaluate@<iteration>, agent_r-base-evaluate and agent_r-control-evaluate@<control>: one model plays."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.make import make_world
+from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.agent_r.play import play
+from selfimprove.methods.agent_r.tasks import load_panel
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import read_rows, write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("agent_r-evaluate", "agent_r", AgentRParams, heavy=True)
+def main(stage: Stage[AgentRParams]) -> None:
+    agent_r, cfg, name = stage.params, stage.params.evaluate, stage.item
+    model = stage.input(f"models/agent_r/{name}")
+    panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
+    given = read_rows(stage.input("data/agent_r/beginnings.jsonl"), may_be_empty=True)
+    stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
+
+    # From the start, and from a given bad beginning; the same noise for every model, so that differences are paired.
+    games: list[tuple[int, list[str]]] = [(task, []) for task in panel]
+    if cfg.revision:
+        games += [(row["task_id"], row["replies"]) for _, row in given]
+    seed = key_bits(stage.run.seed, "agent_r-evaluate")
+
+    async def run() -> None:
+        world = make_world(agent_r.env)
+        try:
+            with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
+                async with open_engines(
+                    agent_r.engines, ["actor"], policy_dir=model, threads=stage.run.threads, journal=journal
+                ) as engines:
+                    play_one = lambda game: play(game[0], world, engines["actor"], cfg, seed, game[1])  # noqa: E731
+                    episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
+                    stage.timing |= figures(engines)
+        finally:
+            await world.close()
+        played, revised = episodes[: len(panel)], episodes[len(panel) :]
+        write_jsonl(stage.output(f"results/agent_r/{name}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/agent_r/{name}/outcomes.jsonl"), outcomes(played, revised))
+        write_json(stage.output(f"results/agent_r/{name}/metrics.json"), evaluate_metrics(played, revised))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""agent_r-generate@<iteration>: a search tree over every task of the training panel, hundreds at once."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.make import make_world
+from selfimprove.methods.agent_r.metrics import search_metrics
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.agent_r.search import search
+from selfimprove.methods.agent_r.tasks import load_panel, select
+from selfimprove.pipeline.episodes import play_all, shard_of
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("agent_r-generate", "agent_r", AgentRParams, heavy=True)
+def main(stage: Stage[AgentRParams]) -> None:
+    agent_r, iteration = stage.params, stage.pick(stage.params.iterations)
+    cfg = iteration.generate
+    policy = stage.input(f"models/agent_r/{iteration.init}")
+    panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.name)
+    stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
+
+    tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
+
+    async def run() -> None:
+        world = make_world(agent_r.env)
+        try:
+            with stage.journal("completions") as journal, stage.progress(len(tasks)) as progress:
+                async with open_engines(
+                    agent_r.engines, ["actor"], policy_dir=policy, threads=stage.run.threads, journal=journal
+                ) as engines:
+                    mine = shard_of(tasks, stage.shard)
+                    search_one = lambda task: search(task, world, engines["actor"], cfg, seed)  # noqa: E731
+                    trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
+                    stage.timing |= figures(engines)
+        finally:
+            await world.close()
+        stage.end_shard()
+        write_jsonl(stage.output(f"data/agent_r/{stage.item}/trees.jsonl"), trees)
+        write_json(stage.output(f"results/agent_r/{stage.item}/generate.json"), search_metrics(trees))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""agent_r-report: Agent-R's rows in one summary, and the table of the score-by-iteration plot."""
+
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.agent_r.summary import agent_r_rows, iteration_rows, summarise_agent_r
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+
+
+@stage("agent_r-report", "agent_r", AgentRParams)
+def main(stage: Stage[AgentRParams]) -> None:
+    for row in agent_r_rows(stage.params):
+        stage.input(f"results/agent_r/{row}")
+    summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
+
+    write_json(stage.output("results/summary/agent_r.json"), summary)
+    write_csv(stage.output("results/summary/agent_r-iterations.csv"), iteration_rows(stage.params, summary))
+
+
+if __name__ == "__main__":
+    main()

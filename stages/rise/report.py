@@ -1,0 +1,21 @@
+"""rise-report: RISE's rows in one summary, and the table of the accuracy-by-turn plot."""
+
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.summary import rise_rows, summarise_rise, turn_rows
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+
+
+@stage("rise-report", "rise", RiseParams)
+def main(stage: Stage[RiseParams]) -> None:
+    for row in rise_rows(stage.params):
+        stage.input(f"results/rise/{row}")
+    summary = summarise_rise(stage.params, stage.input("results/rise"))
+
+    write_json(stage.output("results/summary/rise.json"), summary)
+    write_csv(stage.output("results/summary/rise-turns.csv"), turn_rows(summary))
+
+
+if __name__ == "__main__":
+    main()

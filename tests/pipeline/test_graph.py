@@ -1,0 +1,45 @@
+"""The graph in dvc.yaml, as DVC resolves it: whole, small, and the same shape for every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+from dvc.stage import PipelineStage
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = ("rise", "agent_r")
+STEPS = {
+    "data", "sft", "base-evaluate", "generate", "convert", "finetune", "evaluate", "control-finetune",
+    "control-evaluate", "report",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stages() -> list[PipelineStage]:
+    with Repo(str(ROOT)) as repo:
+        return list(repo.index.stages)
+
+
+def test_whatever_a_stage_reads_is_kept_in_git_or_made_by_another_stage(stages: list[PipelineStage]) -> None:
+    made = [Path(out.fs_path) for stage in stages for out in stage.outs]
+    for stage in stages:
+        for path in (Path(dep.fs_path) for dep in stage.deps):
+            part = path.relative_to(ROOT)
+            if part.parts[0] in ("models", "results") or (part.parts[0] == "data" and len(part.parts) > 2):
+                # A folder of results counts when stages write below it.
+                assert any(path == out or out in path.parents or path in out.parents for out in made), (stage, part)
+            else:
+                assert path.is_file(), (stage, part)
+
+
+def test_the_graph_stays_under_ninety_stages(stages: list[PipelineStage]) -> None:
+    assert len(stages) < 90
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_the_same_steps_under_the_same_names(stages: list[PipelineStage], method: str) -> None:
+    names = {stage.name.partition("@")[0] for stage in stages}
+    assert {f"{method}-{step}" for step in STEPS} <= names
+    assert {f"tokenizer@{method}", f"base@{method}"} <= {stage.name for stage in stages}
