@@ -116,8 +116,8 @@ class RecipeBook:
             yield from recipes
 
     def _least_depths(self) -> dict[str, int]:
-        """Least fixed point; what only leads back to itself (a cycle through a tag) gets no depth and is no goal."""
-        depths = {name: 0 for name in sorted(self.items | self.tags) if not self.is_craftable(name)}
+        """Least fixed point; what leads only to itself (by a tag) or to nothing gets no depth and is no goal."""
+        depths = {item: 0 for item in sorted(self.items) if self.is_raw(item)}
         # An item's own recipes come before those of a tag of the same name.
         makers = {**self.by_tag, **self.recipes}
         changed = True

@@ -67,20 +67,20 @@ def test_agent_r_35_the_episode_that_opens_the_file_is_what_happens():
     assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
 
 
-def test_agent_r_35_observation_lists_reachable_recipes_then_the_goal():
-    opening = TextCraft(SMALL).reset(TASK["bow"])
-    lines = opening.split("\n")
-    assert lines[0] == "Crafting commands:"
-    assert lines[-2:] == ["", "Goal: craft bow."]
-    reachable = {
-        "craft 1 bow using 2 stick, 1 cord",
-        "craft 1 hemp cord using 2 hemp",
+def test_agent_r_35_observation_lists_reachable_recipes_and_a_distractor_then_the_goal():
+    """The order is what the original's generator gives at seed 42 over sorted lists."""
+    assert TextCraft(SMALL).reset(TASK["bow"]).split("\n") == [
+        "Crafting commands:",
         "craft 3 silk cord using 1 silk",
-        "craft 1 stick using 1 branch",
-        "craft 4 stick using 2 plank",
         "craft 2 plank using 1 log",
-    }
-    assert sorted(lines[1:-2]) == sorted({*reachable, "craft 1 rack using 2 bow, 1 plank"})  # plank's other use
+        "craft 1 stick using 1 branch",
+        "craft 1 rack using 2 bow, 1 plank",  # not needed; it also uses planks
+        "craft 4 stick using 2 plank",
+        "craft 1 hemp cord using 2 hemp",
+        "craft 1 bow using 2 stick, 1 cord",
+        "",
+        "Goal: craft bow.",
+    ]
 
 
 def test_agent_r_35_at_most_ten_distractors_and_each_line_once():
@@ -137,10 +137,17 @@ def test_agent_r_35_task_is_the_index_modulo_the_number_of_goals():
         ({"plank": 2}, "craft 1 stick using 2 plank", "Crafted 4 minecraft:stick"),  # the second recipe
         ({}, "craft 2 plank using 1 log", "Could not find enough items to craft minecraft:plank"),
         ({"stick": 2}, "craft 1 bow using 2 stick, 1 cord", "Could not find enough items to craft minecraft:bow"),
+        ({}, "craft 2 plank using 0 log", "Could not find enough items to craft minecraft:plank"),
         ({"log": 1}, "craft 1 cord using 2 log", "Could not find enough items to craft None"),
         ({"log": 1}, "craft 2 plank using log", "Wrong item format: log"),
         ({"log": 1}, "craft 2 plank using 1 log,", "Wrong item format: "),
         ({"log": 1}, "craft 2 plank using 1 log , one silk", "Wrong item format: one silk"),
+        (
+            {"log": 1, "silk": 1},
+            "craft 2 plank using 1 log, 1 silk",
+            "Could not find a valid recipe for ItemTagWithCount(item_tag=ItemTag(tag=None, item_id='minecraft:plank'), "
+            "count=2)",
+        ),
         (
             {"log": 2},
             "craft 2 plank using 2 log",
@@ -170,6 +177,19 @@ def test_agent_r_35_replies_word_for_word(held, action, reply):
     assert (step.reward, step.done, step.info["disaster"]) == (0, False, False)
     if not step.info["valid"]:
         assert env.snapshot() == before
+
+
+def test_agent_r_35_the_inventory_keeps_its_order_and_drops_what_is_used_up():
+    env = at("rack")
+    assert replies(env, "get 1 silk", "get 2 log", "get 1 silk", "craft 2 plank using 1 log", "inventory")[-1] == (
+        "Inventory: [silk] (2) [log] (1) [plank] (2) "
+    )
+    assert replies(env, "craft 2 plank using 1 log", "inventory", "get 0 log", "inventory") == [
+        "Crafted 2 minecraft:plank",
+        "Inventory: [silk] (2) [plank] (4) ",
+        "Got 0 log",
+        "Inventory: [silk] (2) [plank] (4) [log] (0) ",  # as in the original
+    ]
 
 
 @pytest.mark.parametrize("cord", ["hemp cord", "silk cord"])
@@ -404,6 +424,21 @@ def test_agent_r_35_thoughts_are_short_first_person_varied_and_always_the_same()
 
 def test_agent_r_35_the_expert_has_no_way_where_there_is_none():
     assert plan(SMALL, "minecraft:gold", ()) == ()
+
+
+def test_agent_r_35_the_expert_does_not_plan_in_a_circle():
+    """Twist is a twine and made of cord, which is made of any twine: of yarn, then."""
+    files = {
+        "cord": shapeless("cord", 1, "#twine"),
+        "twist": shapeless("twist", 1, "cord", group="twine"),
+        "yarn": shapeless("yarn", 1, "flax", group="twine"),
+    }
+    env = TextCraft(RecipeBook(files, "round"))
+    lengths = []
+    for task in env.task_ids():
+        env.reset(task)
+        lengths.append(played(env))
+    assert lengths == [2, 3, 4]
 
 
 def test_agent_r_35_the_embedded_book_is_regular_in_its_materials():

@@ -122,6 +122,13 @@ def test_agent_r_35_what_leads_back_to_itself_through_a_tag_is_no_goal():
     assert env.step("get 1 twist").observation == "Could not find twist"
 
 
+def test_agent_r_35_what_needs_an_item_that_is_called_as_a_tag_is_no_goal():
+    files = {"a": one("x", "cord"), "b": one("rope", "rope", group="cord"), "c": one("cup", "clay")}
+    book = RecipeBook(files, "book")
+    assert goals(book) == {"cup": 1}
+    assert TextCraft(book).step("get 1 cord").observation == "Could not find cord"
+
+
 @pytest.mark.parametrize(
     "files",
     [
