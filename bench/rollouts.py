@@ -1,37 +1,58 @@
-"""Rollout throughput: the engine with hundreds of waiting episodes, against what the same model could do at best.
+"""Rollout throughput: hundreds of waiting episodes, against what the same model could do at best.
 
-Every way plays two-turn episodes whose second turn continues the first:
+The way that is measured, ``rollout``, is what a stage does: RISE's collection of two-turn episodes, started together,
+over the journaled engine, in as many replicas as there are threads. Against it stand:
 
-- ``limit``: a hand-written static-cache loop in which all rows have the same (mean) lengths, start together, keep
-  their keys and values between turns and attend to nothing else; no row ever waits, ends early or reads twice;
+- ``raw``: the bare engine, given the very requests of these episodes all at once, at its best number of slots;
+- ``one at a time``: the engine with a single slot in one process with all threads, one episode after another;
+- ``limit``: a hand-written static-cache loop over the library's model, in which all rows have the same (mean) lengths,
+  start together, keep their keys and values between turns and attend to nothing else; no row ever waits, ends early or
+  reads twice;
 - ``lockstep``: the same loop over the same requests as the engine gets, so the second turn reads its prompt anew;
-- ``generate``: ``model.generate`` over whole batches, the shortest way with the library alone;
-- ``one at a time``: the engine with a single slot, one episode after another.
+- ``generate``: ``model.generate`` over whole batches, the shortest way with the library alone.
 
-Tokens are the completions' own tokens; times include reading the prompts. Ways are timed in turn, for several rounds,
-and each keeps its best round. ``python -m bench.rollouts`` prints a table, and JSON on its last line.
+The last three run in as many processes with one thread each as there are threads, too. Tokens are the completions' own
+tokens; times include reading the prompts. Ways are timed in turn, for several rounds, and each keeps its best round.
+``python -m bench.rollouts`` prints a table, and JSON on its last line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from selfimprove.engines.base import Request
+from selfimprove.engines.base import Completion, Engine, EngineStats, Request
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.records import Message
+from selfimprove.engines.factory import make_engine
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.envs.base import Problem
+from selfimprove.envs.gsm8k import Gsm8k
+from selfimprove.methods.rise.collect import Play, collect
+from selfimprove.methods.rise.params import GenerateParams
+from selfimprove.methods.rise.prompts import feedback, opening
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.journal import Journal
+from selfimprove.records import Episode, Message
 from selfimprove.seeds import SeedKey, rng
 
-FEEDBACK = "Your answer is incorrect. Please try again!"
 SHORTEST, LONGEST = 24, 72
-CONTEXT = 256
+CONTEXT = 352
+
+Lengths = tuple[int, int, int, int]
+"""In tokens: opening prompt, first completion, feedback, second completion."""
+
+_held: dict[str, Any] = {}
+"""What a process of the library's ways keeps: model, forward, chat format, barrier."""
 
 
 def measure(
@@ -47,17 +68,18 @@ def measure(
 
     Args:
         model_dir: a model folder; None makes a random Llama (0.8M parameters), whose completions never end early.
-        episodes: how many wait at once for the engine.
-        slots: the engine's.
-        batches: sizes that the batched ways try; the best one counts.
+        episodes: how many wait at once.
+        slots: the engine's, for each thread.
+        batches: sizes, for each thread, that the batched ways and the raw engine try; the best one counts.
         rounds: how often each way is timed.
         threads: CPU threads of all ways.
 
     Returns:
-        ``tokens_per_second`` by way; ``of_limit``, ``of_lockstep``, ``of_generate``, ``over_one_at_a_time``: the
-        engine's rate over each (only the first has 1.0 as its limit: the engine reads shared prefixes once);
-        ``generate_of_limit``; ``occupancy`` (all steps) and ``occupancy_until_tail`` (until 90 % of the tasks are
-        done), both shares; ``valid``: whether no share exceeds 1.0, since a measurement above the limit is wrong.
+        ``tokens_per_second`` by way; ``of_raw_engine``, ``of_limit``, ``of_lockstep``, ``of_generate``,
+        ``over_one_at_a_time``: the rollouts' rate over each (the first two have 1.0 as their limit);
+        ``generate_of_limit``; ``occupancy`` (all steps) and ``occupancy_until_tail`` (until 90 % of the episodes are
+        done), both shares of busy slots; ``valid``: whether no share exceeds 1.0, since a measurement above the limit
+        is wrong.
     """
     import torch
 
@@ -67,37 +89,46 @@ def measure(
             from tests.tiny import make_tiny_model
 
             model_dir = make_tiny_model(Path(scratch), hidden=128, layers=3, heads=4)
-        many = _Engine(model_dir, slots=slots, threads=threads)
-        single = _Engine(model_dir, slots=1, threads=threads)
-        lengths = many.typical_lengths(episodes)
+        make = partial(_Rollouts, model_dir, threads=threads)
+        many, single = make(slots=slots), make(slots=1, replicas=1)
+        flat_out = {size: many if size == slots else make(slots=size) for size in sorted({*batches, slots})}
         few, some = range(max(2, episodes // 40)), range(min(episodes, max(batches)))
-        ways: dict[str, Callable[[], tuple[int, float]]] = {"engine": lambda: many.play(range(episodes))}
-        for batch in batches:
-            ways[f"limit {batch}"] = partial(_lockstep, many.model, batch, lengths, keep=True)
-            ways[f"lockstep {batch}"] = partial(_lockstep, many.model, batch, lengths, keep=False)
-            ways[f"generate {batch}"] = partial(_generate, many, batch, some)
-        ways["one at a time"] = lambda: single.play(few, at_once=1)
-        for engine in (many, single):
-            engine.play(range(-2, 0))  # first calls are slower
-        rates = dict.fromkeys(ways, 0.0)
-        occupancy, until_tail = 0.0, 0.0
-        for _ in range(rounds):
-            for name, way in ways.items():
-                tokens, seconds = way()
-                rates[name] = max(rates[name], tokens / seconds)
-                if name == "engine":
-                    occupancy, until_tail = many.occupancy()
+        many.play(range(episodes))  # which also tells what the raw engine is to be asked
+        requests = list(many.asked)
+        lengths = many.typical_lengths(episodes)
+        single.play(few[:2])
+        with _team(model_dir, threads) as pool:
+            ways: dict[str, Callable[[], tuple[int, float]]] = {"rollout": lambda: many.play(range(episodes))}
+            for size, engine in flat_out.items():
+                ways[f"raw {size}"] = partial(engine.raw, requests)
+            ways["one at a time"] = lambda: single.play(few, at_once=1)
+            for batch in batches:
+                ways[f"limit {batch}"] = partial(_together, pool, threads, _lockstep, batch, lengths, True)
+                ways[f"lockstep {batch}"] = partial(_together, pool, threads, _lockstep, batch, lengths, False)
+                ways[f"generate {batch}"] = partial(_together, pool, threads, _generate, batch, some)
+            rates = dict.fromkeys(ways, 0.0)
+            occupancy, until_tail = 0.0, 0.0
+            for _ in range(rounds):
+                for name, way in ways.items():
+                    tokens, seconds = way()
+                    rates[name] = max(rates[name], tokens / seconds)
+                    if name == "rollout":
+                        occupancy, until_tail = many.occupancy()
+        for engine in {many, single, *flat_out.values()}:
+            asyncio.run(engine.engine.close())
     best = {
         name: max(r for way, r in rates.items() if way.rpartition(" ")[0] == name)
-        for name in ("limit", "lockstep", "generate")
+        for name in ("raw", "limit", "lockstep", "generate")
     }
-    rate, of_limit = rates["engine"], rates["engine"] / best["limit"]
+    rate = rates["rollout"]
+    of_raw, of_limit = rate / best["raw"], rate / best["limit"]
     return {
         "threads": threads,
         "episodes": episodes,
-        "slots": slots,
+        "slots": slots * threads,
         "lengths": dict(zip(("prompt", "first", "feedback", "second"), lengths, strict=True)),
         "tokens_per_second": {name: round(rate, 1) for name, rate in (rates | best).items()},
+        "of_raw_engine": round(of_raw, 4),
         "of_limit": round(of_limit, 4),
         "of_lockstep": round(rate / best["lockstep"], 4),
         "of_generate": round(rate / best["generate"], 4),
@@ -105,81 +136,124 @@ def measure(
         "over_one_at_a_time": round(rate / rates["one at a time"], 2),
         "occupancy": round(occupancy, 4),
         "occupancy_until_tail": round(until_tail, 4),
-        "valid": max(of_limit, occupancy, until_tail) <= 1.0,
+        "valid": max(of_raw, of_limit, occupancy, until_tail) <= 1.0,
     }
 
 
-class _Engine:
-    """The engine, and the episodes that it plays."""
+def problem(episode: int) -> Problem:
+    """A word problem of its own."""
+    draw = rng("bench", episode)
+    bought, lost = draw.randint(2, 99), draw.randint(2, 99)
+    question = f"Mia has {draw.randint(99, 999)} apples and buys {bought} more, then {lost} are lost. How many remain?"
+    return Problem(f"bench{episode}", question, "#### 0", "0")
 
-    def __init__(self, folder: Path, *, slots: int, threads: int) -> None:
-        from selfimprove.engines.models import load_causal_lm
-        from selfimprove.engines.transformers import TransformersEngine
 
-        rows = min(16, slots)
-        cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)
-        self.engine = TransformersEngine(cfg, folder, threads=threads)
-        self.model = load_causal_lm(folder)
+def length(seed: SeedKey) -> int:
+    """How long a completion may be: drawn from its own key."""
+    return rng("bench", seed.task, seed.turn).randint(SHORTEST, LONGEST)
+
+
+class _Varied:
+    """The engine, asked for completions of various lengths, as a random model never ends them; notes the requests."""
+
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+        self.asked: list[Request] = []
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._inner.stats
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        return self._inner.fits(messages, max_tokens)
+
+    async def generate(self, request: Request) -> list[Completion]:
+        varied = replace(request, max_tokens=length(request.seed))
+        self.asked.append(varied)
+        return await self._inner.generate(varied)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+class _Rollouts:
+    """An engine, the episodes that are played on it, and the same requests without episodes."""
+
+    def __init__(self, folder: Path, *, slots: int, threads: int, replicas: int | None = None) -> None:
+        count = replicas or threads
+        cfg = TransformersEngineConfig(
+            engine="transformers",
+            slots=slots * count,
+            replicas=count,
+            context=CONTEXT,
+            prefill_rows=min(16, slots),
+        )
+        self.engine: Any = make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
+        self.asked: list[Request] = []
         self._tail: tuple[int, int] | None = None
         self._before = (0, 0)
 
-    def request(self, episode: int, turn: int, messages: list[Message]) -> Request:
-        """Turn ``turn`` of an episode: how long it may be is drawn from the episode's own key."""
-        limit = rng("bench", episode, turn).randint(SHORTEST, LONGEST)
-        return Request(messages, SeedKey(run=0, task=f"bench{episode}", turn=turn), max_tokens=limit)
-
-    def opening(self, episode: int) -> list[Message]:
-        """The first message of an episode: a word problem of its own."""
-        draw = rng("bench", episode)
-        a, b, c = (draw.randint(2, 99) for _ in range(3))
-        text = (
-            f"Mia has {a} apples and buys {b} more. Tom reads {c} pages a day for {b} days and gives Mia {c} apples. "
-            "How many apples does she have now, and how many pages does he read?"
-        )
-        return [Message(role="user", content=text)]
-
-    def following(self, messages: list[Message], text: str, ids: list[int]) -> list[Message]:
-        """The dialogue after a completion and the feedback on it."""
-        answer = Message(role="assistant", content=text, token_ids=ids)
-        return [*messages, answer, Message(role="user", content=FEEDBACK)]
-
-    def typical_lengths(self, episodes: int) -> tuple[int, int, int, int]:
-        """Mean lengths in tokens, rounded down: opening prompt, first completion, feedback, second completion."""
-        prompts = [self.engine.prompt_tokens(self.opening(episode)) for episode in range(episodes)]
-        turns = [[self.request(e, turn, []).max_tokens for e in range(episodes)] for turn in range(2)]
-        opening = self.opening(0)
-        feedback = self.engine.prompt_tokens(self.following(opening, "", [])) - self.engine.prompt_tokens(opening)
-        first, second = (sum(lengths) // episodes for lengths in turns)
-        return sum(prompts) // episodes, first, feedback, second
-
     def play(self, episodes: range, at_once: int | None = None) -> tuple[int, float]:
-        """Play episodes; returns the completions' tokens and the seconds taken."""
+        """Collect on problems as a stage does; returns the completions' tokens and the seconds taken."""
         stats = self.engine.stats
         self._before, self._tail = (stats.busy_slot_steps, stats.slot_steps), None
         self.engine.forget_prefixes()
-        began = time.perf_counter()
-        tokens = asyncio.run(self._all(episodes, at_once or len(episodes)))
-        return tokens, time.perf_counter() - began
+        with TemporaryDirectory() as scratch, Journal(Path(scratch) / "journal") as journal:
+            began = time.perf_counter()
+            played = asyncio.run(self._collect(episodes, at_once or len(episodes), journal))
+            seconds = time.perf_counter() - began
+        return sum(len(turn.attempt.token_ids or ()) for episode in played for turn in episode.turns), seconds
 
-    async def _all(self, episodes: range, at_once: int) -> int:
-        gate = asyncio.Semaphore(at_once)
-        done = 0
+    async def _collect(self, episodes: range, at_once: int, journal: Journal) -> list[Episode]:
+        varied = _Varied(self.engine)
+        self.asked = varied.asked
+        engines: dict[str, Engine] = {"student": JournaledEngine(varied, journal, "student")}
+        cfg = GenerateParams(
+            problems=len(episodes),
+            max_turns=2,
+            models=["student"] * 2,
+            num_of_samples=[1, 1],
+            max_tokens=LONGEST,
+            resamples=0,
+        )
+        play, done = Play(Gsm8k(), False, 0), 0
 
-        async def one(episode: int) -> int:
+        async def one(episode: int) -> Episode:
             nonlocal done
-            async with gate:
-                messages, tokens = self.opening(episode), 0
-                for turn in range(2):
-                    completion = (await self.engine.generate(self.request(episode, turn, messages)))[0]
-                    ids = completion.token_ids or []
-                    messages = self.following(messages, completion.text, ids)
-                    tokens += len(ids)
+            result = await collect(problem(episode), engines, play, cfg)
             done += 1
             if self._tail is None and done >= 0.9 * len(episodes):
-                self._tail = (self.engine.stats.busy_slot_steps, self.engine.stats.slot_steps)
-            return tokens
+                stats = self.engine.stats
+                self._tail = (stats.busy_slot_steps, stats.slot_steps)
+            return result
 
-        return sum(await asyncio.gather(*(one(episode) for episode in episodes)))
+        return await play_all(list(episodes), one, concurrency=at_once)
+
+    def raw(self, requests: list[Request]) -> tuple[int, float]:
+        """All requests at once, first turns first."""
+
+        async def everything() -> int:
+            ordered = sorted(requests, key=lambda request: request.seed.turn)
+            answers = await asyncio.gather(*(self.engine.generate(request) for request in ordered))
+            return sum(len(completion.token_ids or ()) for answer in answers for completion in answer)
+
+        self.engine.forget_prefixes()
+        began = time.perf_counter()
+        tokens = asyncio.run(everything())
+        return tokens, time.perf_counter() - began
+
+    def typical_lengths(self, episodes: int) -> Lengths:
+        """Mean lengths, rounded down."""
+        problems = [problem(episode) for episode in range(episodes)]
+        starts = [opening(p.question, few_shot=False) for p in problems]
+        empty = Message(role="assistant", content="", token_ids=[])
+        thens = [
+            [*start, empty, Message(role="user", content=feedback(0, p.question))]
+            for start, p in zip(starts, problems, strict=True)
+        ]
+        prompts, more = (sum(map(self.engine.prompt_tokens, dialogues)) // episodes for dialogues in (starts, thens))
+        first, second = (sum(length(SeedKey(0, p.id, turn)) for p in problems) // episodes for turn in range(2))
+        return prompts, first, more - prompts, second
 
     def occupancy(self) -> tuple[float, float]:
         """Busy slots over all, in the last play: in whole, and until 90 % of its episodes were done."""
@@ -192,72 +266,82 @@ class _Engine:
         return whole, tail
 
 
-def _lockstep(model: Any, batch: int, lengths: tuple[int, int, int, int], *, keep: bool) -> tuple[int, float]:
-    """Rows of equal lengths over a static cache; greedy, so that drawing costs least.
+def _team(folder: Path, processes: int) -> ProcessPoolExecutor:
+    """As many processes as the engine has, with a thread each."""
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(processes, context, _join, (folder, context.Barrier(processes)))
 
-    ``lengths``: opening prompt, first completion, feedback, second completion. ``keep``: the second turn reads the
-    feedback only; otherwise its whole prompt.
+
+def _join(folder: Path, barrier: Any) -> None:
+    import torch
+
+    from selfimprove.chat import ChatFormat
+    from selfimprove.engines.decoder import Module
+    from selfimprove.engines.llama import Llama
+    from selfimprove.engines.models import load_causal_lm
+
+    torch.set_num_threads(1)
+    model = load_causal_lm(folder)
+    forward = Llama.of(load_causal_lm(folder), CONTEXT) or Module(load_causal_lm(folder))
+    _held.update(model=model, forward=forward, chat=ChatFormat.load(folder), barrier=barrier)
+
+
+def _together(pool: ProcessPoolExecutor, processes: int, way: Callable[..., int], *arguments: Any) -> tuple[int, float]:
+    """Every process does the same at the same time: tokens of all, and seconds until the last is done."""
+    futures = [pool.submit(_timed, way, *arguments) for _ in range(processes)]
+    done = [future.result() for future in futures]
+    return sum(tokens for tokens, _, _ in done), max(end for _, _, end in done) - min(start for _, start, _ in done)
+
+
+def _timed(way: Callable[..., int], *arguments: Any) -> tuple[int, float, float]:
+    _held["barrier"].wait()
+    began = time.monotonic()
+    return way(*arguments), began, time.monotonic()
+
+
+def _lockstep(batch: int, lengths: Lengths, keep: bool) -> int:
+    """Rows of equal lengths over the engine's own kernels; greedy, so that drawing costs least.
+
+    ``keep``: the second turn reads the feedback only; otherwise its whole prompt.
     """
     import torch
-    from transformers.cache_utils import Cache, CacheLayerMixin
 
-    class Static(CacheLayerMixin):
-        """Preallocated keys and values, written in place and read up to what has been written."""
+    from selfimprove.engines.slots import Rows, cache_shape
 
-        length = 0
-        keys: Any
-        values: Any
-
-        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            if not self.is_initialized:
-                self.lazy_initialization(key_states, value_states)
-            end = self.length + key_states.shape[2]
-            self.keys[:, :, self.length : end] = key_states
-            self.values[:, :, self.length : end] = value_states
-            self.length = end
-            return self.keys[:, :, :end], self.values[:, :, :end]
-
-        def lazy_initialization(self, key_states: Any, value_states: Any) -> None:
-            shape = (*key_states.shape[:2], sum(lengths), key_states.shape[3])
-            self.keys, self.values = (key_states.new_zeros(shape) for _ in range(2))
-            self.is_initialized = True
-
-        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-            return self.length + query_length, 0
-
-        def get_seq_length(self) -> int:
-            return self.length
-
-        def get_max_length(self) -> int:
-            return sum(lengths)
-
-    began = time.perf_counter()
-    prompt, first, feedback, second = lengths
-    vocabulary = model.get_input_embeddings().num_embeddings
-    cache = Cache(layers=[Static() for _ in range(model.config.num_hidden_layers)])
+    prompt, first, more, second = lengths
+    model, forward, total = _held["model"], _held["forward"], sum(lengths)
+    weight = model.get_input_embeddings().weight
     with torch.inference_mode():
-        for read, written in ((prompt, first), (feedback if keep else prompt + first + feedback, second)):
-            if not keep:
-                cache = Cache(layers=[Static() for _ in range(model.config.num_hidden_layers)])
-            ids = torch.arange(batch * read).view(batch, read) % vocabulary
-            for _ in range(written):
-                out = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                ids = out.logits[:, -1].argmax(-1, keepdim=True)
-    return batch * (first + second), time.perf_counter() - began
+        rows, columns = Rows(cache_shape(model), batch, total, weight), torch.arange(total)
+        start = 0
+        for read, written in ((prompt - 1, first), (more if keep else prompt + first + more - 1, second)):
+            start = start if keep else 0
+            at = torch.arange(start, start + read).expand(batch, read)
+            ids = torch.arange(batch * (read + 1)).view(batch, -1) % len(weight)
+            rows.aim(at, start + read)
+            forward.read(rows, ids[:, :-1], at, columns[: start + read] <= at[..., None])
+            fed, start = ids[:, -1:], start + read
+            for place in range(start, start + written):
+                at = columns[place].expand(batch, 1)
+                rows.aim(at, place + 1)
+                fed = forward.step(rows, fed, at, columns[: place + 1] <= at[..., None]).argmax(-1, keepdim=True)
+            start += written
+    return batch * (first + second)
 
 
-def _generate(owner: _Engine, batch: int, episodes: range) -> tuple[int, float]:
+def _generate(batch: int, episodes: range) -> int:
     """``model.generate``, a batch of left-padded prompts at a time; each batch runs to its longest row."""
     import torch
 
-    chat, model = owner.engine.chat, owner.model
-    began, tokens = time.perf_counter(), 0
+    chat, model = _held["chat"], _held["model"]
+    tokens = 0
     torch.manual_seed(0)
     for start in range(0, len(episodes), batch):
-        dialogues = {episode: owner.opening(episode) for episode in episodes[start : start + batch]}
+        problems = [problem(episode) for episode in episodes[start : start + batch]]
+        dialogues = [opening(p.question, few_shot=False) for p in problems]
         for turn in range(2):
-            prompts = [chat.encode(m, add_generation_prompt=True).ids for m in dialogues.values()]
-            limits = [owner.request(episode, turn, []).max_tokens for episode in dialogues]
+            prompts = [chat.encode(m, add_generation_prompt=True).ids for m in dialogues]
+            limits = [length(SeedKey(0, p.id, turn)) for p in problems]
             width = max(map(len, prompts))
             ids = torch.tensor([[chat.pad_id] * (width - len(p)) + p for p in prompts])
             mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -270,13 +354,15 @@ def _generate(owner: _Engine, batch: int, episodes: range) -> tuple[int, float]:
                     top_k=0,
                     pad_token_id=chat.pad_id,
                 )
-            for row, (episode, limit) in enumerate(zip(dialogues, limits, strict=True)):
+            for row, limit in enumerate(limits):
                 drawn = out[row, width : width + limit].tolist()
                 ends = [at for at, token in enumerate(drawn) if token in chat.stop_ids]
                 drawn = drawn[: ends[0]] if ends else drawn
                 tokens += len(drawn)
-                dialogues[episode] = owner.following(dialogues[episode], chat.decode(drawn), drawn)
-    return tokens, time.perf_counter() - began
+                answer = Message(role="assistant", content=chat.decode(drawn), token_ids=drawn)
+                again = Message(role="user", content=feedback(0, problems[row].question))
+                dialogues[row] = [*dialogues[row], answer, again]
+    return tokens
 
 
 def show(result: dict[str, Any]) -> None:
@@ -284,13 +370,13 @@ def show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    engine = result["tokens_per_second"]["engine"]
+    rollout = result["tokens_per_second"]["rollout"]
     table = Table(title=f"Rollouts, {result['threads']} thread(s), {result['episodes']} two-turn episodes")
     table.add_column("way")
     table.add_column("tokens/s", justify="right")
-    table.add_column("engine is", justify="right")
+    table.add_column("rollout is", justify="right")
     for name, rate in result["tokens_per_second"].items():
-        table.add_row(name, f"{rate:,.0f}", f"{engine / rate:.2f} x")
+        table.add_row(name, f"{rate:,.0f}", f"{rollout / rate:.2f} x")
     Console().print(table)
 
 
