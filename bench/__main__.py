@@ -1,4 +1,4 @@
-"""``make bench``: rollouts against the raw engine, training against a plain trainer, the default run's overhead.
+"""``make bench``: rollouts and tree search against the raw engine, training against a plain trainer, the default run.
 
 Prints each part's table; the last line is one JSON document. Exits with 1 if a figure is impossible (above its limit).
 """
@@ -15,13 +15,18 @@ def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "rollouts,training,pipeline").split(",")
+    parts = os.environ.get("BENCH", "rollouts,search,training,pipeline").split(",")
     document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
     if "rollouts" in parts:
         from bench import rollouts
 
         document["rollouts"] = rollouts.measure(threads=threads)
         rollouts.show(document["rollouts"])
+    if "search" in parts:
+        from bench import search
+
+        document["search"] = search.measure(threads=threads)
+        search.show(document["search"])
     if "training" in parts:
         from bench import training
 

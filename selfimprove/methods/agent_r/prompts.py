@@ -11,6 +11,7 @@ user       <observation>
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from selfimprove.engines.base import Engine
@@ -38,7 +39,13 @@ def trim(messages: Sequence[Message], engine: Engine, max_tokens: int, opening: 
     The original cuts at the wrong place, so that action 1 is left with observation 2, and fails on short histories
     (trap 3). Here an opening that does not fit by itself is returned as it is: the engine then refuses the request.
     """
-    kept = list(messages)
-    while len(kept) > opening and not engine.fits(kept, max_tokens):
-        del kept[opening : opening + 2]
-    return kept
+    pairs = (len(messages) - opening + 1) // 2
+
+    def without(dropped: int) -> list[Message]:
+        return [*messages[:opening], *messages[opening + 2 * dropped :]]
+
+    if pairs < 1 or engine.fits(messages, max_tokens):
+        return list(messages)
+    # Asking costs a tokenisation of everything, so the number is halved in on; without all pairs it's the opening.
+    enough = bisect_left(range(1, pairs), True, key=lambda dropped: engine.fits(without(dropped), max_tokens))
+    return without(1 + enough)

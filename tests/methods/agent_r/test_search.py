@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.search import OneByOne, Rebuilt
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.journaled import JournaledEngine
@@ -414,6 +415,17 @@ def test_agent_r_09_replayed_worlds_give_the_same_trees(folder, slots):
     deep = params(dives=6, max_depth=6, n_gen=4)
     for task in (NEAR, FAR):
         assert asyncio.run(search(task, replaying(slots), Script(), deep, 5)) == grow(task, cfg=deep, seed=5)
+
+
+def test_the_benchmarks_order_of_work_grows_the_same_trees():
+    """One sample after another, the environment rebuilt for each: what ``bench.search`` compares with."""
+    for task in (NEAR, FAR):
+        env, actor = Corridor(), Script()
+        tree = asyncio.run(search(task, Rebuilt(env), OneByOne(actor), params(dives=4), 2))
+        assert tree == grow(task, cfg=params(dives=4), seed=2)
+        assert {request.n for request in actor.asked} == {1}
+        assert env.resets == 1 + sum(node.action != "wait" for node in tree.nodes[1:])
+        assert env.steps > len(tree.nodes)
 
 
 def test_agent_r_12_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):

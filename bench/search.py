@@ -1,0 +1,281 @@
+"""Tree search throughput: hundreds of trees at once, against the original's order of work and the raw engine.
+
+All ways use the same model, warm-started on the expert's TextCraft episodes so that replies have real lengths and trees
+real ends, and the same engine:
+
+- ``search``: our search over snapshots, all trees at once, the samples of a node as one request;
+- ``original``: one tree after another, one sample after another, the environment rebuilt for every sample by a reset
+  and a replay of the node's actions, as the released code works (spec agent_r §1); the engine has one slot, so that it
+  does not compute rows that nobody uses;
+- ``engine``: every request of the search, known beforehand and handed over at once.
+
+``python -m bench.search`` prints a table, and JSON on its last line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from selfimprove.engines.base import Completion, EngineStats, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
+from selfimprove.envs.make import make_agent_env
+from selfimprove.methods.agent_r.params import EnvParams, SearchParams
+from selfimprove.methods.agent_r.search import search
+from selfimprove.methods.agent_r.tasks import demonstrate, texts
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.records import Message
+from selfimprove.seeds import rng
+from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.training.config import FinetuneParams
+
+CONTEXT = 448
+CFG = SearchParams(tasks=1, max_depth=10, dives=2, n_gen=4, max_tokens=32)
+DEMONSTRATIONS = 120
+
+
+def measure(
+    model_dir: Path | None = None,
+    *,
+    trees: int = 200,
+    original_trees: int = 2,
+    slots: int = 128,
+    rounds: int = 2,
+    threads: int = 1,
+    epochs: float = 12,
+) -> dict[str, Any]:
+    """Nodes and tokens per second of every way, and the ratios between them.
+
+    Args:
+        model_dir: a model folder; None trains one (0.2M parameters) for ``epochs`` on the expert's episodes.
+        trees: how many the search grows at once.
+        original_trees: how many of them the original's order of work grows, one after another.
+        slots: of the engine, for ``search`` and ``engine``.
+        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
+        threads: CPU threads of all ways.
+
+    Returns:
+        ``nodes_per_second``, ``tokens_per_second`` by way; ``over_original`` (nodes), ``of_engine`` (tokens);
+        ``reused_prefix``: the share of the search's prompt tokens whose keys and values were copied; ``occupancy``;
+        ``solved``: share of the trees; ``valid``: no share exceeds 1.0, since a measurement above the limit is wrong.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    env = make_agent_env(EnvParams())
+    with TemporaryDirectory() as scratch:
+        folder = model_dir or warm_started(env, Path(scratch), threads=threads, epochs=epochs)
+        many = Recorded(_engine(folder, slots=slots, threads=threads))
+        single = _engine(folder, slots=1, threads=threads)
+        tasks = _tasks(env)[DEMONSTRATIONS : DEMONSTRATIONS + trees]
+        snapshots, rebuilt = EmbeddedWorld(env), Rebuilt(env)
+        best: dict[str, _Run] = {}
+        grown: list[Tree] = []
+        for _ in range(rounds):
+            many.asked.clear()
+            grown, run = _grow(many, snapshots, tasks, at_once=len(tasks))
+            _keep(best, "search", run)
+            _keep(best, "original", _grow(OneByOne(single), rebuilt, tasks[:original_trees], at_once=1)[1])
+            _keep(best, "engine", _timed(many.inner, [many.inner.generate(request) for request in many.asked])[1])
+    nodes = {name: best[name].nodes / best[name].seconds for name in ("search", "original")}
+    tokens = {name: run.tokens / run.seconds for name, run in best.items()}
+    reused, occupancy = best["search"].reused, best["search"].occupancy
+    return {
+        "threads": threads,
+        "trees": len(tasks),
+        "nodes": best["search"].nodes,
+        "slots": slots,
+        "nodes_per_second": {name: round(rate, 1) for name, rate in nodes.items()},
+        "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
+        "over_original": round(nodes["search"] / nodes["original"], 2),
+        "of_engine": round(tokens["search"] / tokens["engine"], 4),
+        "reused_prefix": round(reused, 4),
+        "occupancy": round(occupancy, 4),
+        "solved": round(sum(tree.status == "solved" for tree in grown) / len(grown), 4),
+        "valid": max(reused, occupancy) <= 1.0,
+    }
+
+
+def warm_started(env: AgentEnv, folder: Path, *, threads: int, epochs: float) -> Path:
+    """A 0.2M-parameter model that has seen ``DEMONSTRATIONS`` of the expert's episodes, as the pipeline makes it."""
+    from selfimprove.training.launch import finetune
+    from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
+
+    examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
+    train_tokenizer((row["text"] for row in texts(examples)), TokenizerParams(vocab_size=704), folder / "tokenizer")
+    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=1024)
+    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
+    params = FinetuneParams(
+        epochs=epochs, batch_size=16, row_tokens=512, max_length=CONTEXT, lr=4e-3, schedule="linear", betas=(0.9, 0.98)
+    )
+    finetune(folder / "base", examples, folder / "model", params, scratch=folder / "scratch", seed=0, threads=threads)
+    return folder / "model"
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A world whose state is (task, actions so far): every step resets the environment and replays them."""
+
+    env: AgentEnv
+
+    @property
+    def name(self) -> str:
+        """The environment's."""
+        return self.env.name
+
+    @property
+    def instruction(self) -> str:
+        """The environment's."""
+        return self.env.instruction
+
+    async def reset(self, task_id: int) -> tuple[Any, str]:
+        """See ``World``."""
+        return (task_id, ()), self.env.reset(task_id)
+
+    async def step(self, state: Any, action: str) -> tuple[Any, Step]:
+        """See ``World``."""
+        task_id, actions = state
+        self.env.reset(task_id)
+        for done in actions:
+            self.env.step(done)
+        return (task_id, (*actions, action)), self.env.step(action)
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+@dataclass
+class Recorded:
+    """An engine that keeps what it was asked."""
+
+    inner: Any
+    asked: list[Request] = field(default_factory=list)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The inner engine's."""
+        stats: EngineStats = self.inner.stats
+        return stats
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the inner engine."""
+        self.asked.append(request)
+        completions: list[Completion] = await self.inner.generate(request)
+        return completions
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """As the inner engine."""
+        return bool(self.inner.fits(messages, max_tokens))
+
+    def forget_prefixes(self) -> None:
+        """As the inner engine."""
+        self.inner.forget_prefixes()
+
+    async def close(self) -> None:
+        """As the inner engine."""
+        await self.inner.close()
+
+
+class OneByOne(Recorded):
+    """An engine that is asked for one sample after another."""
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """The samples that one request would give, if the inner engine computes every batch size alike."""
+        first = request.seed.sample
+        singles = [replace(request, n=1, seed=request.seed.at(first + i)) for i in range(request.n)]
+        return [(await self.inner.generate(single))[0] for single in singles]
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    tokens: int
+    reused: float
+    occupancy: float
+    nodes: int = 0
+
+
+def _keep(best: dict[str, _Run], name: str, run: _Run) -> None:
+    if name not in best or run.tokens / run.seconds > best[name].tokens / best[name].seconds:
+        best[name] = run
+
+
+def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> tuple[list[Tree], _Run]:
+    """Grow a tree a task; the nodes counted are the expansions' (roots are free)."""
+    grow = play_all(tasks, lambda task: search(task, world, engine, CFG, 0), concurrency=at_once)
+    (trees,), run = _timed(engine, [grow])
+    return trees, replace(run, nodes=sum(len(tree.nodes) - 1 for tree in trees))
+
+
+def _timed(engine: Any, work: Sequence[Awaitable[Any]]) -> tuple[list[Any], _Run]:
+    """Do everything at once, from a cold prefix cache: results, and what the engine counted meanwhile."""
+
+    async def everything() -> list[Any]:
+        return list(await asyncio.gather(*work))
+
+    engine.forget_prefixes()
+    before, began = replace(engine.stats), time.perf_counter()
+    results = asyncio.run(everything())
+    seconds, after = time.perf_counter() - began, engine.stats
+    prompts = after.prompt_tokens - before.prompt_tokens
+    steps = after.slot_steps - before.slot_steps
+    return results, _Run(
+        seconds=seconds,
+        tokens=after.generated_tokens - before.generated_tokens,
+        reused=(after.cached_prompt_tokens - before.cached_prompt_tokens) / prompts,
+        occupancy=(after.busy_slot_steps - before.busy_slot_steps) / steps,
+    )
+
+
+def _engine(folder: Path, *, slots: int, threads: int) -> Any:
+    from selfimprove.engines.transformers import TransformersEngine
+
+    rows = min(16, slots)
+    cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)
+    return TransformersEngine(cfg, folder, threads=threads)
+
+
+def _tasks(env: AgentEnv) -> list[int]:
+    tasks = list(env.task_ids())
+    rng("bench", "search").shuffle(tasks)
+    return tasks
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a result of ``measure`` as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"Search, {result['threads']} thread(s), {result['trees']} trees, {result['nodes']} nodes"
+    table = Table(title=title)
+    for name in ("way", "nodes/s", "tokens/s"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for name, rate in result["tokens_per_second"].items():
+        nodes = result["nodes_per_second"].get(name)
+        table.add_row(name, "" if nodes is None else f"{nodes:,.0f}", f"{rate:,.0f}")
+    Console().print(table)
+    print(
+        f"{result['over_original']} times the original's nodes/s; {result['of_engine']:.2f} of the engine's tokens/s; "
+        f"{result['reused_prefix']:.0%} of the prompt tokens reused"
+    )
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a share lies above its limit."""
+    result = measure()
+    show(result)
+    print(json.dumps(result))
+    sys.exit(0 if result["valid"] else 1)
+
+
+if __name__ == "__main__":
+    main()
