@@ -1,0 +1,21 @@
+"""The rollout benchmark plays what it says: every way does its work, and busy slots are a share of all."""
+
+from __future__ import annotations
+
+import json
+
+from bench.rollouts import measure, show
+
+
+def test_rollouts_are_set_against_the_raw_engine_and_one_at_a_time() -> None:
+    result = measure(episodes=12, slots=4, batches=(4,), rounds=1)
+    assert 0 < result["occupancy"] <= 1
+    assert 0 < result["occupancy_until_tail"] <= 1
+    rates = result["tokens_per_second"]
+    assert {"rollout", "raw 4", "one at a time", "limit 4", "lockstep 4", "generate 4"} <= set(rates)
+    assert min(rates.values()) > 0
+    ratio = rates["rollout"] / rates["raw"]
+    assert abs(result["of_raw_engine"] - ratio) < 1e-3 * ratio
+    assert result["valid"] == (max(result["of_raw_engine"], result["of_limit"]) <= 1)
+    assert json.loads(json.dumps(result)) == result
+    show(result)
