@@ -115,6 +115,7 @@ def test_agent_r_25_steps_before_the_root_and_weights_left_in_a_tree_are_context
         Message(role="user", content="saw z"),
     ]
     assert shown(whole(tree, [1])) == "zA"
+    assert shown(splice(tree, [1], [], "I erred.")) == "z!A"
 
 
 def test_ids_stay_as_generated() -> None:
