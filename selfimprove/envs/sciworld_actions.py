@@ -1,0 +1,136 @@
+"""ScienceWorld's actions as text: mapping a model's wording to a valid action, and saying why the gold path acts so.
+
+Mapping (spec agent_r §2, row 39; optional, off by default)::
+
+    the valid actions: open cupboard, look at cupboard, close door to kitchen, focus on agent, pick up apple, …
+    "open cupboard"            ->  open cupboard            it is valid
+    "open the cupboard, now!"  ->  open cupboard            most shared words (2)
+    "open door to green house" ->  open door to greenhouse  always allowed
+    "dance"                    ->  dance                    no shared word: unchanged
+
+The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
+nobody could see it (§6, trap 11). Here a mapping that turns an action into its opposite, or that would focus on what
+was not named, is refused: the prediction stays as it is. Every mapping that happens is told (``Step.info``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from selfimprove.envs.agent import Move
+
+ROOMS = (
+    "hallway",
+    "greenhouse",
+    "kitchen",
+    "bathroom",
+    "outside",
+    "workshop",
+    "art studio",
+    "foundry",
+    "bedroom",
+    "living room",
+)
+_NEVER_FOCUS = frozenset(f"focus on {thing}" for thing in ("agent", "air", "green house", *ROOMS))
+_FOCUS_WORDS = re.compile(r"\b(?:focus|on|in|to)\b", re.IGNORECASE)
+_OPPOSITES = tuple(
+    frozenset(pair)
+    for pair in (("open", "close"), ("activate", "deactivate"), ("connect", "disconnect"), ("pick", "put"))
+)
+# Whatever is no letter, digit or space, except a hyphen within a word ("blue-violet paint" is a thing's name).
+_PUNCTUATION = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z0-9])|[^A-Za-z0-9 -]+")
+
+
+def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
+    """The actions that a prediction may be mapped to, shortest first, then by the alphabet.
+
+    All valid ones, less those on doors that open nothing, and ``focus on`` the agent, the air, a room, or something
+    of which a word stands neither in ``look`` (what the agent sees) nor in ``inventory``; and ``open door to`` every
+    room.
+    """
+    seen = f"{look} {inventory}".lower()
+    kept = {f"open door to {room}" for room in ROOMS}
+    for action in valid:
+        if "door" in action and "open" not in action:
+            continue
+        if action.startswith("focus on") and (action in _NEVER_FOCUS or not _visible(action, seen)):
+            continue
+        kept.add(action)
+    return sorted(kept, key=lambda action: (len(action), action))
+
+
+def map_action(prediction: str, among: Iterable[str]) -> str:
+    """The action of ``among`` that ``prediction`` means; ``prediction`` itself where none can be told.
+
+    One that is valid stays. Else the one with most distinct words in common; of several, the shorter, then the first
+    by the alphabet. Punctuation is stripped. Words are compared as they are written, capitals included, as in the
+    original.
+    """
+    wanted = prediction.replace("green house", "greenhouse").strip()
+    among = set(among)
+    if wanted in among:
+        return wanted
+    words = set(_plain(wanted).split())
+    best, most = prediction, 0
+    for action in sorted(among, key=lambda action: (len(action), action)):
+        shared = len(words & set(_plain(action).split()))
+        if shared > most:
+            best, most = action, shared
+    if most == 0 or _refused(wanted, best):
+        return prediction
+    return _plain(best)
+
+
+def _visible(focus: str, seen: str) -> bool:
+    return all(word in seen for word in _FOCUS_WORDS.sub("", focus).lower().split())
+
+
+def _plain(action: str) -> str:
+    return _PUNCTUATION.sub("", action)
+
+
+def _refused(prediction: str, action: str) -> bool:
+    """Whether the mapping would reverse the prediction, or focus (which can't be undone) on what it did not name."""
+    said, words = set(_plain(prediction).split()), _plain(action).split()
+    if words[0] == "focus":
+        return "focus" not in said or not said & set(words[2:])
+    verb = _plain(prediction).split()[0]
+    return verb != words[0] and frozenset((verb, words[0])) in _OPPOSITES
+
+
+# The first that matches the whole action gives the thought; {0}, {1} are its groups.
+_THOUGHTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), thought)
+    for pattern, thought in (
+        (r"open door to (.+)", "The way to the {0} leads through this door, so I open it."),
+        (r"go to (.+)", "I have to get to the {0}."),
+        (r"look around", "I look around to see what is here."),
+        (r"look (?:at|in) (.+)|examine (.+)", "I want to see how it is with the {0}."),
+        (r"focus on (.+)", "The task asks me to focus on the right thing, and that is the {0}."),
+        (r"pick up (.+)", "I will need the {0}, so I take it along."),
+        (r"(?:put down|drop) (.+)", "I don't need to carry the {0} any longer."),
+        (r"move (.+) to (.+)", "The {0} belongs in the {1} now."),
+        (r"pour (.+) (?:into|in) (.+)", "What is in the {0} has to get into the {1}."),
+        (r"use (.+) on (.+)", "I use the {0} to find out about the {1}."),
+        (r"connect (.+) to (.+)", "The circuit needs a connection between the {0} and the {1}."),
+        (r"disconnect (.+)", "The {0} should be in no circuit."),
+        (r"deactivate (.+)", "The {0} has done its work, so I turn it off."),
+        (r"activate (.+)", "The {0} has to run, so I turn it on."),
+        (r"mix (.+)", "What is in the {0} has to be mixed."),
+        (r"read (.+)", "The {0} may tell me what to do."),
+        (r"dunk (.+) in (.+)", "I dip the {0} into the {1}."),
+        (r"open (.+)", "I open the {0} to get at what is inside."),
+        (r"close (.+)", "I close the {0} again."),
+        (r"wait1?", "This takes time, so I let some pass."),
+    )
+)
+
+
+def gold_move(action: str) -> Move:
+    """An action of the gold path with a short thought, made from the kind of action."""
+    for pattern, thought in _THOUGHTS:
+        match = pattern.fullmatch(action)
+        if match is not None:
+            return Move(thought.format(*(group for group in match.groups() if group is not None)), action)
+    return Move(f"The next step is to {action}.", action)

@@ -1,0 +1,355 @@
+"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it (rows 15, 36, 39, 43).
+
+``make test-backends-sciworld``. Games are small ones; every Java process that a test starts has to be gone after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from selfimprove.envs import sciworld_jvm
+from selfimprove.envs.agent import EnvError, Step
+from selfimprove.envs.sciworld import SciWorld, SciWorldWorld, outcome, sciworld_world
+from selfimprove.envs.sciworld_games import GAMES, TASKS, Game
+from selfimprove.envs.sciworld_jvm import JvmPool
+
+pytestmark = pytest.mark.backend
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = 3245  # find-non-living-thing: nine actions
+LIVING = GAMES.index(Game("identify-life-stages-2", 5))  # animals that move and age, listed in no order of their own
+CIRCUIT = GAMES.index(Game("power-component", 3))  # two runs of the package give different scores on the way
+PAINT = GAMES.index(Game("chemistry-mix-paint-secondary-color", 2))
+SPAN = GAMES.index(Game("lifespan-longest-lived", 7))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[JvmPool]:
+    pool = JvmPool(1)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def none_left() -> Iterator[None]:
+    yield
+    assert java_of(os.getpid()) == []
+
+
+def java_of(pid: int) -> list[int]:
+    """Java processes that were started by ``pid``."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE and child.name() == "java"]
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def play(env: SciWorld, task_id: int, actions: list[str]) -> list[str | Step]:
+    return [env.reset(task_id), *[env.step(action) for action in actions]]
+
+
+def muddled(env: SciWorld, task_id: int, seed: int) -> list[str]:
+    """The gold path with other actions strewn in, so that time passes and things move."""
+    env.reset(task_id)
+    strew = random.Random(seed)
+    actions = []
+    for move in env.expert():
+        actions.append(move.action)
+        if strew.random() < 0.4:
+            actions.append(strew.choice(["wait1", "look around", "inventory", "open door", "dance", "examine agent"]))
+    return actions
+
+
+def test_agent_r_36_the_embedded_table_of_games_is_the_packages(pool):
+    from scienceworld.constants import ID2TASK
+
+    assert [(task_id, name) for task_id, name, _ in TASKS] == list(ID2TASK.items())
+    simulator = pool.simulator()
+    counts = {name: simulator._act(lambda it, name=name: it.getTaskMaxVariations(name)) for _, name, _ in TASKS}
+    assert counts == {name: variations for _, name, variations in TASKS}
+    simulator.close()
+
+
+@pytest.mark.parametrize("task_id", [SHORT, LIVING, CIRCUIT, PAINT, SPAN])
+def test_agent_r_36_the_gold_path_reaches_score_one(pool, task_id):
+    env = SciWorld(pool)
+    env.reset(task_id)
+    moves = env.expert()
+    assert moves
+    for i, move in enumerate(moves):
+        step = env.step(move.action)
+        assert step.done == (i == len(moves) - 1)
+    assert (step.reward, step.info["raw_score"], step.info["disaster"]) == (1.0, 100, False)
+    env.close()
+
+
+def test_agent_r_36_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool):
+    env = SciWorld(pool)
+    assert env.expert() == []
+    env.reset(SHORT)
+    moves = env.expert()
+    env.step(moves[0].action)
+    assert env.expert() == moves[1:]
+    env.step("wait1")
+    assert env.expert() == []
+    env.close()
+
+
+def test_agent_r_36_the_first_observation_is_the_task_a_newline_and_a_look_around(pool):
+    env = SciWorld(pool)
+    description, _, room = env.reset(SHORT).partition("\n")
+    assert description.startswith("Your task is to find a(n) non-living thing.")
+    assert room.startswith("This room is called the bedroom.")
+    assert env.step("look around") == (room, 0.0, False, {"raw_score": 0, "disaster": False, "valid": True, "moves": 0})
+    assert env.simulator.look().strip() == room.strip()
+    env.close()
+
+
+def test_agent_r_08_focus_on_a_wrong_thing_is_a_disaster(pool):
+    env = SciWorld(pool)
+    env.reset(0)
+    step = env.step("focus on agent")
+    assert (step.reward, step.done, step.info["raw_score"], step.info["disaster"]) == (0.0, True, -100, True)
+    env.close()
+
+
+def test_agent_r_36_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool):
+    env = SciWorld(pool)
+    env.reset(SHORT)
+    assert env.step("dance").info["moves"] == 0
+    moves = [env.step("wait").info["moves"] for _ in range(9)]
+    assert moves[-1] in range(90, 101)
+    while not (step := env.step("open door to hallway")).done:
+        moves.append(step.info["moves"])
+    assert moves[-1] == 100
+    assert step.info["moves"] == 101
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "action",
+    ["", "x" * 10_000, "go " * 3_000, "look\x00 \x1b[31m", "a\nb\r\n", "\ud800", "e 'quoted' \\ \"text\"", "1"],
+)
+def test_agent_r_36_any_text_is_answered(pool, action):
+    env = SciWorld(pool)
+    env.reset(SHORT)
+    step = env.step(action)
+    assert (step.reward, step.done, step.info["valid"]) == (0.0, False, False)
+    assert env.step("open door to hallway").info["valid"]
+    env.close()
+
+
+def test_agent_r_36_episodes_in_one_process_do_not_touch_each_other(pool):
+    """Also those in which chance moves animals: each has its own random generator and its own counter of objects."""
+    tasks = [SHORT, LIVING, CIRCUIT, PAINT, SPAN]
+    alone = SciWorld(pool)
+    scripts = {task: muddled(alone, task, task) for task in tasks}
+    expected = {task: play(alone, task, scripts[task]) for task in tasks}
+    envs = {task: SciWorld(pool) for task in tasks}
+    seen: dict[int, list[str | Step]] = {task: [envs[task].reset(task)] for task in tasks}
+    turns = [task for task in tasks for _ in scripts[task]]
+    random.Random(0).shuffle(turns)
+    for task in turns:
+        seen[task].append(envs[task].step(scripts[task][len(seen[task]) - 1]))
+    assert seen == expected
+    for env in [alone, *envs.values()]:
+        env.close()
+
+
+def test_agent_r_36_the_raw_call_gives_what_the_packages_step_gives(pool):
+    """The package, in a process with our options: its load, its reset, its step with all that it asks for besides."""
+    from scienceworld import ScienceWorldEnv
+
+    env = SciWorld(pool)
+    for task_id in (LIVING, CIRCUIT):
+        script = muddled(env, task_id, 1)[:12]
+        ours = play(env, task_id, script)
+        package = ScienceWorldEnv.__new__(ScienceWorldEnv)  # all but the start of a process of its own
+        simulator = pool.simulator()
+        package.server, package.envStepLimit, package._gateway = simulator._interface, 100, SimpleNamespace()
+        package.close = lambda: None
+
+        def theirs(package=package, task_id=task_id, script=script):
+            package.load(*GAMES[task_id], "")
+            description = package.get_task_description()
+            seen = [f"{description}\n{package.reset()[0]}"]
+            for action in script:
+                observation, _, done, info = package.step(action)
+                seen.append((observation, info["score"], done, info["moves"]))
+            return seen
+
+        theirs_seen = simulator.jvm.act(simulator, theirs)
+        assert [
+            ours[0],
+            *[(s.observation, s.info["raw_score"], s.done, s.info["moves"]) for s in ours[1:]],
+        ] == theirs_seen
+        simulator.close()
+    env.close()
+
+
+def test_agent_r_09_a_restored_snapshot_goes_on_as_the_original(pool):
+    env, other = SciWorld(pool), SciWorld(pool)
+    script = muddled(env, LIVING, 2)
+    seen = play(env, LIVING, script[:6])
+    snapshot = env.snapshot()
+    seen += [env.step(action) for action in script[6:]]
+    other.restore(snapshot)
+    assert [other.step(action) for action in script[6:]] == seen[7:]
+    env.close()
+    other.close()
+
+
+def test_agent_r_39_mapped_actions_are_done_and_told(pool):
+    env = SciWorld(pool, map_actions=True)
+    env.reset(SHORT)
+    step = env.step("please open the door to the hallway!")
+    assert step.observation == "The door is now open."
+    assert step.info["mapped_from"] == "please open the door to the hallway!"
+    assert "mapped_from" not in env.step("go to hallway").info
+    assert "mapped_from" not in env.step("dance").info
+    assert env.snapshot().actions[0] == "please open the door to the hallway!"
+    env.close()
+
+
+def test_agent_r_36_valid_actions_are_listed_sorted(pool):
+    env = SciWorld(pool)
+    env.reset(SHORT)
+    actions = env.valid_actions()
+    assert actions == sorted(actions)
+    assert {"open door", "pick up bed", "look around"} & set(actions)
+    assert "focus on agent" in actions
+    assert env.step("look around").info["moves"] == 0  # asking took no time
+    assert "OBJ" in " ".join(env.simulator.templates())
+    assert "agent" in env.simulator.objects()
+    env.close()
+
+
+def test_agent_r_36_a_tree_grows_in_a_world_and_the_processes_end_with_it():
+    async def grow(world: SciWorldWorld) -> None:
+        root, first = await world.reset(SHORT)
+        assert first.startswith("Your task is")
+        opened, _ = await world.step(root, "open door to hallway")
+        branches = await asyncio.gather(*[world.step(opened, a) for a in ("go to hallway", "wait1", "look around")])
+        again = await asyncio.gather(*[world.step(opened, a) for a in ("go to hallway", "wait1", "look around")])
+        assert [step for _, step in branches] == [step for _, step in again]
+        assert branches[0][1].observation == "You move to the hallway."
+        _, back = await world.step(root, "go to hallway")
+        assert back.observation == "The door is not open."
+        assert world.stats.diverged == 0
+
+    async def run() -> None:
+        world = sciworld_world(SimpleNamespace(jvms=2, map_actions=False))
+        try:
+            await grow(world)
+            pids = world.pool.processes()
+            assert len(pids) == 2
+        finally:
+            await world.close()
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        await world.close()
+
+    asyncio.run(run())
+
+
+def test_agent_r_36_a_process_that_is_killed_is_replaced():
+    async def run() -> None:
+        world = sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+        try:
+            root, _ = await world.reset(SHORT)
+            opened, _ = await world.step(root, "open door to hallway")
+            os.kill(world.pool.processes()[0], signal.SIGKILL)
+            _, step = await world.step(opened, "go to hallway")
+            assert step.observation == "You move to the hallway."
+            assert world.stats.failures == 1
+        finally:
+            await world.close()
+
+    asyncio.run(run())
+
+
+def test_agent_r_36_a_call_that_hangs_ends_the_process(capfd):
+    pool = JvmPool(1)
+    simulator = pool.simulator()
+    jvm, pid = simulator.jvm, simulator.jvm.process.pid
+    jvm._gateway.close()  # the connections; new ones wait no longer than this:
+    jvm._gateway.gateway_parameters.read_timeout = 2.0
+    with pytest.raises(EnvError, match="the Java process is gone"):
+        simulator._act(lambda it: jvm._java.java.lang.Thread.sleep(600_000))
+    assert gone(pid)
+    with pytest.raises(EnvError, match="the Java process is gone"):
+        simulator.look()
+    assert pool.simulator().jvm.process.pid != pid
+    pool.close()
+    assert capfd.readouterr().err == ""  # what is raised is not printed, too
+
+
+OWNER = """
+import os, sys, threading, time
+from selfimprove.envs.sciworld import SciWorld
+from selfimprove.envs.sciworld_jvm import JvmPool
+pool = JvmPool(1)
+env = SciWorld(pool)
+env.reset(0)
+print(*pool.processes(), flush=True)
+if sys.argv[1] == "raises":
+    raise RuntimeError("a stage failed")
+if sys.argv[1] == "exits":
+    os._exit(3)
+env.expert() if sys.argv[1] == "busy" else time.sleep(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
+def test_agent_r_36_no_java_is_left_however_its_owner_ends(end):
+    """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    if end in ("idle", "busy"):
+        assert psutil.pid_exists(pid)
+        time.sleep(0.3)
+        owner.kill()
+    assert owner.wait(timeout=60) == {"raises": 1, "exits": 3}.get(end, -signal.SIGKILL)
+    assert gone(pid)
+    owner.stdout.close()
+
+
+def test_agent_r_36_java_that_does_not_start_is_told(monkeypatch, tmp_path):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nexit 1\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(sciworld_jvm.UserError, match="did not start"):
+        JvmPool(1).simulator()
+
+
+def test_agent_r_36_outcomes_agree_with_the_simulator(pool):
+    simulator = pool.simulator()
+    simulator.load(*GAMES[SHORT])
+    assert outcome(*simulator.step("open door to hallway")).reward == 0.08
+    with pytest.raises(EnvError, match="variation"):
+        simulator.load("boil", 300)
+    simulator.close()
