@@ -3,7 +3,8 @@
 import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
-from selfimprove.envs.make import make_world
+from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
@@ -21,7 +22,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     cfg = iteration.generate
     policy = stage.input(f"models/agent_r/{iteration.init}")
     panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.name)
-    stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
+    stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
     tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
 
@@ -30,10 +31,11 @@ def main(stage: Stage[AgentRParams]) -> None:
         try:
             with stage.journal("completions") as journal, stage.progress(len(tasks)) as progress:
                 async with open_engines(
-                    agent_r.engines, ["actor"], policy_dir=policy, threads=stage.run.threads, journal=journal
-                ) as engines:
+                    agent_r.engines, [cfg.engine], policy_dir=policy, threads=stage.run.threads, journal=journal,
+                    expert=lambda c: scripted_actor(make_agent_env(agent_r.env), c.error_rate),
+                ) as engines:  # fmt: skip
                     mine = shard_of(tasks, stage.shard)
-                    search_one = lambda task: search(task, world, engines["actor"], cfg, seed)  # noqa: E731
+                    search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed)  # noqa: E731
                     trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
                     stage.timing |= figures(engines)
         finally:

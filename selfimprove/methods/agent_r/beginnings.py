@@ -1,4 +1,4 @@
-"""Bad beginnings for the revision evaluation (spec §2; the paper's Table 3): fixed replies; a model goes on from them."""
+"""Bad beginnings for the revision evaluation (spec §2; the paper's Table 3): fixed replies to go on from."""
 
 from __future__ import annotations
 

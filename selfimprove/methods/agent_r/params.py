@@ -37,7 +37,7 @@ class TaskParams(Section):
     instead (JSON, as AgentGym and Agent-R publish them).
     """
 
-    demonstrations: int = Field(ge=0, description="tasks whose expert episodes are the warm start; searched by nobody")
+    demonstrations: int = Field(ge=0, description="tasks whose expert episodes are the warm start; a panel of their own")
     layouts: int = Field(
         default=1,
         ge=1,
@@ -60,6 +60,7 @@ class SearchParams(Section):
     limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
     min: int | None = Field(default=None, ge=0, description="only task ids from here on")
     max: int | None = Field(default=None, ge=1, description="only task ids below this")
+    engine: str = Field(default="actor", description="who searches: the model itself, or another engine to learn from")
     max_depth: int = Field(default=10, ge=1, description="MAX_DEPTH: max_depth + 1 actions are possible")
     dives: int = Field(default=4, ge=1, description="ITERA")
     n_gen: int = Field(default=4, ge=1, description="N_GEN: samples of an expansion")
@@ -164,6 +165,11 @@ class AgentRParams(Section):
             self.lineage(key)
             if iteration.init_from not in ("base", iteration.init):
                 raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
+            if iteration.generate.engine not in self.engines:
+                raise ValueError(
+                    f"iterations.{key}.generate.engine: no engine {iteration.generate.engine!r}; there are "
+                    f"{sorted(self.engines)}"
+                )
         for key, control in self.controls.items():
             if control.match not in self.iterations:
                 raise ValueError(

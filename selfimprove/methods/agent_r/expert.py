@@ -1,0 +1,42 @@
+"""The environment's own expert in an actor's place, wrong at a declared rate: trees without a trained model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from selfimprove.engines.base import Request
+from selfimprove.envs.agent import AgentEnv, Move
+from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.reply import WAIT, parse_action
+from selfimprove.seeds import rng
+
+LOST = Move("I do not see a way, so I look around.", "inventory")
+
+
+def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int], str]:
+    """(request, sample index) -> the expert's next reply where the dialogue stands, or any possible action instead.
+
+    The dialogue's actions are played again from the task that the request's seed key names; it must be whole, so an
+    actor with a bounded context can't be replaced by this one.
+    """
+
+    def answer(request: Request, sample: int) -> str:
+        draw = rng("scripted actor", request.seed.at(sample))
+        task = re.match(rf"{re.escape(env.name)}-(\d+)", request.seed.task)
+        assert task is not None, request.seed.task
+        env.reset(int(task[1]))
+        for message in request.messages[OPENING:]:
+            action = parse_action(message.content)
+            if message.role == "assistant" and action != WAIT:
+                env.step(action)
+        moment = env.snapshot()
+        plan = env.expert()
+        env.restore(moment)
+        move = plan[0] if plan else LOST
+        possible = env.valid_actions()
+        if possible and draw.random() < error_rate:
+            move = Move("I try something else.", draw.choice(possible))
+        return f"Thought: {move.thought}\nAction: {move.action}"
+
+    return answer
