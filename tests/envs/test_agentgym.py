@@ -343,6 +343,36 @@ def test_agent_r_38_an_environment_that_fails_ends_one_call_only() -> None:
         assert server.post("/step", id=0, action="heat ice")["score"] == 67
 
 
+def test_agent_r_38_a_call_that_waited_for_a_closed_environment_is_refused() -> None:
+    busy, go_on = threading.Event(), threading.Event()
+
+    class Slow(Laboratory):
+        def step(self, action: str) -> Step:
+            busy.set()
+            go_on.wait(10)
+            assert not self.closed
+            return super().step(action)
+
+    async def work(url: str) -> list[Any]:
+        async with httpx.AsyncClient(base_url=url, trust_env=False, verify=False) as client:
+            await client.post("/create")
+            await client.post("/reset", json={"id": 0})
+            act = {"id": 0, "action": "heat ice"}
+            calls = [asyncio.create_task(client.post("/step", json=act))]
+            while not busy.is_set():
+                await asyncio.sleep(0.01)
+            for path in ("/close", "/step"):
+                calls.append(asyncio.create_task(client.post(path, json=act)))
+                await asyncio.sleep(0.1)
+            go_on.set()
+            return [(await call).json() for call in calls]
+
+    with our_server("sciworld", Slow) as url:
+        first, closed, late = run(work(url))
+    assert (first["score"], closed) == (67, True)
+    assert "has been deleted" in late["error"]
+
+
 # Our client, on servers that misbehave
 
 
@@ -404,12 +434,17 @@ def test_agent_r_38_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_
             await world.step(state, "inventory")
         port = int(url.rpartition(":")[2])
         with our_server("textcraft", textcraft, port=port):
-            # Numbers 0 and 1 mean other environments now: neither is used before it was created again.
-            _, again = await world.step(state, "inventory")
-            assert again == first
-            assert (await world.step(other, "inventory"))[1] == first
-            assert (await world.reset(4))[1] == textcraft().reset(4)
+            stranger, env = Caller(url), textcraft()  # who now holds the numbers 0 and 1
+            env.reset(4)
+            for number in (0, 1):
+                stranger.post("/create")
+                stranger.post("/reset", id=number, data_idx=4)
+                stranger.post("/step", id=number, action=env.expert()[0].action)
+            assert (await world.step(other, "inventory"))[1] == first, "not the stranger's inventory"
+            assert (await world.step(state, "inventory"))[1] == first
             await world.close()
+            assert stranger.get("/list_envs") == [0, 1], "nor did we close the stranger's"
+            stranger.http.close()
 
     run(work())
 
