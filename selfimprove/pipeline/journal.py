@@ -31,6 +31,7 @@ class Journal:
         os.ftruncate(self._file, whole)
         self._synced = time.monotonic()
         self.resumed = len(self.entries)
+        self.seconds = 0.0
 
     def __contains__(self, key: str) -> bool:
         return key in self.entries
@@ -46,6 +47,7 @@ class Journal:
         """
         if key in self.entries:
             return
+        started = time.monotonic()
         line = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":")) + "\n"
         data = line.encode("utf-8")
         position = os.lseek(self._file, 0, os.SEEK_END)
@@ -57,6 +59,7 @@ class Journal:
         if time.monotonic() - self._synced > FSYNC_SECONDS:
             os.fsync(self._file)
             self._synced = time.monotonic()
+        self.seconds += time.monotonic() - started
 
     def close(self) -> None:
         """Make everything durable and release the file."""

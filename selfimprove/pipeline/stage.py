@@ -55,6 +55,7 @@ class Stage(Generic[S]):
         self._identity = identity
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
+        self._journals: list[Journal] = []
         self.timing: dict[str, float] = {}
 
     def input(self, path: str) -> Path:
@@ -143,7 +144,14 @@ class Stage(Generic[S]):
         """The run's journal of that name, with whatever an earlier, killed run of the same identity wrote."""
         mine = f"{name}.{self.shard[0]}of{self.shard[1]}.journal" if self.shard else f"{name}.journal"
         others = [path for path in sorted(self.scratch.glob(f"{name}*.journal")) if path.name != mine]
-        return Journal(self.scratch / mine, others)
+        journal = Journal(self.scratch / mine, others)
+        self._journals.append(journal)
+        return journal
+
+    @property
+    def journal_seconds(self) -> float:
+        """Seconds spent writing journals."""
+        return sum(journal.seconds for journal in self._journals)
 
     def progress(self, total: int, *, done: int = 0) -> StageProgress:
         """Progress over ``total`` units of this stage."""
@@ -255,12 +263,15 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
     current = Stage(full, item, run, params, params)
     part = f".{current.shard[0]}of{current.shard[1]}" if current.shard else ""
     with stage_lock(SCRATCH / "locks", full.replace("@", "-") + part), suppress(_ShardDone):
+        began = time.monotonic()
         with suppress(_AlreadyDone):
             main(current)
+        own = time.monotonic() - began - current.journal_seconds
         current.publish()
-        # From the process's start, so that Python's own start and the imports count.
+        # From the process's start, so that Python's own start and the imports count; ``own_seconds``: the stage's work,
+        # without start, imports, journals and publishing.
         seconds = time.time() - warm.started()
-        timing = {**current.timing, "seconds": seconds}
+        timing = {**current.timing, "own_seconds": own, "seconds": seconds}
         write_json(SCRATCH / "timing" / f"{full}.json", timing)
 
 
