@@ -35,7 +35,8 @@ def main() -> None:
     if "pipeline" in parts:
         from bench import pipeline
 
-        document["pipeline"] = pipeline.measure()
+        for method in ("rise", "agent_r"):
+            document[f"pipeline_{method}"] = pipeline.measure(method=method)
     print(json.dumps(document))
     wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]
     if wrong:

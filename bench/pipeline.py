@@ -14,8 +14,8 @@ from tests.repo_copy import copy_repo, run
 WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 
 
-def measure(profile: str = "default") -> dict[str, Any]:
-    """Run ``dvc repro`` twice under ``profile``.
+def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
+    """Run one method's part of ``dvc repro`` twice under ``profile``.
 
     Returns:
         ``wall_seconds`` of the first run; ``work_seconds`` of it that engines and trainers computed; ``own_seconds``
@@ -26,17 +26,18 @@ def measure(profile: str = "default") -> dict[str, Any]:
     with TemporaryDirectory() as scratch:
         folder = copy_repo(Path(scratch) / "repo", profile)
         started = time.perf_counter()
-        run(folder, *WARM, "dvc", "repro", timeout=7200)
+        run(folder, *WARM, "dvc", "repro", f"{method}-report", timeout=7200)
         wall = time.perf_counter() - started
         started = time.perf_counter()
-        run(folder, *WARM, "dvc", "repro")
+        run(folder, *WARM, "dvc", "repro", f"{method}-report")
         noop = time.perf_counter() - started
         timings = {path.stem: json.loads(path.read_text()) for path in (folder / ".scratch/timing").glob("*.json")}
-        summary = json.loads((folder / "results/summary.json").read_text())
+        summary = json.loads((folder / f"results/summary/{method}.json").read_text())
     work = sum(timing.get("work_seconds", 0.0) for timing in timings.values())
     own = sum(timing.get("own_seconds", 0.0) for timing in timings.values())
     return {
         "profile": profile,
+        "method": method,
         "wall_seconds": round(wall, 1),
         "work_seconds": round(work, 1),
         "own_seconds": round(own, 1),
@@ -44,14 +45,17 @@ def measure(profile: str = "default") -> dict[str, Any]:
         "not_model_work": round(1 - work / wall, 4),
         "noop_seconds": round(noop, 2),
         "stages": {name: round(timing["seconds"], 1) for name, timing in sorted(timings.items())},
-        "summary": {name: row["metrics"]["m1@t1"] for name, row in summary["rise"]["rows"].items()},
+        "summary": {
+            name: {column: row["metrics"][column] for column in summary["columns"]}
+            for name, row in summary["rows"].items()
+        },
         "valid": work <= own <= wall,
     }
 
 
 def main() -> None:
-    """Print the figures; JSON on the last line. The argument names a profile."""
-    result = measure(*sys.argv[1:2])
+    """Print the figures; JSON on the last line. The arguments name a profile and a method."""
+    result = measure(*sys.argv[1:3])
     for name, seconds in result["stages"].items():
         print(f"  {seconds:7.1f} s  {name}")
     print(
