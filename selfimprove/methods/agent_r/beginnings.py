@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from selfimprove.records import Episode
+from selfimprove.records import Episode, Record
+
+
+class Beginning(Record):
+    """What a file of bad beginnings has in a line: a task, and the replies to go on from."""
+
+    task_id: int
+    replies: list[str]
 
 
 def bad_beginning(episode: Episode, most: int) -> list[str]:

@@ -133,21 +133,22 @@ class ActorJudge:
 
 @dataclass(frozen=True)
 class Standing:
-    """A moment of an episode: its snapshot, the expert's remaining actions (None: no way), and whether it is over."""
+    """A moment: its snapshot, the expert's remaining actions (None: no way), whether the episode is over, its score."""
 
     snapshot: Any
     left: int | None
     over: bool
+    reward: float = 0.0
 
 
 def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Standing:
     """Where ``env`` stands now; an episode that ended with reward 1 has 0 actions left."""
     snapshot = env.snapshot()
     if over:
-        return Standing(snapshot, 0 if reward == 1 else None, True)
+        return Standing(snapshot, 0 if reward == 1 else None, True, reward)
     left = len(env.expert()) or None
     env.restore(snapshot)
-    return Standing(snapshot, left, False)
+    return Standing(snapshot, left, False, reward)
 
 
 def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, Did, Judgement]:
@@ -170,7 +171,9 @@ def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, 
 
 
 def step_verdict(before: Standing, after: Standing) -> Verdict:
-    """Good: fewer actions are left; bad: more, or no way any more, or a lost end; uncertain: as many."""
+    """Good: a higher score, or fewer actions left; bad: more, or no way any more, or a lost end; uncertain: as many."""
+    if after.reward > before.reward:
+        return "good"
     if after.left is None:
         return "bad" if before.left is not None or after.over else "uncertain"
     if before.left is None or after.left < before.left:

@@ -121,10 +121,12 @@ def select_all(trees: Sequence[Tree], cfg: Thresholds, seed: int) -> tuple[list[
 def nothing_kept(counts: Counts, cfg: Thresholds) -> UserError:
     """The error for thresholds that keep nothing: what there was, and which way out."""
     word = "at least" if cfg.inclusive else "above"
+    blocked = f", {counts.blocked} blocked by environment or engine" if counts.blocked else ""
     return UserError(
-        f"convert: nothing to train on: {counts.trees} trees ({counts.without_reward} of them with root value 0), "
-        f"{counts.leaves} leaves, {counts.good_leaves} good ones ({word} alpha {cfg.alpha:g}), {counts.pairs} pairs "
-        f"({word} beta {cfg.beta:g} apart); lower alpha or beta, set inclusive: true, or search more tasks."
+        f"convert: nothing to train on: {counts.trees} trees ({counts.without_reward} of them with root value 0"
+        f"{blocked}), {counts.leaves} leaves, {counts.good_leaves} good ones ({word} alpha {cfg.alpha:g}), "
+        f"{counts.pairs} pairs ({word} beta {cfg.beta:g} apart); lower alpha or beta, set inclusive: true, or search "
+        "more tasks."
     )
 
 

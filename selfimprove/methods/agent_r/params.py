@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.engines.config import EngineConfig
+from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -30,6 +30,14 @@ class EnvParams(Section):
     map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one (spec §2)")
 
 
+class GameParams(Section):
+    """ScienceWorld: a slice of its 23 task numbers, and how many variations of each (the original's loop)."""
+
+    start: int = Field(default=0, ge=0)
+    stop: int | None = Field(default=None, ge=1)
+    variations: int = Field(default=5, ge=1)
+
+
 class TaskParams(Section):
     """Which tasks: how many demonstrations for the warm start, and the panels to search, choose and test on.
 
@@ -37,7 +45,9 @@ class TaskParams(Section):
     instead (JSON, as AgentGym and Agent-R publish them).
     """
 
-    demonstrations: int = Field(ge=0, description="tasks whose expert episodes are the warm start; a panel of their own")
+    demonstrations: int = Field(
+        ge=0, description="tasks whose expert episodes are the warm start; a panel of their own"
+    )
     layouts: int = Field(
         default=1,
         ge=1,
@@ -47,6 +57,7 @@ class TaskParams(Section):
     dev: int = Field(ge=0)
     test: int = Field(ge=1)
     files: dict[Literal["train", "test"], str] | None = None
+    games: GameParams | None = Field(default=None, description="sciworld: which of its games; null: all of them")
     judge_examples: int = Field(
         default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
     )
@@ -177,8 +188,15 @@ class AgentRParams(Section):
                 )
         if self.tasks.layouts > 1 and self.env.name != "textcraft":
             raise ValueError("tasks.layouts: only textcraft has other layouts of a task; set 1")
+        if self.tasks.games is not None and self.env.name != "sciworld":
+            raise ValueError("tasks.games: only sciworld has task numbers; remove it")
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
+        if isinstance(self.engines["actor"], ScriptedEngineConfig):
+            raise ValueError(
+                "engines.actor: a scripted engine has no model to judge with or to evaluate; let it search under "
+                "another name (iterations.*.generate.engine)"
+            )
         return self
 
     def lineage(self, name: str) -> list[str]:

@@ -61,6 +61,10 @@ def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, 
 def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Panel, ...]]]:
     """Ids, and the panels that share them in turn."""
     everything = list(env.task_ids())
+    if tasks.games is not None:
+        from selfimprove.envs.sciworld_games import ids_of_task_numbers
+
+        everything = ids_of_task_numbers(tasks.games.start, tasks.games.stop, tasks.games.variations)
     if not tasks.files:
         return [(everything, ("test", "dev", "train", "demonstrations"))]
     known = set(everything)
