@@ -39,7 +39,7 @@ $(READY): requirements/main.lock
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/main.lock
 	@rm -f $(VENV)/.ready-*; touch $@
 
-repro: $(READY) ## run what is out of date and print the results table; METHOD=rise for one method
+repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise or agent_r for one method
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
 	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
@@ -53,7 +53,7 @@ compare: $(READY) ## experiments side by side, then what changed in metrics and 
 	@dvc exp show --no-pager --only-changed --drop '.*(std|se|n)$$' || true
 	@dvc params diff; dvc metrics diff
 
-report: $(READY) ## print the results table and draw the plots (report/)
+report: $(READY) ## print the results tables and draw the plots (report/)
 	@python -m selfimprove.report.table
 	@dvc plots show --out report/dvc >/dev/null && echo "plots: report/dvc/index.html, report/*.png"
 
