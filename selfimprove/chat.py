@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from tokenizers import Tokenizer
 
 from selfimprove.errors import UserError
 from selfimprove.records import Message
+
+TEXTS_KNOWN = 1 << 15
+"""Texts whose ids a format remembers: the observations and openings of the episodes in flight."""
 
 NAMED_TEMPLATES = {
     # Ours, for tokenizers trained in this repository: one special token a role, one to end a turn.
@@ -81,6 +84,9 @@ class ChatFormat:
         self._content_tokens = Tokenizer.from_str(tokenizer.to_str())
         # In content, the text of a special token is plain text (RISE spec §5, trap 15).
         self._content_tokens.encode_special_tokens = True
+        self._ids_of = lru_cache(maxsize=TEXTS_KNOWN)(
+            lambda text: tuple(self._content_tokens.encode(text, add_special_tokens=False).ids)
+        )
         for inner in (self._tokens, self._content_tokens):
             inner.no_padding()
             inner.no_truncation()
@@ -159,7 +165,8 @@ class ChatFormat:
         if message.token_ids is not None:
             return message.token_ids
         content = message.content.strip() if self._trims(message.role) else message.content
-        return list(self._content_tokens.encode(content, add_special_tokens=False).ids)
+        # An observation is read again at every later turn, by every sample.
+        return list(self._ids_of(content))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids; special tokens are left out."""

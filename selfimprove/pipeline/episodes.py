@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from selfimprove.pipeline.progress import StageProgress
 
 T = TypeVar("T")
 E = TypeVar("E")
+
+
+class Played(Protocol):
+    """An episode or a tree."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """``blocked``: engine or environment failed it for good."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """What failed."""
+        ...
 
 
 def shard_of(tasks: Sequence[T], shard: tuple[int, int] | None) -> list[T]:
@@ -44,3 +64,17 @@ async def play_all(
             first = first.exceptions[0]
         raise first from None
     return [result for result in results if result is not None]
+
+
+def say_blocked(stage: str, played: Sequence[Played]) -> None:
+    """One sentence on standard error about what the engine or the environment failed for good; nothing if all is well.
+
+    Such an episode ends no stage: it is recorded as ``blocked`` and counted in the stage's figures.
+    """
+    blocked = [one for one in played if one.status == "blocked"]
+    if blocked:
+        first = f"{blocked[0].id}: {' '.join(str(blocked[0].error).split())}"
+        print(
+            f"{stage}: {len(blocked)} of {len(played)} are blocked and count as failed; the first, {first}",
+            file=sys.stderr,
+        )

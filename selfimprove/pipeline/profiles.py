@@ -49,6 +49,8 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
             del under[key]
         elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
             merge(under[key], value)
+            if not under[key]:
+                _empty(under, key)
         else:
             under[key] = deepcopy(value)
 
@@ -61,6 +63,13 @@ def names(folder: Path = FOLDER) -> list[str]:
 def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     # Two engines of different kinds share no keys worth keeping.
     return "engine" in value and value["engine"] != old.get("engine")
+
+
+def _empty(under: Any, key: str) -> None:
+    # Without the comment after the key, which would be written between it and the braces: no YAML.
+    under[key] = {}
+    if hasattr(under, "ca"):
+        under.ca.items.pop(key, None)
 
 
 def _file(name: str, folder: Path) -> Path:

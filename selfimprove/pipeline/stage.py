@@ -74,6 +74,15 @@ class Stage(Generic[S]):
         self._inputs[path] = place
         return place
 
+    def own_files(self, *paths: str | None) -> None:
+        """Declare files of the user's that params name, as far as they are named and there.
+
+        What reads a missing one says which param to mend; ``input`` would name a stage that makes it.
+        """
+        for path in paths:
+            if path is not None and Path(path).exists():
+                self.input(path)
+
     def narrow(self, identity: Any) -> None:
         """Say which part of the params this stage reads; the rest is not part of its identity."""
         self._identity = identity

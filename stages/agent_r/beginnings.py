@@ -4,13 +4,13 @@ import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
-from selfimprove.methods.agent_r.beginnings import bad_beginning
+from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_rows
+from selfimprove.records import write_jsonl
 from selfimprove.seeds import key_bits
 
 
@@ -19,6 +19,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg = stage.params, stage.params.evaluate
     model = stage.input("models/agent_r/base")
     panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
+    stage.own_files(agent_r.env.recipes)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     sampled = cfg.model_copy(update={"temperature": 1.0, "top_p": 1.0})
@@ -36,12 +37,13 @@ def main(stage: Stage[AgentRParams]) -> None:
                     stage.timing |= figures(engines)
         finally:
             await world.close()
+        say_blocked(stage.name, episodes)
         rows = [
-            {"task_id": task, "replies": replies}
+            Beginning(task_id=task, replies=replies)
             for task, episode in zip(panel, episodes, strict=True)
             if (replies := bad_beginning(episode, cfg.revision_prefix))
         ]
-        write_rows(stage.output("data/agent_r/beginnings.jsonl"), rows)
+        write_jsonl(stage.output("data/agent_r/beginnings.jsonl"), rows[: cfg.revision_tasks])
 
     asyncio.run(run())
 

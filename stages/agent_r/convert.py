@@ -22,6 +22,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     actor = stage.input(f"models/agent_r/{iteration.init}")
     trees = read_jsonl(stage.input(f"data/agent_r/{stage.item}/trees.jsonl"), Tree)
     parent = stage.input(f"data/agent_r/{iteration.init}/train")
+    stage.own_files(agent_r.env.recipes, cfg.mix.general_file)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     earlier = {
@@ -29,9 +30,10 @@ def main(stage: Stage[AgentRParams]) -> None:
         for name in ("collected", "good", "direct")
     }
     seed = key_bits(stage.run.seed, stage.name)
-    # What the controls train on: the same trees without the judge, without revision.
+    # What the controls train on: the same trees without the judge, without revision (whose mix may leave out the good).
     direct_cfg = cfg.model_copy(update={"data_type": "centric", "revise": False})
-    good_cfg = cfg.model_copy(update={"data_type": "good"})
+    good_mix = cfg.mix.model_copy(update={"good": cfg.mix.good or 1.0})
+    good_cfg = cfg.model_copy(update={"data_type": "good", "mix": good_mix})
 
     async def run() -> None:
         world = make_world(agent_r.env)

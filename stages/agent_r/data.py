@@ -1,7 +1,5 @@
 """agent_r-data: the tasks of Agent-R, as frozen panels, and what the warm start learns: demonstrations, judgements."""
 
-from pathlib import Path
-
 from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -15,9 +13,7 @@ from selfimprove.records import write_jsonl, write_rows
 @stage("agent_r-data", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     tasks, env = stage.params.tasks, make_agent_env(stage.params.env)
-    for file in (tasks.files or {}).values():
-        if Path(file).exists():
-            stage.input(file)
+    stage.own_files(*(tasks.files or {}).values(), stage.params.env.recipes)
     stage.narrow((tasks, stage.params.env))
 
     panels = build_panels(tasks, env, seed=stage.run.seed)

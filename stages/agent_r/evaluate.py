@@ -4,14 +4,15 @@ import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
+from selfimprove.methods.agent_r.beginnings import Beginning
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all
+from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import read_rows, write_jsonl
+from selfimprove.records import read_jsonl, write_jsonl
 from selfimprove.seeds import key_bits
 
 
@@ -20,13 +21,14 @@ def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg, name = stage.params, stage.params.evaluate, stage.item
     model = stage.input(f"models/agent_r/{name}")
     panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
-    given = read_rows(stage.input("data/agent_r/beginnings.jsonl"), may_be_empty=True)
+    given = read_jsonl(stage.input("data/agent_r/beginnings.jsonl"), Beginning, may_be_empty=True)
+    stage.own_files(agent_r.env.recipes)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     # From the start, and from a given bad beginning; the same noise for every model, so that differences are paired.
     games: list[tuple[int, list[str]]] = [(task, []) for task in panel]
     if cfg.revision:
-        games += [(row["task_id"], row["replies"]) for _, row in given]
+        games += [(beginning.task_id, beginning.replies) for beginning in given]
     seed = key_bits(stage.run.seed, "agent_r-evaluate")
 
     async def run() -> None:
@@ -41,6 +43,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     stage.timing |= figures(engines)
         finally:
             await world.close()
+        say_blocked(stage.name, episodes)
         played, revised = episodes[: len(panel)], episodes[len(panel) :]
         write_jsonl(stage.output(f"results/agent_r/{name}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/agent_r/{name}/outcomes.jsonl"), outcomes(played, revised))

@@ -9,7 +9,7 @@ from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import load_panel, select
-from selfimprove.pipeline.episodes import play_all, shard_of
+from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
@@ -22,6 +22,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     cfg = iteration.generate
     policy = stage.input(f"models/agent_r/{iteration.init}")
     panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.name)
+    stage.own_files(agent_r.env.recipes)
     stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
     tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
@@ -40,6 +41,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     stage.timing |= figures(engines)
         finally:
             await world.close()
+        say_blocked(stage.name, trees)
         stage.end_shard()
         write_jsonl(stage.output(f"data/agent_r/{stage.item}/trees.jsonl"), trees)
         write_json(stage.output(f"results/agent_r/{stage.item}/generate.json"), search_metrics(trees))

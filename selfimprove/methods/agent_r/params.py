@@ -124,6 +124,7 @@ class EvaluateParams(Section):
     max_tokens: int = Field(default=500, ge=1)
     stop: list[str] = Field(default=[])
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
+    revision_tasks: int | None = Field(default=None, ge=1, description="from so many bad beginnings at most")
     revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
     concurrency: int = Field(default=512, ge=1)
 
