@@ -54,6 +54,14 @@ def test_null_removes_an_entry_and_is_a_value_elsewhere(folder: Path) -> None:
     assert params["run"] == {"seed": None, "threads": 2}
 
 
+def test_entries_may_be_removed_until_none_is_left(folder: Path) -> None:
+    (folder / "default.yaml").write_text(UNDER.replace("controls:", "controls:   # to compare with"))
+    text, params = composed(folder, "rise: {controls: {one: null, two: null}}\n")
+    assert params["rise"]["controls"] == {}
+    assert params["rise"]["list"] == [1, 2]
+    assert "# the expert" in text
+
+
 def test_an_engine_of_another_kind_replaces_the_old_one_whole(folder: Path) -> None:
     overlay = "rise: {engines: {teacher: {engine: openai, model: m}, student: {engine: transformers, slots: 8}}}"
     _, params = composed(folder, overlay)
