@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,11 @@ PANEL = "data/rise/tasks/train.jsonl"
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+def bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """First stages run, and the first collection."""
-    folder = copy_code(tmp_path_factory.mktemp("bench"))
-    with Forks(folder) as forks:
-        made = Workbench(folder, forks)
-        assert forks.run(folder, "rise.generate", "iter1").code == 0
-        yield made
+    made = Workbench(copy_code(tmp_path_factory.mktemp("bench")), forks)
+    assert forks.run(made.folder, "rise.generate", "iter1").code == 0
+    return made
 
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:

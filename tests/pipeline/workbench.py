@@ -24,11 +24,33 @@ PARAMS = """
 rise:
   tasks: {demonstrations: 96, train: 12, dev: 2, test: 6}
   env: {few_shot: false}
-  engines: {student: {slots: 4, prefill_rows: 2, context: 256}}
-  sft: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1}
+  engines: {student: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}}
+  sft: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1,
+    launcher: {kind: single, processes: 1}}
   iterations: {iter1: {generate: {problems: 6, max_tokens: 8}}, iter2: {generate: {problems: 6, offset: 6, max_tokens: 8}}}
   evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
+agent_r:
+  tasks: {demonstrations: 8, layouts: 1, judge_examples: 4, train: 6, dev: 2, test: 4}
+  engines: {actor: {replicas: 1, slots: 4, prefill_rows: 2, context: 1024}, expert: {error_rate: 0.6}}
+  sft: {epochs: 1.0, row_tokens: 1024, max_length: 1024, batch_size: 2, save_steps: 2, logging_steps: 1,
+    launcher: {kind: single, processes: 1}}
+  evaluate: {max_steps: 2, max_tokens: 8, revision_prefix: 1}
+  iterations:
+    iter1: {generate: {engine: actor, tasks: 3, n_gen: 2, dives: 2, max_depth: 1, max_tokens: 8}}  # the model searches
+    iter2:  # the expert does, so that there is something to judge
+      init: base
+      init_from: base
+      generate: {engine: expert, tasks: 6, n_gen: 3, dives: 3, max_depth: 7}
+      convert: {max_pairs_per_tree: 1, judge_max_tokens: 8}
+  controls: {more_sft: null, good_only: null, direct: null}
 """  # noqa: E501
+FIRST_STAGES = {
+    "rise": [("rise.data", ""), ("tokenizer", "rise"), ("base", "rise"), ("rise.finetune", "base")],
+    "agent_r": [
+        ("agent_r.data", ""), ("tokenizer", "agent_r"), ("base", "agent_r"), ("agent_r.finetune", "base"),
+        ("agent_r.generate", "iter2"),
+    ],
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,12 +101,15 @@ class Forks:
 
 
 class Workbench:
-    """The folder that tests copy from: first stages have run in it, up to the base model's SFT."""
+    """The folder that tests copy from: a method's first stages have run in it, up to the base model's SFT.
 
-    def __init__(self, folder: Path, forks: Forks) -> None:
+    Agent-R's also has the trees that the expert searched (``iter2``).
+    """
+
+    def __init__(self, folder: Path, forks: Forks, method: str = "rise") -> None:
         self.folder, self.forks = folder, forks
         write_params(folder, {})
-        for stage, item in (("rise.data", ""), ("tokenizer", "rise"), ("base", "rise"), ("rise.finetune", "base")):
+        for stage, item in FIRST_STAGES[method]:
             ran = forks.run(folder, stage, item)
             assert ran.code == 0, ran.stderr
 

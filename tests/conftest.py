@@ -1,0 +1,28 @@
+"""What several test files share: one process that forks stages, and a workbench for each method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pipeline.workbench import Forks, Workbench, copy_code
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """Torch and all else imported once a session (some ten seconds)."""
+    with Forks(copy_code(tmp_path_factory.mktemp("forks"))) as forks:
+        yield forks
+
+
+@pytest.fixture(scope="session")
+def bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """RISE's first stages run: a tokenizer, a model, its first SFT."""
+    return Workbench(copy_code(tmp_path_factory.mktemp("bench")), forks)
+
+
+@pytest.fixture(scope="session")
+def agent_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Agent-R's first stages run: those, and the trees that the expert searched."""
+    return Workbench(copy_code(tmp_path_factory.mktemp("agent_bench")), forks, "agent_r")
