@@ -1,0 +1,304 @@
+"""AutoExplore: find the file that answers a question by walking through a repository (Zhou et al. 2024, Reflect-RL).
+
+An episode (a small repository, played by the expert; the first state in full)::
+
+    # Task
+    Which file defines the class Hub, described as: Forwards events to subscribers.
+
+    # Current working directory
+
+
+    # Files under current working directory
+    README.md
+    core
+    settings.yaml
+
+    # Command history
+
+
+    # Execution result of your last command
+
+
+    # Choose from below your command
+    0. cat README.md
+    1. id README.md
+    2. cd core
+    3. cat settings.yaml
+    4. id settings.yaml
+
+    > 2
+    # Current working directory
+    core/
+    ...
+    # Execution result of your last command
+    Executing: cd core
+    Success: Now at core
+
+    # Choose from below your command
+    0. cd ..
+    1. cat hub.py
+    2. id hub.py
+
+    > 1
+    > 1                                       (the list has changed: ``hub.py`` has been read, 1 is ``id hub.py`` now)
+    cost 1 + 1 + (1 - 15): found in three steps
+
+``id`` ends the episode, right or wrong, and so does step H (spec reflect_rl §2, AutoExplore). Everything is told in
+costs: 1 a step, the last one 15 less if a target was identified and 15 more if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.autoexplore.actions import Action, Choice, can_be_listed, choose, label, list_actions
+from selfimprove.envs.autoexplore.expert import explain, plan
+from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quoted
+from selfimprove.envs.autoexplore.tasks import Task, reachable
+from selfimprove.envs.autoexplore.tree import Leaveout, View, join
+from selfimprove.envs.autoexplore.truncation import Cut, first_tokens
+from selfimprove.errors import UserError
+from selfimprove.seeds import rng
+
+INSTRUCTION = """\
+You explore a folder of files to find the one that a task asks for. At each step you see where you are, what is \
+here, what you have done and what came of it, and a list of commands, each with a label. Answer with the label of one \
+command and nothing else.
+cd goes to another folder, cat shows a file, and id names a file as your answer, which ends the task: only use it once \
+you are sure."""
+
+ACTION_HEADING = "\n# Choose from below your command"
+"""Where a state is split into what the reflection model reads and the list of actions (the last occurrence counts)."""
+
+STATE = (
+    "# Task\n{task}\n\n# Current working directory\n{cwd}\n\n# Files under current working directory\n{files}\n\n"
+    "# Command history\n{history}\n\n# Execution result of your last command\n{result}\n"
+    + ACTION_HEADING
+    + "\n{actions}\n"
+)
+
+NO_COMMAND = (
+    "Warning: You didn't give me any command. Further explore the repo by sending me system commands: "
+    f"{', '.join((*COMMANDS, 'exit'))}."
+)
+
+FIRST_STEP_BONUS = 100.0
+
+
+class Moment(NamedTuple):
+    """A snapshot. ``result``: the last command's output; ``seen``: paths of ``cat``-ed files; ``cost``: so far."""
+
+    task: int
+    episode: int = 0
+    cwd: str = ""
+    history: tuple[str, ...] = ()
+    result: str = ""
+    seen: tuple[str, ...] = ()
+    steps: int = 0
+    cost: float = 0.0
+    identified: str | None = None
+    success: bool = False
+    done: bool = False
+
+
+class AutoExplore:
+    """The environment. Implements ``AgentEnv``; copies share the repositories' listings, which never change.
+
+    ``tasks``: task ids are indices into them. ``repos``: by name, as the tasks' ``root`` refers to them.
+    ``leaveout_prob``: each entry that no target needs is left out with this probability (training 0.5, evaluation 0).
+    ``shuffle_action``: draw labels from all 252. ``easy``: the task is "Find <path>" of one target. ``first_step``: a
+    bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1. ``union_targets``:
+    what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word of a result,
+    such as ``{"Error": 2, "Warning": 1}``; the original meant these and never charged them (spec §6, trap 6). ``cut``:
+    the tokenizer's measure of 500 tokens.
+
+    Draws are named by ``seed``, the task and the episode, never by order.
+    """
+
+    name = "autoexplore"
+    instruction = INSTRUCTION
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        repos: Mapping[str, Repo],
+        *,
+        horizon: int = 15,
+        leaveout_prob: float = 0.0,
+        shuffle_action: bool = False,
+        easy: bool = False,
+        first_step: bool = False,
+        union_targets: bool = False,
+        keyword_costs: Mapping[str, float] | None = None,
+        seed: int = 0,
+        cut: Cut = first_tokens,
+    ) -> None:
+        """Raises ``UserError``: no tasks, or one whose repository or target is missing or can't be reached."""
+        if not tasks:
+            raise UserError("autoexplore: there are no tasks; make some from repositories or name a file of tasks.")
+        for number, task in enumerate(tasks):
+            if task.root not in repos:
+                raise UserError(
+                    f"task {number} is about the repository {task.root!r}, which is not there; add it or drop the task."
+                )
+            if not reachable(repos[task.root], task.filename):
+                raise UserError(
+                    f"task {number}: its target {task.filename!r} is missing from {task.root!r} (or can't be reached "
+                    f"by listed commands); restore the file or drop the task."
+                )
+        self._tasks, self._repos = tasks, repos
+        self.horizon = horizon
+        self._leaveout_prob, self._shuffle_action = leaveout_prob, shuffle_action
+        self._easy, self._first_step, self._union_targets = easy, first_step, union_targets
+        self._keyword_costs = dict(keyword_costs or {})
+        self._seed, self._cut = seed, cut
+        self._moment = Moment(-1)
+        self.restore(Moment(0))
+
+    def task_ids(self) -> Sequence[int]:
+        """Indices into the tasks."""
+        return range(len(self._tasks))
+
+    def reset(self, task_id: int, episode: int = 0) -> str:
+        """Begin a task; ``episode`` names another draw of what is left out, of labels and of the easy target.
+
+        Raises:
+            UserError: no such task.
+        """
+        if task_id not in self.task_ids():
+            raise UserError(
+                f"autoexplore has no task {task_id}; its ids are 0 to {len(self._tasks) - 1}, choose one of those."
+            )
+        self.restore(Moment(task_id, episode))
+        return self.observation()
+
+    def step(self, action: str) -> Step:
+        """Act: a label as listed now, or a command as listed now; anything else costs a step and changes nothing.
+
+        ``info``: ``cost`` of this step, ``command`` (None: not understood), ``identified``, ``success``, and as
+        everywhere ``raw_score`` (minus the cost so far), ``valid``, ``disaster``. The observation is the next state;
+        of the last step, what came of the command.
+        """
+        before = self._moment
+        if before.done:
+            return self._step("", 0.0, None, valid=False)
+        chosen = choose(self.choices(), action)
+        if chosen is None:
+            self._moment = before._replace(result=NO_COMMAND)
+            return self._charge(NO_COMMAND, None, valid=False)
+        result = self._execute(chosen)
+        return self._charge(result.text, chosen, valid=result.ok)
+
+    def _execute(self, chosen: Action) -> Result:
+        """Run a command and remember it, its output, and what it read or identified."""
+        before = self._moment
+        self._sandbox.cwd = before.cwd
+        result = self._sandbox.run(chosen.argv)
+        seen = before.seen
+        if chosen.name == "cat":
+            seen = (*seen, join(before.cwd, chosen.operand))
+        self._moment = before._replace(
+            cwd=self._sandbox.cwd,
+            history=(*before.history, chosen.text),
+            result=f"Executing: {chosen.text}\n{result.text}",
+            seen=seen,
+            identified=result.identified,
+            success=result.identified in self.targets(),
+        )
+        return result
+
+    def _charge(self, status: str, chosen: Action | None, valid: bool) -> Step:
+        """Count a step and its cost, and end the episode where it ends (spec §2; §1, Curricula for first_step)."""
+        now = self._moment
+        steps = now.steps + 1
+        cost = 1.0 + self._keyword_costs.get(status.partition(":")[0], 0.0)
+        done = self._first_step or steps >= self.horizon or (chosen is not None and chosen.name == "id")
+        if self._first_step:
+            success = chosen is not None and chosen.text == self._tasks[now.task].optimal_path[0]
+            now = now._replace(success=success)
+            cost = -FIRST_STEP_BONUS - self.horizon if success else cost
+        elif done:
+            cost += -self.horizon if now.success else self.horizon
+        self._moment = now._replace(steps=steps, cost=now.cost + cost, done=done)
+        return self._step(self._moment.result if done else self.observation(), cost, chosen, valid)
+
+    def _step(self, observation: str, cost: float, chosen: Action | None, valid: bool) -> Step:
+        now = self._moment
+        info = {
+            "raw_score": -now.cost,
+            "valid": valid,
+            "disaster": False,
+            "cost": cost,
+            "command": chosen.text if chosen else None,
+            "identified": now.identified,
+            "success": now.success,
+        }
+        return Step(observation, 1.0 if now.success and now.done else 0.0, now.done, info)
+
+    def snapshot(self) -> Moment:
+        """A few strings and numbers, hashable."""
+        return self._moment
+
+    def restore(self, snapshot: Moment) -> None:
+        """See ``AgentEnv``; the tasks, repositories and settings must be the same."""
+        if (snapshot.task, snapshot.episode) != (self._moment.task, self._moment.episode):
+            task = self._tasks[snapshot.task]
+            draw = (self._seed, snapshot.task, snapshot.episode)
+            self._all_targets = self._existing_targets(task)
+            self._easy_target = rng("autoexplore easy", *draw).choice(self._all_targets)
+            leaveout = Leaveout.around(self._all_targets, self._leaveout_prob, *draw)
+            self._sandbox = Sandbox(View(self._repos[task.root].tree, leaveout), self._cut)
+        self._moment = snapshot
+
+    def _existing_targets(self, task: Task) -> tuple[str, ...]:
+        repo = self._repos[task.root]
+        return tuple(target for target in task.targets(self._union_targets) if reachable(repo, target))
+
+    def targets(self) -> tuple[str, ...]:
+        """The files that are right in this episode."""
+        return (self._easy_target,) if self._easy else self._all_targets
+
+    def question(self) -> str:
+        """What this episode asks."""
+        return f"Find {self._easy_target}" if self._easy else self._tasks[self._moment.task].question
+
+    def choices(self) -> list[Choice]:
+        """What can be chosen now, in listing order; [] when done."""
+        now = self._moment
+        if now.done:
+            return []
+        key = (self._seed, now.task, now.episode, now.steps) if self._shuffle_action else None
+        return label(list_actions(self._sandbox.view, now.cwd, now.seen), key)
+
+    def valid_actions(self) -> list[str]:
+        """The listed commands, sorted."""
+        return sorted(choice.action.text for choice in self.choices())
+
+    def observation(self) -> str:
+        """The state, as the policy reads it."""
+        now = self._moment
+        names = [name for name in self._sandbox.view.entries(now.cwd) if can_be_listed(name)]
+        return STATE.format(
+            task=self.question(),
+            cwd=now.cwd and now.cwd + "/",
+            files="\n".join(map(quoted, names)),
+            history="\n".join(now.history),
+            result=now.result,
+            actions="\n".join(f"{choice.label}. {choice.action.text}" for choice in self.choices()),
+        )
+
+    def expert(self) -> list[Move]:
+        """The known way to the nearest target from here: ``cd``, ``cat`` unless read or too late, ``id``.
+
+        Each with a reason that says what a searcher could know, in words that vary with the task. [] when done or when
+        the steps that are left are too few.
+        """
+        now = self._moment
+        if now.done:
+            return []
+        actions = plan(now.cwd, self.targets(), now.seen, self.horizon - now.steps)
+        question, draw = self.question(), (self._seed, now.task, now.steps)
+        return [Move(explain(question, action, (*draw, i)), action.text) for i, action in enumerate(actions)]

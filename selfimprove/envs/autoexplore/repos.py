@@ -1,0 +1,156 @@
+"""Repositories to explore: the Python packages that this machine has, or any folder; filtered as the original filters.
+
+Dropped (spec reflect_rl §3, filter_repo; §6, traps 3 and 21): names that begin with a dot or an underscore; LICENSE,
+Makefile, conf.py, artwork, requirements, ci, tests, examples, by whole name or stem; names that are not plain ASCII;
+links and special files; files of other kinds than ``ALLOWED_SUFFIXES``, unreadable ones, ones with fewer than 10
+characters or with fewer than 90 % ASCII. Nothing is copied: a repository is a listing, shared by all episodes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from selfimprove.envs.autoexplore.actions import explorable
+from selfimprove.envs.autoexplore.tree import Entry, Kind, Tree
+from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
+from selfimprove.errors import UserError
+from selfimprove.seeds import rng
+
+IGNORED = frozenset(("LICENSE", "Makefile", "conf.py", "artwork", "requirements", "ci", "tests", "examples"))
+MIN_CHARACTERS = 10
+MIN_ASCII = 0.9
+LOOKED_AT = 1024 * 1024  # bytes of a file by which it is judged
+
+_NO_REPOSITORIES = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "lib2to3", "idlelib"))
+
+
+@dataclass(frozen=True)
+class Repo:
+    """A repository. ``name``: how tasks refer to it (``root``); ``files``: what can be identified, sorted."""
+
+    name: str
+    tree: Tree
+    files: tuple[str, ...]
+
+    @classmethod
+    def open(cls, folder: Path | str, name: str | None = None) -> Repo:
+        """Read and filter a folder.
+
+        Raises:
+            UserError: it can't be listed, or nothing in it is left to explore.
+        """
+        unreadable: list[str] = []
+        tree = Tree.scan(folder, lambda path, entry, kind: keep(path, entry, kind, unreadable))
+        files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
+        if not files:
+            blocked = f" ({len(unreadable)} of its files can't be read, the first is {unreadable[0]!r})"
+            raise UserError(
+                f"{folder}: nothing to explore{blocked if unreadable else ''}; name a folder with readable text files "
+                f"such as .py, .md or .csv that are not all tests or examples."
+            )
+        return cls(name or Path(tree.root).name or "root", tree, files)
+
+
+def keep(path: Path, name: str, kind: Kind, unreadable: list[str] | None = None) -> bool:
+    """Whether an entry stays in a repository (the original's ``ignore``, turned round and mended).
+
+    ``unreadable`` collects the names of files that would stay if they could be read.
+    """
+    if name[0] in "._" or name in IGNORED or not (name.isascii() and name.isprintable()):
+        return False
+    if kind == "dir":
+        return True
+    stem, suffix = os.path.splitext(name)
+    if kind != "file" or stem in IGNORED or suffix not in ALLOWED_SUFFIXES:
+        return False
+    try:
+        text = _opening(path)
+    except (OSError, UnicodeDecodeError):
+        if unreadable is not None:
+            unreadable.append(name)
+        return False
+    return len(text) >= MIN_CHARACTERS and len(text.encode("ascii", "ignore")) >= MIN_ASCII * len(text)
+
+
+def _opening(path: Path) -> str:
+    """The first ``LOOKED_AT`` bytes as text. Raises: it can't be read, or is not UTF-8."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        data = file.read(LOOKED_AT + 1)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    return decoder.decode(data[:LOOKED_AT], final=len(data) <= LOOKED_AT)
+
+
+def open_repos(folder: Path | str) -> Mapping[str, Repo]:
+    """The repositories in a folder, by name, sorted: each folder in it that has something to explore.
+
+    A folder that holds files to explore itself, or whose folders have none, is one repository.
+
+    Raises:
+        UserError: as ``Repo.open``.
+    """
+    whole = Repo.open(folder)
+    if any("/" not in path for path in whole.files):
+        return MappingProxyType({whole.name: whole})
+    tops = sorted({path.partition("/")[0] for path in whole.files})
+    return MappingProxyType({top: Repo.open(Path(whole.tree.root) / top, top) for top in tops})
+
+
+def installed_repos(
+    limit: int, seed: int, min_files: int = 5, max_files: int = 300, sources: tuple[Path, ...] | None = None
+) -> Mapping[str, Repo]:
+    """``limit`` Python packages of this machine, drawn by ``seed``, by name, sorted.
+
+    ``min_files``, ``max_files``: how many files to explore a package must have. ``sources``: folders of packages; by
+    default this Python's installed packages and its standard library, so what is drawn depends on what is installed.
+
+    Raises:
+        UserError: there are fewer than ``limit`` such packages.
+    """
+    found: dict[str, Path] = {}
+    for source in sources if sources is not None else _python_folders():
+        for folder in sorted(source.iterdir()) if source.is_dir() else []:
+            if folder.name.isidentifier() and folder.name not in _NO_REPOSITORIES and folder.is_dir():
+                found.setdefault(folder.name, folder)
+    names = sorted(name for name in found if name[0] != "_")
+    rng("autoexplore repositories", seed).shuffle(names)
+    drawn: dict[str, Repo] = {}
+    for name in names:
+        if len(drawn) == limit:
+            break
+        if min_files <= _count(found[name], max_files) <= max_files:
+            try:
+                repo = Repo.open(found[name], name)
+            except UserError:
+                continue
+            if min_files <= len(repo.files):
+                drawn[name] = repo
+    if len(drawn) < limit:
+        raise UserError(
+            f"only {len(drawn)} of the Python packages on this machine have {min_files} to {max_files} files to "
+            f"explore, {limit} are asked for; ask for fewer or name a folder of repositories."
+        )
+    return MappingProxyType(dict(sorted(drawn.items())))
+
+
+def _python_folders() -> tuple[Path, ...]:
+    """Where this Python keeps packages: installed ones first."""
+    paths = sysconfig.get_paths()
+    return tuple(dict.fromkeys(Path(paths[key]) for key in ("purelib", "platlib", "stdlib")))
+
+
+def _count(folder: Path, most: int) -> int:
+    """How many files have a name to explore; stops above ``most``, so that large packages cost little."""
+    count = 0
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] not in "._" and name not in IGNORED]
+        count += sum(name[0] not in "._" and name.endswith(ALLOWED_SUFFIXES) for name in files)
+        if count > most:
+            break
+    return count

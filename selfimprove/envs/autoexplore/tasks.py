@@ -1,0 +1,197 @@
+"""AutoExplore's tasks: a question, the file that answers it, and the way there; filtered, merged, split, by depth.
+
+A task, as the original writes them (a JSON list)::
+
+    {"question": "Which file defines the class Hub, described as: Forwards events to subscribers?",
+     "answer": "core/hub.py defines the class Hub.",
+     "optimal_path": ["cd core", "cat hub.py", "id hub.py"],
+     "filename": "core/hub.py", "root": "eventlib", "n_level": 1, "model": "template"}
+
+Later steps add ``trajectories`` (spec reflect_rl §4, Data formats). ``questions`` makes tasks without a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from selfimprove.envs.autoexplore.actions import list_actions
+from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.envs.autoexplore.sandbox import quoted, unquoted
+from selfimprove.envs.autoexplore.tree import View, join
+from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
+from selfimprove.errors import UserError
+from selfimprove.records import Record
+from selfimprove.seeds import rng
+
+_DROPPED = ("copilot_cmds", "reasons", "reason", "commands_reason", "commands_copilot_cmds", "commands")
+
+
+class Reflected(Record):
+    """One step of a trajectory: what was thought, and the command. Replayed steps have no reflection."""
+
+    reflection: str
+    cmd: str
+
+
+class Trajectory(Record):
+    """How a teacher went about a task. ``filename``: what it identified; ``info``: ``positive`` or ``negativeK``."""
+
+    model_name: str
+    filename: str | None
+    info: str
+    trajectory: list[Reflected]
+
+
+class Task(Record):
+    """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name."""
+
+    question: str
+    answer: str
+    optimal_path: list[str]
+    filename: str
+    root: str
+    n_level: int = Field(ge=0)
+    model: str
+    trajectories: list[Trajectory] = []
+
+    @property
+    def depth(self) -> int:
+        """How many folders deep the target lies; the curriculum goes by it."""
+        return self.filename.count("/")
+
+    def targets(self, union: bool = False) -> tuple[str, ...]:
+        """The correct files: the original target; with ``union`` also whatever teachers identified.
+
+        The original always adds the latter, negative trajectories' too, and drops tasks without any (spec §6, trap 7).
+        """
+        named = {unquoted(t.filename) for t in self.trajectories if t.filename} if union else set()
+        return (self.filename, *sorted(named - {self.filename}))
+
+
+def optimal_path(filename: str) -> list[str]:
+    """The commands from the root to identifying a file: ``cd`` for each folder, ``cat``, ``id``."""
+    *folders, name = (quoted(part) for part in filename.split("/"))
+    return [*(f"cd {folder}" for folder in folders), f"cat {name}", f"id {name}"]
+
+
+def reachable(repo: Repo, filename: str) -> bool:
+    """Whether a file exists and every step to it is listed (folders show at most as many actions as there are labels)."""
+    view, folder = View(repo.tree), ""
+    if not repo.tree.is_file(filename):
+        return False
+    for part in filename.split("/")[:-1]:
+        if ("cd", part) not in list_actions(view, folder):
+            return False
+        folder = join(folder, part)
+    return ("id", filename.rpartition("/")[2]) in list_actions(view, folder)
+
+
+def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo]) -> list[Task]:
+    """Tasks that can be played, each once, in order of first appearance (spec §3, filter_task).
+
+    Dropped: blank questions; repositories or targets that are not there or can't be reached. Names lose their quotes
+    (§6, trap 20). Paths lose ``ls``, get their quotes as listed, and end with ``id``. Tasks with the same root, file
+    and question are merged: the first keeps its fields and receives the others' trajectories, renumbered by kind.
+    """
+    merged: dict[tuple[str, str, str], Task] = {}
+    for task in tasks:
+        filename = unquoted(task.filename)
+        repo = repos.get(task.root)
+        if not task.question.strip() or repo is None or not reachable(repo, filename):
+            continue
+        key = (task.root, filename, task.question)
+        if key not in merged:
+            path = _cleaned(task.optimal_path) or optimal_path(filename)
+            merged[key] = task.model_copy(update={"filename": filename, "optimal_path": path})
+            continue
+        first = merged[key]
+        trajectories = list(first.trajectories)
+        for trajectory in task.trajectories:
+            kind = "positive" if trajectory.info.startswith("positive") else "negative"
+            number = sum(other.info.startswith(kind) for other in trajectories)
+            trajectories.append(trajectory.model_copy(update={"info": f"{kind}{number}"}))
+        merged[key] = first.model_copy(update={"trajectories": trajectories})
+    return list(merged.values())
+
+
+def _cleaned(commands: Sequence[str]) -> list[str]:
+    """A path without ``ls``, its operands quoted as they are listed, with the ``id`` that its ``cat`` calls for."""
+    cleaned = []
+    for command in commands:
+        name, _, operand = command.strip().partition(" ")
+        if name != "ls":
+            cleaned.append(f"{name} {quoted(unquoted(operand.strip()))}" if operand else name)
+    if cleaned and cleaned[-1].startswith("cat "):
+        cleaned.append("id" + cleaned[-1][len("cat") :])
+    return cleaned
+
+
+class Split(NamedTuple):
+    """Three disjoint parts: 70, 20 and 10 per cent."""
+
+    train: list[Task]
+    validate: list[Task]
+    test: list[Task]
+
+
+def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
+    """Shuffle by the seed, then cut at round(0.7 n) and round(0.2 n) more (spec §6, trap 19); blank ones are left out."""
+    shuffled = [task for task in tasks if task.question]
+    rng("autoexplore split", seed).shuffle(shuffled)
+    train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))
+    return Split(shuffled[:train], shuffled[train : train + validate], shuffled[train + validate :])
+
+
+def depth_levels(
+    tasks: Iterable[Task], merge_first_two: bool = False, merge_after_first_k: int = 3
+) -> list[list[Task]]:
+    """The depth curriculum: tasks by the depth of their target, shallow first; each task once (spec §6, trap 18).
+
+    ``merge_first_two`` fuses the two shallowest levels; then all after the first ``merge_after_first_k`` fuse to one.
+    """
+    buckets: dict[int, list[Task]] = {}
+    for task in tasks:
+        buckets.setdefault(task.depth, []).append(task)
+    levels = [buckets[depth] for depth in sorted(buckets)]
+    if merge_first_two and len(levels) > 1:
+        levels = [levels[0] + levels[1], *levels[2:]]
+    rest = [task for level in levels[merge_after_first_k:] for task in level]
+    return [*levels[:merge_after_first_k], *([rest] if rest else [])]
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Read a file of tasks, ours or the original's (columns that its filter removes are ignored).
+
+    Raises:
+        UserError: the file is missing, not a JSON list, or a task does not fit the schema (names its place and field).
+    """
+    try:
+        rows: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); run the stage that writes it.") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: not a whole JSON list of tasks; write it again.") from None
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: a JSON list with at least one task was expected; write it again.")
+    tasks = []
+    for number, row in enumerate(rows):
+        if isinstance(row, dict):
+            row = {key: value for key, value in row.items() if key not in _DROPPED}
+        try:
+            task = Task.model_validate(row)
+        except ValidationError as error:
+            place = ".".join(map(str, error.errors()[0]["loc"])) or "the task"
+            message = error.errors()[0]["msg"]
+            raise UserError(f"{path}, task {number}: {place}: {message}; mend or delete the task.") from None
+        if not task.filename.endswith((*ALLOWED_SUFFIXES, "'", '"')):
+            raise UserError(
+                f"{path}, task {number}: filename: {task.filename!r} is no kind of file that can be identified; "
+                f"mend or delete the task."
+            )
+        tasks.append(task)
+    return tasks

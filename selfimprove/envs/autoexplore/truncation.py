@@ -1,0 +1,69 @@
+"""How much of a file the model is shown: so many lines, depending on the file's suffix, and at most 500 tokens.
+
+``cat scores.csv`` of a long table shows its first five lines, then ::
+
+    ...
+    Large file, only display first 5 lines and 500 tokens.
+
+Source: spec reflect_rl §2, AutoExplore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import islice
+
+CODE_SUFFIXES = (".py", ".c", ".cpp", ".cxx", ".cc", ".h", ".hpp", ".hxx", ".cs", ".java", ".go", ".ipynb")
+DATA_SUFFIXES = (".csv", ".tsv")
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".json", ".yaml", ".yml")
+SHELL_SUFFIXES = (".sh", ".bash", ".zsh")
+ALLOWED_SUFFIXES = CODE_SUFFIXES + DATA_SUFFIXES + TEXT_SUFFIXES + SHELL_SUFFIXES
+
+MAX_TOKENS = 500
+
+Cut = Callable[[str, int], str]
+"""(text, n) -> what the first n tokens of the text say; the text itself if it has no more than n."""
+
+# As byte-pair vocabularies split text before merging: words with the blank before them, up to three digits, runs of
+# signs or of blanks. Long pieces are broken, so that 500 tokens are never more than 8,000 characters.
+_PIECE = re.compile(r" ?[^\W\d_]{1,16}|\d{1,3}| ?[^\w\s]{1,16}|_{1,16}|\s{1,16}|\w")
+
+
+def first_tokens(text: str, limit: int) -> str:
+    """A ``Cut`` that needs no vocabulary: about as long as a large model's tokens, the same everywhere.
+
+    The original counts GPT-4's tokens, whose vocabulary has to be downloaded; pass a tokenizer's own cut where there
+    is one.
+    """
+    last = next(islice(_PIECE.finditer(text), limit, limit + 1), None) if limit > 0 else None
+    return text[: last.start()] if last else text if limit > 0 else ""
+
+
+def token_count(text: str) -> int:
+    """How many tokens ``first_tokens`` counts."""
+    return sum(1 for _ in _PIECE.finditer(text))
+
+
+def max_lines(name: str) -> int:
+    """How many lines of a file are shown, by its suffix; shell scripts and unknown ones: 10."""
+    if name.endswith(CODE_SUFFIXES):
+        return 1000
+    if name.endswith(DATA_SUFFIXES):
+        return 5
+    return 100 if name.endswith(TEXT_SUFFIXES) else 10
+
+
+def truncate(name: str, content: str, complete: bool = True, cut: Cut = first_tokens) -> str:
+    """What is shown of a file, with a notice if that is not all; ``complete``: whether the content itself is all.
+
+    As in the original, a final newline counts as a line that follows it.
+    """
+    limit = max_lines(name)
+    lines = content.split("\n", limit)
+    if len(lines) > limit:
+        content, complete = "\n".join(lines[:limit]), False
+    shown = cut(content, MAX_TOKENS)
+    if complete and shown == content:
+        return content
+    return f"{shown}\n...\nLarge file, only display first {limit} lines and {MAX_TOKENS} tokens.\n"
