@@ -1,9 +1,9 @@
 """Questions about files, made without a model: from docstrings, headings, table columns and settings.
 
-Every file is read for facts that name it (``class Hub``, the heading "Installing", the columns year, city). A fact that
-no other file of the repository shares becomes a question with one right answer. Which files are asked about follows
-the original's gen_task (spec reflect_rl §3; §6, trap 22): at most 100 a repository, drawn by the seed, at most two folders
-deep, with at least 50 tokens, and no tests or build outputs, told by whole words of the path.
+Every file is read for facts that name it (``class Hub``, the heading "Installing", the columns year, city). A fact
+that no other file of the repository shares becomes a question with one right answer. Which files are asked about
+follows the original's gen_task (spec reflect_rl §3; §6, trap 22): at most 100 a repository, drawn by the seed, at most
+two folders deep, with at least 50 tokens, and no tests or build outputs, told by whole words of the path.
 """
 
 from __future__ import annotations
@@ -188,9 +188,8 @@ def _facts(path: str, text: str) -> Iterator[Fact]:
 def _columns(path: str, text: str) -> Iterator[Fact]:
     """A table's columns, if its first line names them: two or more words, the first four are enough."""
     lines = [line for line in text.split("\n")[:DATA_LINES] if line.strip()]
-    cells = (
-        [cell.strip().strip('"') for cell in lines[0].split("\t" if path.endswith(".tsv") else ",")] if lines else []
-    )
+    first, between = lines[0] if lines else "", "\t" if path.endswith(".tsv") else ","
+    cells = [cell.strip().strip('"') for cell in first.split(between)]
     names = [cell for cell in cells if re.fullmatch(r"[A-Za-z][\w ]{0,30}", cell)]
     if len(lines) > 1 and len(names) == len(cells) > 1:
         yield Fact("columns", ", ".join(names[:4]))

@@ -57,7 +57,7 @@ class Task(Record):
     root: str
     n_level: int = Field(ge=0)
     model: str
-    trajectories: list[Trajectory] = []
+    trajectories: list[Trajectory] = Field(default=[])
 
     @property
     def depth(self) -> int:
@@ -80,7 +80,7 @@ def optimal_path(filename: str) -> list[str]:
 
 
 def reachable(repo: Repo, filename: str) -> bool:
-    """Whether a file exists and every step to it is listed (folders show at most as many actions as there are labels)."""
+    """Whether a file exists and every step to it is listed (a folder lists no more actions than there are labels)."""
     view, folder = View(repo.tree), ""
     if not repo.tree.is_file(filename):
         return False
@@ -140,7 +140,7 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
-    """Shuffle by the seed, then cut at round(0.7 n) and round(0.2 n) more (spec §6, trap 19); blank ones are left out."""
+    """Shuffle by the seed, cut at round(0.7 n) and round(0.2 n) more (spec §6, trap 19); blank ones are left out."""
     shuffled = [task for task in tasks if task.question]
     rng("autoexplore split", seed).shuffle(shuffled)
     train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))

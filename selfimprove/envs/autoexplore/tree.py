@@ -186,7 +186,7 @@ class Leaveout:
     @classmethod
     def around(cls, targets: Iterable[str], probability: float, *key: object) -> Leaveout:
         """Keep the targets and every folder on the way to them."""
-        kept = set()
+        kept: set[str] = set()
         for target in targets:
             parts = target.split("/")
             kept.update("/".join(parts[: i + 1]) for i in range(len(parts)))
