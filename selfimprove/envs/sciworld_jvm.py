@@ -248,8 +248,10 @@ class Jvm:
                     what = str(error.java_exception)
                 raise EnvError(f"sciworld: the simulator failed: {what}") from None
             except (self._failures, OSError) as error:
-                # Gone, or still at a call that takes for ever: nothing in this process can be trusted any more.
+                # Gone, or still at a call that takes for ever: nothing in this process can be trusted any more. Without
+                # the wait it would pass for alive a moment longer.
                 self.process.kill()
+                self.process.wait()
                 raise EnvError(f"sciworld: the Java process is gone ({error or type(error).__name__})") from None
 
     def strings(self, java_list: Any) -> list[str]:

@@ -158,8 +158,29 @@ def test_agent_r_36_any_text_is_answered(pool, action):
     env.close()
 
 
+def test_agent_r_36_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool):
+    one, other = pool.simulator(), pool.simulator()
+    jvm = one.jvm
+
+    def draws(*turns):
+        for simulator in (one, other):
+            simulator.load(*GAMES[LIVING])
+        seen = {one: [], other: []}
+        for simulator in turns:
+            seen[simulator].append(
+                simulator._act(lambda it: (jvm._generator.nextInt(1_000_000), jvm._counter.getNextID()))
+            )
+        return seen
+
+    alone = draws(one, one, one, other, other, other)
+    assert draws(one, other, other, one, other, one) == alone
+    assert alone[one] == alone[other]  # the same game, the same chance
+    assert len(set(alone[one])) == 3
+    one.close()
+    other.close()
+
+
 def test_agent_r_36_episodes_in_one_process_do_not_touch_each_other(pool):
-    """Also those in which chance moves animals: each has its own random generator and its own counter of objects."""
     tasks = [SHORT, LIVING, CIRCUIT, PAINT, SPAN]
     alone = SciWorld(pool)
     scripts = {task: muddled(alone, task, task) for task in tasks}
