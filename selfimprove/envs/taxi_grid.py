@@ -1,0 +1,161 @@
+"""The Taxi problem's grid (Dietterich 2000; the tables are those of Gym's Taxi-v3 and v4): states, moves, map, way.
+
+A state is one number below 500: ``((row * 5 + column) * 5 + passenger) * 4 + destination``. The passenger waits at a
+landmark (0 to 3: red, green, yellow, blue) or is aboard (4). Everything here is a table or a pure function of it;
+nothing knows of episodes, which are in ``taxi.py``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+ACTIONS = ("move south", "move north", "move east", "move west", "pickup passenger", "drop off passenger")
+SOUTH, NORTH, EAST, WEST, PICK_UP, DROP_OFF = range(6)
+LANDMARKS = ((0, 0), (0, 4), (4, 0), (4, 3))
+ABOARD = 4
+STATES = 500
+STEP, ILLEGAL, DELIVERY = -1, -10, 20  # Gym's rewards
+
+# The walls: between two cells of a row, ":" can be passed and "|" can't. The letters are the landmarks.
+_PLAN = (
+    "+---------+",
+    "|R: | : :G|",
+    "| : | : : |",
+    "| : : : : |",
+    "| | : | : |",
+    "|Y| : |B: |",
+    "+---------+",
+)
+
+
+class Place(NamedTuple):
+    """A state in parts: the taxi's cell, the passenger's landmark or ``ABOARD``, the landmark to go to."""
+
+    row: int
+    column: int
+    passenger: int
+    destination: int
+
+    @property
+    def number(self) -> int:
+        """The state."""
+        return ((self.row * 5 + self.column) * 5 + self.passenger) * 4 + self.destination
+
+    @property
+    def target(self) -> tuple[int, int]:
+        """The cell to go to next: the passenger's, or with the passenger aboard the destination."""
+        return LANDMARKS[self.destination if self.passenger == ABOARD else self.passenger]
+
+
+class Move(NamedTuple):
+    """What an action does: the next state, Gym's reward, and whether the passenger was delivered."""
+
+    state: int
+    reward: int
+    delivered: bool
+
+
+def place(state: int) -> Place:
+    """The parts of a state."""
+    rest, destination = divmod(state, 4)
+    rest, passenger = divmod(rest, 5)
+    return Place(*divmod(rest, 5), passenger, destination)
+
+
+def is_open(row: int, column: int, action: int) -> bool:
+    """Whether a taxi in this cell can make this move: no wall and no edge in its way."""
+    if action in (SOUTH, NORTH):
+        return row < 4 if action == SOUTH else row > 0
+    return _PLAN[row + 1][2 * column + (2 if action == EAST else 0)] == ":"
+
+
+@cache
+def moves() -> tuple[tuple[Move, ...], ...]:
+    """What each of the 6 actions does in each of the 500 states."""
+    return tuple(tuple(_move(place(state), action) for action in range(6)) for state in range(STATES))
+
+
+def _move(here: Place, action: int) -> Move:
+    row, column, passenger, destination = here
+    landmark = LANDMARKS.index((row, column)) if (row, column) in LANDMARKS else None
+    if action == PICK_UP:
+        if landmark is None or landmark != passenger:
+            return Move(here.number, ILLEGAL, False)
+        return Move(here._replace(passenger=ABOARD).number, STEP, False)
+    if action == DROP_OFF:
+        if landmark is None or passenger != ABOARD:
+            return Move(here.number, ILLEGAL, False)
+        delivered = landmark == destination  # any landmark is a legal place to get off, not only the destination
+        return Move(here._replace(passenger=landmark).number, DELIVERY if delivered else STEP, delivered)
+    if is_open(row, column, action):
+        row += {SOUTH: 1, NORTH: -1}.get(action, 0)
+        column += {EAST: 1, WEST: -1}.get(action, 0)
+    return Move(here._replace(row=row, column=column).number, STEP, False)
+
+
+@cache
+def starts() -> tuple[int, ...]:
+    """The 300 states that an episode may begin in, ascending: the passenger waits, and not at the destination."""
+    return tuple(state for state in range(STATES) if ABOARD != place(state).passenger != place(state).destination)
+
+
+@cache
+def picture(state: int) -> str:
+    """The 7-row map. Later symbols cover earlier ones: D, then P, then the taxi as T, O (on P) or X (with P aboard).
+
+    So the destination can't be seen while the taxi stands on it (spec §2, DangerousTaxi).
+    """
+    row, column, passenger, destination = place(state)
+    cells = {LANDMARKS[destination]: "D"}
+    taxi = "X"
+    if passenger != ABOARD:
+        cells[LANDMARKS[passenger]] = "P"
+        taxi = "O" if (row, column) == LANDMARKS[passenger] else "T"
+    cells[row, column] = taxi
+    rows = [list(line) for line in _PLAN]
+    for i in range(5):
+        for j in range(5):
+            rows[i + 1][2 * j + 1] = cells.get((i, j), " ")
+    return "\n".join("".join(line) for line in rows)
+
+
+@cache
+def distances() -> tuple[int, ...]:
+    """Actions from each state to the delivery, the last included; one breadth-first search backwards for all states."""
+    before: list[list[int]] = [[] for _ in range(STATES)]
+    frontier: list[int] = []
+    for state, row in enumerate(moves()):
+        for move in row:
+            if move.delivered:
+                frontier.append(state)
+            elif move.state != state:
+                before[move.state].append(state)
+    found = [0] * STATES
+    steps = 1
+    while frontier:
+        for state in frontier:
+            found[state] = steps
+        steps += 1
+        frontier = list({earlier for state in frontier for earlier in before[state] if not found[earlier]})
+    return tuple(found)
+
+
+def best_action(state: int) -> int:
+    """The first action of a shortest way to the delivery; of several, the lowest, as a search forwards finds it."""
+    table, distance = moves()[state], distances()
+    if distance[state] == 1:
+        return DROP_OFF
+    return next(action for action in range(6) if distance[table[action].state] == distance[state] - 1)
+
+
+def best_actions(state: int, *, until_aboard: bool = False) -> list[int]:
+    """A shortest way to the delivery; ``until_aboard``: its part up to the pickup ([] if the passenger is aboard)."""
+    actions = []
+    while not (until_aboard and place(state).passenger == ABOARD):
+        action = best_action(state)
+        actions.append(action)
+        state, _, delivered = moves()[state][action]
+        if delivered:
+            break
+    return actions
