@@ -22,6 +22,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     actor = stage.input(f"models/agent_r/{iteration.init}")
     trees = read_jsonl(stage.input(f"data/agent_r/{stage.item}/trees.jsonl"), Tree)
     parent = stage.input(f"data/agent_r/{iteration.init}/train")
+    base = stage.input("data/agent_r/base/train/examples.jsonl")
     stage.own_files(agent_r.env.recipes, cfg.mix.general_file)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
@@ -29,6 +30,7 @@ def main(stage: Stage[AgentRParams]) -> None:
         name: read_jsonl(parent / f"{name}.jsonl", Example, may_be_empty=True)
         for name in ("collected", "good", "direct")
     }
+    warm = read_jsonl(base, Example, may_be_empty=True) if cfg.mix.warm_start else []
     seed = key_bits(stage.run.seed, stage.name)
     # What the controls train on: the same trees without the judge, without revision (whose mix may leave out the good).
     direct_cfg = cfg.model_copy(update={"data_type": "centric", "revise": False})
@@ -47,9 +49,11 @@ def main(stage: Stage[AgentRParams]) -> None:
                     judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
                     if cfg.judge == "scripted":
                         judge = ScriptedJudge({agent_r.env.name: make_agent_env(agent_r.env)})
-                    made = await convert(trees, judge, world, cfg, seed, earlier["collected"], progress=progress)
-                    direct = await convert(trees, None, world, direct_cfg, seed)
-                    good = await convert(trees, None, world, good_cfg, seed)
+                    made = await convert(
+                        trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
+                    )
+                    direct = await convert(trees, None, world, direct_cfg, seed, warm_start=warm)
+                    good = await convert(trees, None, world, good_cfg, seed, warm_start=warm)
                     stage.timing |= figures(engines)
         finally:
             await world.close()

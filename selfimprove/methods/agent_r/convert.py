@@ -66,6 +66,7 @@ async def convert(
     seed: int,
     earlier: Sequence[Example] = (),
     *,
+    warm_start: Sequence[Example] = (),
     progress: StageProgress | None = None,
 ) -> Converted:
     """The whole conversion. The result does not depend on what else runs or on the order in which answers come.
@@ -75,6 +76,7 @@ async def convert(
         judge: who finds the transition points; may be None where nobody is asked (``good``, direct revision).
         world: where ``validate_splice: replay`` plays, or one a name of environment.
         earlier: the parent iterations' examples, used if ``cfg.accumulate``.
+        warm_start: what the base was trained on, for ``cfg.mix.warm_start``.
         progress: advanced once a pair.
 
     Raises:
@@ -103,7 +105,7 @@ async def convert(
         Example(id="", messages=_learnt(whole(tree, tree.path(leaf))), source=f"{tree.id}:{leaf}")
         for tree, leaf in good
     ]
-    kinds = mixed([example for _, example in made], goods, cfg.mix, seed)
+    kinds = mixed([example for _, example in made], goods, cfg.mix, seed, warm_start)
     own = [
         example.model_copy(update={"id": f"{kind}_{i}"})
         for kind, group in kinds.items()

@@ -21,12 +21,15 @@ GENERAL_OFF = (
 )
 
 
-def mixed(revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: int) -> dict[str, list[Example]]:
+def mixed(
+    revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: int, warm_start: Sequence[Example] = ()
+) -> dict[str, list[Example]]:
     """The examples of each kind that are trained on.
 
     Weight w of ``revision`` and ``good``: every example floor(w) times, and a share w - floor(w) of them, drawn by the
     seed, once more. Weight ``general``: as many chats as that share of those (0.2: one chat for every five), drawn
-    without return until the file is used up, then again.
+    without return until the file is used up, then again. Weight ``warm_start``: likewise, of the examples that the base
+    was trained on: what general chat is to a large model, they are to one that knows nothing else.
 
     Raises:
         UserError: ``general`` is above 0 and its file is not named, is missing or has a malformed line.
@@ -35,8 +38,11 @@ def mixed(revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: 
         "revision": _times(revision, mix.revision, seed, "revision"),
         "good": _times(good, mix.good, seed, "good"),
         "general": list[Example](),
+        "warm_start": list[Example](),
     }
-    wanted = round(mix.general * (len(kinds["revision"]) + len(kinds["good"])))
+    agent = len(kinds["revision"]) + len(kinds["good"])
+    if mix.warm_start > 0:
+        kinds["warm_start"] = _drawn(warm_start, round(mix.warm_start * agent), seed, "warm_start")
     if mix.general > 0:
         if mix.general_file is None:
             raise UserError(
@@ -44,8 +50,7 @@ def mixed(revision: Sequence[Example], good: Sequence[Example], mix: Mix, seed: 
                 "or set convert.mix.general to 0."
             )
         chats = read_chats(Path(mix.general_file))
-        rng("mix", seed, "general").shuffle(chats)
-        kinds["general"] = [chats[i % len(chats)] for i in range(wanted)]
+        kinds["general"] = _drawn(chats, round(mix.general * agent), seed, "general")
     return kinds
 
 
@@ -79,6 +84,13 @@ class _Said(Record):
 
 class _Chat(Record):
     messages: list[_Said]
+
+
+def _drawn(items: Sequence[T], count: int, seed: int, kind: str) -> list[T]:
+    """``count`` items without return until all are used up, then again in the same order."""
+    order = list(items)
+    rng("mix", seed, kind).shuffle(order)
+    return [order[i % len(order)] for i in range(count)] if order else []
 
 
 def _times(items: Sequence[T], weight: float, seed: int, kind: str) -> list[T]:

@@ -89,6 +89,11 @@ class Mix(Section):
     revision: float = Field(default=1.0, ge=0)
     good: float = Field(default=1.0, ge=0)
     general: float = Field(default=0.0, ge=0, description="eta: share of general chat against the agent data")
+    warm_start: float = Field(
+        default=0.0,
+        ge=0,
+        description="share of the warm start's examples against the agent data (ours)",
+    )
     general_file: str | None = Field(default=None, description="JSONL of chats: {messages: [{role, content}, …]}")
 
 
