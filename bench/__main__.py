@@ -15,8 +15,13 @@ def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "rollouts,search,training,pipeline").split(",")
+    parts = os.environ.get("BENCH", "environments,rollouts,search,training,pipeline").split(",")
     document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
+    if "environments" in parts:
+        from bench import environments
+
+        document["environments"] = environments.measure()
+        environments.show(document["environments"])
     if "rollouts" in parts:
         from bench import rollouts
 

@@ -14,3 +14,7 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
   --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/xtuner-cpu.lock
 "$uv" pip compile requirements/xtuner-gpu.in --override requirements/xtuner-gpu.overrides --generate-hashes --no-header \
   --no-annotate --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 -o requirements/xtuner-gpu.lock
+
+# ScienceWorld goes into the main environment: two packages that bring nothing with them.
+"$uv" pip compile requirements/sciworld.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
+  -o requirements/sciworld.lock

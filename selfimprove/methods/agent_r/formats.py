@@ -112,7 +112,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
             raise UserError(
                 f"example {example.id!r}, message {place + 1}: XTuner's format has no place for "
                 f"a {'later system message' if message.role == 'system' else 'learnt user message'}; train with the "
-                "hf backend."
+                "trainer backend."
             )
         elif message.role == "user":
             waiting.append(message.content)
