@@ -1,0 +1,423 @@
+"""Bad input, given to Agent-R's real stages: one sentence, exit code 2, nothing published and nothing lost.
+
+What is no error ends no stage: an episode that the environment fails is recorded as blocked, and whatever the actor
+says is acted on. (Params: tests/pipeline/test_params.py; the parts themselves, in more cases: tests/envs and the other
+files here; RISE's and the shared stages: tests/test_bad_input.py.)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.envs.textcraft import TextCraft
+from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Episode, read_jsonl, read_rows
+from tests.engines.http_endpoint import Reply as Said
+from tests.engines.http_endpoint import Seen, answer, endpoint
+from tests.envs.agentgym_servers import Reply, hostile_server
+from tests.pipeline.workbench import Workbench, published
+
+pytestmark = pytest.mark.timeout(600)
+
+TREES = "data/agent_r/iter2/trees.jsonl"
+PANEL = "data/agent_r/tasks/train.jsonl"
+EXAMPLES = "data/agent_r/base/train/examples.jsonl"
+BEGINNINGS = "data/agent_r/beginnings.jsonl"
+PANELS = ("train", "dev", "test")
+
+
+def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
+    """The one sentence with which a stage ends; whatever was published before is as it was."""
+    before = published(folder)
+    ran = bench.forks.run(folder, f"agent_r.{stage}", item, **more)
+    assert ran.code == 2, ran.stderr
+    assert len(ran.lines) == 1, ran.stderr
+    assert published(folder) == before
+    assert ran.stderr.startswith(f"agent_r-{stage}@{item}: " if item else f"agent_r-{stage}: ")
+    assert ran.lines[0].endswith(".")
+    return ran.lines[0]
+
+
+def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
+    """Run a stage that ends well; what it said of episodes that are blocked."""
+    ran = bench.forks.run(folder, f"agent_r.{stage}", item)
+    assert ran.code == 0, ran.stderr
+    return [line for line in ran.lines if "blocked" in line]
+
+
+def with_env(**env: Any) -> dict[str, Any]:
+    return {"agent_r": {"env": env}}
+
+
+def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
+    return {"agent_r": {"iterations": {"iter2": {"generate": generate}}, **section}}
+
+
+def with_convert(**convert: Any) -> dict[str, Any]:
+    return {"agent_r": {"iterations": {"iter2": {"convert": convert}}}}
+
+
+# An AgentGym server that is away or mad
+
+
+@dataclass
+class Room:
+    """One environment of the server below: its task, and how many steps were taken in it."""
+
+    env: TextCraft
+    task: int = -1
+    steps: int = 0
+
+
+def served(fail: Callable[[Room], Reply | None]) -> Callable[[str, dict[str, Any]], Reply]:
+    """A TextCraft server, well but for ``fail``, which may answer a step in the environment's place."""
+    book, rooms, lock = RecipeBook.load(), list[Room](), threading.Lock()
+
+    def reply(call: str, fields: dict[str, Any]) -> Reply:
+        with lock:
+            if call == "POST /create":
+                rooms.append(Room(TextCraft(book, 42)))
+                return Reply({"id": len(rooms) - 1})
+            room = rooms[fields["id"]]
+            if call == "POST /reset":
+                room.task = fields["data_idx"]
+                return fail(room) or Reply({"observation": room.env.reset(room.task)})
+            if call == "POST /close":
+                return Reply(True)
+            room.steps += 1
+            step = room.env.step(fields["action"])
+            return fail(room) or Reply({"observation": step.observation, "reward": step.reward, "done": step.done})
+
+    return reply
+
+
+def test_agent_r_38_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+    with hostile_server(served(lambda room: None)) as server:
+        pass
+    folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
+    sentence = refused(agent_bench, folder, "generate", "iter2")
+    assert f"agent_r.env.server: nothing answers at {server.url}" in sentence
+    assert "start the server there" in sentence
+
+
+def test_agent_r_38_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+    later = threading.Event()
+
+    def slow(call: str, fields: dict[str, Any]) -> Reply:
+        later.wait(60)
+        return Reply({"id": 0})
+
+    with hostile_server(slow) as server:
+        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_timeout=0.2))
+        sentence = refused(agent_bench, folder, "generate", "iter2")
+        later.set()
+    assert f"nothing answers at {server.url} (no answer within 0.2 s)" in sentence
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply({"error": "list index out of range"}), "the server says: list index out of range"),
+        (Reply({"observation": "half"}), "not this environment's protocol"),
+        (Reply({"observation": "", "reward": 0, "done": False}, cut=True), "the connection broke"),
+    ],
+)
+def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
+    agent_bench: Workbench, tmp_path: Path, reply: Reply, said: str
+) -> None:
+    """Half of the tasks fail at every step; the trees of the others are as without a server."""
+    failing = [row["task_id"] for _, row in read_rows(agent_bench.folder / PANEL)][::2]
+    with hostile_server(served(lambda room: reply if room.task in failing and room.steps else None)) as server:
+        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=4))
+        warned = done(agent_bench, folder, "generate", "iter2")
+    trees, embedded = (read_jsonl(where / TREES, Tree) for where in (folder, agent_bench.folder))
+    assert [tree.status == "blocked" for tree in trees] == [True, False] * 3
+    assert all(said in str(tree.error) for tree in trees[::2])
+    assert trees[1::2] == embedded[1::2]
+    (sentence,) = warned
+    assert sentence.startswith(
+        f"agent_r-generate@iter2: 3 of 6 are blocked and count as failed; the first, {trees[0].id}: "
+    )
+    assert said in sentence
+    assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
+
+
+def test_agent_r_09_38_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    """Every environment is forgotten after nine steps; a way to a node has eight at most."""
+
+    def forget(room: Room) -> Reply | None:
+        return Reply({"error": "no such environment"}) if room.steps > 9 else None
+
+    with hostile_server(served(forget)) as server:
+        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=4))
+        done(agent_bench, folder, "generate", "iter2")
+        assert server.paths().count("POST /create") > 8
+    assert (folder / TREES).read_bytes() == (agent_bench.folder / TREES).read_bytes()
+
+
+def test_agent_r_38_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:
+        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
+        done(agent_bench, folder, "generate", "iter2")
+    sentence = refused(agent_bench, folder, "convert", "iter2")
+    assert "6 trees (6 of them with root value 0, 6 blocked by environment or engine), 0 leaves" in sentence
+
+
+# The environment's own needs
+
+
+def test_agent_r_36_without_java_one_sentence_says_so(agent_bench: Workbench, tmp_path: Path) -> None:
+    """With packages that say they are there, and no Java wherever it is looked for."""
+    folder = agent_bench.copy(tmp_path / "bench", with_env(name="sciworld"))
+    for package in ("scienceworld", "py4j"):
+        (folder / package).mkdir()
+        (folder / package / "__init__.py").touch()
+    sentence = refused(agent_bench, folder, "data", env={"PATH": str(tmp_path), "JAVA_HOME": ""})
+    assert "there is no java on the PATH: install Java 8 or newer" in sentence
+
+
+def one(output: str, **ingredients: str) -> dict[str, Any]:
+    kind = {"type": "minecraft:crafting_shapeless", "result": {"item": f"minecraft:{output}"}}
+    return {**kind, "ingredients": [{key: f"minecraft:{name}"} for key, name in ingredients.items()]}
+
+
+@pytest.mark.parametrize(
+    ("book", "said"),
+    [
+        ({"a.json": one("a", item="a")}, "my/book.json: nothing can be crafted"),
+        ({"a.json": one("a", item="log"), "b.json": one("b", thing="a")}, "my/book.json, b.json"),
+        ({"a.json": {"type": "minecraft:crafting_shapeless", "ingredients": [{"item": "log"}]}}, "'result' is missing"),
+    ],
+)
+def test_agent_r_35_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_one_sentence(
+    agent_bench: Workbench, tmp_path: Path, book: dict[str, Any], said: str
+) -> None:
+    folder = agent_bench.copy(tmp_path / "bench", with_env(recipes="my/book.json"))
+    assert "my/book.json" in refused(agent_bench, folder, "data")  # does not exist
+    (folder / "my").mkdir()
+    (folder / "my/book.json").write_text(json.dumps(book))
+    assert said in refused(agent_bench, folder, "data")
+
+
+def chain(length: int, **last: Any) -> dict[str, Any]:
+    """Recipes that make one thing from the one before."""
+    return {f"{i}.json": one(f"part_{i + 1}", item=f"part_{i}") for i in range(length)} | last
+
+
+def test_agent_r_35_an_edited_recipe_book_is_read_again(agent_bench: Workbench, tmp_path: Path) -> None:
+    small = {"train": 3, "dev": 1, "test": 2, "demonstrations": 3, "judge_examples": 3}
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"env": {"recipes": "book.json"}, "tasks": small}})
+    for name in ("first", "second"):
+        book = chain(9, last=one(f"the_{name}", item="part_0", tag="part_1"))
+        (folder / "book.json").write_text(json.dumps(book))
+        done(agent_bench, folder, "data")
+        assert f"the {name}" in (folder / "data/agent_r/texts.jsonl").read_text()
+
+
+def test_agent_r_13_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path) -> None:
+    files = {"train": "my/train.json", "test": "my/test.json"}
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"tasks": {"files": files}}})
+    assert "my/test.json does not exist" in refused(agent_bench, folder, "data")
+    (folder / "my").mkdir()
+    (folder / "my/train.json").write_text(json.dumps(list(range(30))))
+    (folder / "my/test.json").write_text(json.dumps([{"item_id": f"textcraft_{i}"} for i in range(28, 60)]))
+    sentence = refused(agent_bench, folder, "data")
+    assert "agent_r.tasks: task 28, 29 in both the training file and the test file" in sentence
+    (folder / "my/test.json").write_text(json.dumps(list(range(30, 60))))
+    done(agent_bench, folder, "data")  # mended
+    panels = [{row["task_id"] for _, row in read_rows(folder / f"data/agent_r/tasks/{p}.jsonl")} for p in PANELS]
+    assert panels[0] | panels[1] <= set(range(30))
+    assert panels[2] <= set(range(30, 60))
+
+
+def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path: Path) -> None:
+    folder = agent_bench.copy(tmp_path / "few", {"agent_r": {"tasks": {"train": 100_000}}})
+    assert "agent_r.tasks.train: 100000 tasks of textcraft are asked for" in refused(agent_bench, folder, "data")
+    folder = agent_bench.copy(tmp_path / "many", with_search({"tasks": 7}))
+    assert "the training panel has 6; ask for fewer" in refused(agent_bench, folder, "generate", "iter2")
+
+
+# Thresholds and shares
+
+
+def test_agent_r_18_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench, tmp_path: Path) -> None:
+    trees = read_jsonl(agent_bench.folder / TREES, Tree)
+    rewarded = [tree for tree in trees if tree.root.value]
+    leaves = sum(len(tree.leaves()) for tree in rewarded)
+    good = sum(tree.nodes[leaf].reward > 0.5 for tree in rewarded for leaf in tree.leaves())
+    assert 0 < good < leaves
+    none = len(trees) - len(rewarded)
+    folder = agent_bench.copy(tmp_path / "alpha", with_convert(alpha=1.0))
+    assert (
+        f"nothing to train on: 6 trees ({none} of them with root value 0), {leaves} leaves, 0 good ones (above alpha "
+        "1), 0 pairs (above beta 0.2 apart); lower alpha or beta"
+    ) in refused(agent_bench, folder, "convert", "iter2")
+    folder = agent_bench.copy(tmp_path / "beta", with_convert(alpha=0.5, beta=1.0, mix={"good": 0.0}))
+    assert f"{leaves} leaves, {good} good ones (above alpha 0.5), 0 pairs (above beta 1 apart)" in refused(
+        agent_bench, folder, "convert", "iter2"
+    )
+
+
+def test_agent_r_28_kinds_that_are_left_out_do_not_take_the_controls_their_data(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    """The control on good trajectories needs them, whether or not the iteration itself mixes them in."""
+    sets = []
+    for mix in ({}, {"good": 0.0}):
+        folder = agent_bench.copy(tmp_path / f"mix{len(sets)}", with_convert(mix=mix, judge="scripted"))
+        done(agent_bench, folder, "convert", "iter2")
+        train = folder / "data/agent_r/iter2/train"
+        sets.append({name: lines_of(train / f"{name}.jsonl") for name in ("collected", "good", "direct")})
+    assert sets[1]["good"] == sets[0]["good"] != []
+    assert 0 < len(sets[1]["collected"]) < len(sets[0]["collected"])
+    assert 0 < len(sets[1]["direct"]) < len(sets[0]["direct"])
+
+
+def test_agent_r_28_a_file_of_chats_that_is_missing_or_malformed_is_named(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    mix = {"general": 0.5, "general_file": "chats.jsonl"}
+    folder = agent_bench.copy(tmp_path / "bench", with_convert(mix=mix, judge="scripted"))
+    assert "chats.jsonl does not exist" in refused(agent_bench, folder, "convert", "iter2")
+    (folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello."}]}\n')
+    assert "chats.jsonl, line 1: no assistant message" in refused(agent_bench, folder, "convert", "iter2")
+    for text in ("Good day.", "Good evening."):  # an edited file is read again
+        said = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": text}]
+        (folder / "chats.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+        done(agent_bench, folder, "convert", "iter2")
+        assert text in (folder / "data/agent_r/iter2/train/examples.jsonl").read_text()
+
+
+# What the actor says is never an error
+
+REPLIES = {
+    "no action": "I do not know.",
+    "nothing": "",
+    "several actions": "Thought: a\nAction: inventory\nThought: b\nAction: get 1 oak log\nObservation: Got 1 oak log",
+    "10,000 characters": "x" * 10_000,
+    "10,000 characters of an action": "Action: get " + "1" * 10_000 + " oak log",
+    "half of a character": "Action: \ud83d",
+    "control characters": "\x00\x1b[2J\x07\r\n\tAction: \u202einventory\x00",
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+def test_whatever_the_actor_says_the_episode_goes_on(agent_bench: Workbench, tmp_path: Path, reply: str) -> None:
+    def say(seen: Seen) -> Said:
+        return answer(*[reply] * seen.body["n"])
+
+    with endpoint(then=say) as server:
+        folder = agent_bench.copy(
+            tmp_path / "bench",
+            {
+                "agent_r": {
+                    "engines": {
+                        "actor": {"engine": "openai", "model": "m", "base_url": server.url, "api_key_env": None}
+                    },
+                    "iterations": {"iter1": {"generate": {"tasks": 2, "max_depth": 3, "dives": 1}}},
+                    "evaluate": {"max_steps": 3},
+                }
+            },
+        )
+        assert done(agent_bench, folder, "generate", "iter1") == []
+        (folder / BEGINNINGS).write_text("")
+        assert done(agent_bench, folder, "evaluate", "base") == []
+    trees = read_jsonl(folder / "data/agent_r/iter1/trees.jsonl", Tree)
+    assert [(tree.status, [node.depth for node in tree.nodes]) for tree in trees] == [("unsolved", [0, 1, 2, 3, 4])] * 2
+    episodes = read_jsonl(folder / "results/agent_r/base/episodes.jsonl", Episode)
+    assert [(episode.status, len(episode.turns)) for episode in episodes] == [("unsolved", 3)] * 4
+
+
+def test_an_endpoint_that_refuses_is_named(agent_bench: Workbench, tmp_path: Path) -> None:
+    with endpoint() as server:
+        pass
+    engine = {"engine": "openai", "model": "m", "base_url": server.url, "api_key_env": None, "tries": 1, "backoff": 0.0}
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"engines": {"actor": engine}}})
+    for stage, item in (("generate", "iter1"), ("convert", "iter2")):
+        assert server.url in refused(agent_bench, folder, stage, item)
+
+
+# Files
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "file", "damage", "said"),
+    [
+        ("convert", "iter2", TREES, lambda raw: raw[: len(raw) // 2] + b"\n", "not a whole JSON object"),
+        ("convert", "iter2", TREES, lambda raw: raw.replace(b'"nodes"', b'"node"'), "field 'node"),
+        ("convert", "iter2", TREES, lambda raw: b"\xff" + raw, "not UTF-8"),
+        ("generate", "iter2", PANEL, lambda raw: raw.replace(b"textcraft", b"webshop"), "no task_id of textcraft"),
+        ("generate", "iter2", PANEL, lambda raw: raw[:-5] + b"\n", "not a whole JSON object"),
+        ("finetune", "base", EXAMPLES, lambda raw: raw[1:], "not a whole JSON object"),
+        ("evaluate", "base", BEGINNINGS, lambda raw: raw[:-9], "not a whole JSON object"),
+        ("evaluate", "base", BEGINNINGS, lambda raw: raw.replace(b'"replies"', b'"reply"'), "field 'replies'"),
+        ("evaluate", "base", BEGINNINGS, lambda raw: raw.replace(b'"task_id": ', b'"task_id": "x", "a": '), "task_id"),
+    ],
+)
+def test_a_torn_or_foreign_line_is_named_by_file_and_line(
+    agent_bench: Workbench,
+    tmp_path: Path,
+    stage: str,
+    item: str,
+    file: str,
+    damage: Callable[[bytes], bytes],
+    said: str,
+) -> None:
+    folder = agent_bench.copy(tmp_path / "bench")
+    if file == BEGINNINGS:
+        (folder / file).write_text('{"task_id": 3, "replies": ["Action: inventory"]}\n' * 2)
+    lines = lines_of(folder / file)
+    lines[1] = damage(lines[1])
+    (folder / file).write_bytes(b"".join(lines))
+    sentence = refused(agent_bench, folder, stage, item)
+    assert f"{file}, line 2: " in sentence
+    assert said in sentence
+    assert "; " in sentence  # and the remedy
+
+
+@pytest.mark.parametrize(
+    ("stage", "item", "missing"),
+    [
+        ("generate", "iter1", "models/agent_r/base"),
+        ("convert", "iter2", TREES),
+        ("convert", "iter2", "data/agent_r/base/train"),
+        ("beginnings", "", "models/agent_r/base"),
+        ("evaluate", "base", BEGINNINGS),
+        ("finetune", "base", "models/base/agent_r"),
+        ("report", "", "results/agent_r/base"),
+    ],
+)
+def test_a_missing_input_is_named_with_the_command_that_makes_it(
+    agent_bench: Workbench, tmp_path: Path, stage: str, item: str, missing: str
+) -> None:
+    folder = agent_bench.copy(tmp_path / "bench")
+    if (folder / missing).is_dir():
+        shutil.rmtree(folder / missing)
+    else:
+        (folder / missing).unlink(missing_ok=True)
+    assert f"{missing} does not exist; run `dvc repro " in refused(agent_bench, folder, stage, item)
+
+
+def test_an_iteration_that_is_not_in_the_params_is_refused(agent_bench: Workbench, tmp_path: Path) -> None:
+    folder = agent_bench.copy(tmp_path / "bench")
+    for stage in ("generate", "convert", "finetune"):
+        assert "no entry 'iter7' in params.yaml; there are: iter1, iter2" in refused(
+            agent_bench, folder, stage, "iter7"
+        )
