@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.pipeline.workbench import Forks, Workbench, copy_code
+
+# No test depends on how fast the machine is: a busy one would fail those of hypothesis, at 200 ms an example.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ SCHEMAS = {
     "rise": RiseParams,
     "agent_r": AgentRParams,
 }
+METHODS = ("rise", "agent_r")
 DEFAULT = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
 
 
@@ -86,6 +87,18 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
         ("rise.iterations.iter2.finetune.save_step", "save_steps"),
         ("rise.controls.more_sft.finetune.epoch", "epochs"),
         ("rise.sft.launcher", "launcher"),
+        ("agent_r.iteration", "iterations"),
+        ("agent_r.env.servers", "server"),
+        ("agent_r.tasks.layout", "layouts"),
+        ("agent_r.engines.actor.contex", "context"),
+        ("agent_r.engines.expert.error", "error_rate"),
+        ("agent_r.sft.epoch", "epochs"),
+        ("agent_r.evaluate.max_step", "max_steps"),
+        ("agent_r.iterations.iter1.init_form", "init_from"),
+        ("agent_r.iterations.iter1.generate.dive", "dives"),
+        ("agent_r.iterations.iter2.convert.alfa", "alpha"),
+        ("agent_r.iterations.iter2.finetune.batchsize", "batch_size"),
+        ("agent_r.controls.direct.matches", "match"),
     ],
 )
 def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str, nearest: str) -> None:
@@ -136,6 +149,21 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
         ("rise.sft.lr", "1e-3 or so", "number"),
+        ("agent_r.env.name", "minecraft", "'textcraft', 'webshop' or 'sciworld', got 'minecraft'"),
+        ("agent_r.env.server_timeout", 0, "greater than 0"),
+        ("agent_r.env.products", 299, "greater than or equal to 300"),
+        ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),
+        ("agent_r.evaluate.max_steps", 0, "greater than or equal to 1"),
+        ("agent_r.iterations.iter1.generate.n_gen", 0, "greater than or equal to 1"),
+        ("agent_r.iterations.iter1.generate.dives", 1.5, "integer"),
+        ("agent_r.iterations.iter1.convert.alpha", 1.01, "less than or equal to 1, got 1.01"),
+        ("agent_r.iterations.iter1.convert.alpha", "0,5", "number"),
+        ("agent_r.iterations.iter1.convert.beta", -0.1, "greater than or equal to 0, got -0.1"),
+        ("agent_r.iterations.iter1.convert.beta", float("inf"), "finite number"),
+        ("agent_r.iterations.iter1.convert.data_type", "bad", "'good' or 'centric', got 'bad'"),
+        ("agent_r.iterations.iter1.convert.judge", "gpt", "'actor' or 'scripted', got 'gpt'"),
+        ("agent_r.iterations.iter2.convert.mix", {"general": -1}, "greater than or equal to 0"),
+        ("agent_r.controls.direct.data", "bad", "'demonstrations', 'good' or 'direct', got 'bad'"),
     ],
 )
 def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, value: Any, said: str) -> None:
@@ -159,31 +187,49 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
         ("rise.controls.more_sft.match", "iter9", "controls.more_sft.match: no iteration 'iter9'"),
         ("rise.tasks.source", "files", "files: is read with source 'files' and only then"),
         ("rise.tasks.files", {"test": "x.jsonl"}, "files: is read with source 'files' and only then"),
+        ("agent_r.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
+        ("agent_r.iterations.iter1.init_from", "iter2", "iterations.iter1.init_from: must be base or 'base'"),
+        (
+            "agent_r.iterations.iter1.generate.engine",
+            "gpt",
+            "iterations.iter1.generate.engine: no engine 'gpt'; there are ['actor', 'expert']",
+        ),
+        ("agent_r.controls.direct.match", "iter9", "controls.direct.match: no iteration 'iter9'; there are"),
+        ("agent_r.env", {"name": "webshop"}, "tasks.layouts: only textcraft has other layouts of a task; set 1"),
+        ("agent_r.engines.actor", {"engine": "scripted"}, "engines.actor: a scripted engine has no model"),
+        ("agent_r.iterations", {}, "agent_r.iterations"),
     ],
 )
 def test_names_that_do_not_fit_together_are_refused(path: str, value: Any, said: str) -> None:
-    assert said in complaint(put(path, value))
-
-
-def test_a_cycle_of_iterations_is_named() -> None:
     def change(values: dict[str, Any]) -> None:
-        values["rise"]["iterations"]["iter1"] |= {"init": "iter2", "init_from": "base"}
+        values["agent_r"]["tasks"]["layouts"] = 2
+        put(path, value)(values)
+
+    assert said in complaint(change)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cycle_of_iterations_is_named(method: str) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values[method]["iterations"]["iter1"] |= {"init": "iter2", "init_from": "base"}
 
     assert "the iterations form a cycle (iter1 <- iter2 <- iter1)" in complaint(change)
-    own = complaint(lambda values: values["rise"]["iterations"]["iter1"].update(init="iter1", init_from="base"))
+    own = complaint(lambda values: values[method]["iterations"]["iter1"].update(init="iter1", init_from="base"))
     assert "the iterations form a cycle (iter1 <- iter1)" in own
 
 
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["base", "tasks", "more_sft", "a/b", "..", "a b"])
-def test_a_name_that_would_collide_or_is_no_folder_s_is_refused(name: str) -> None:
+def test_a_name_that_would_collide_or_is_no_folder_s_is_refused(method: str, name: str) -> None:
     def change(values: dict[str, Any]) -> None:
-        values["rise"]["iterations"][name] = values["rise"]["iterations"]["iter1"]
+        values[method]["iterations"][name] = values[method]["iterations"]["iter1"]
 
     assert f"iterations.{name}: " in complaint(change)
 
 
-def test_a_control_cannot_be_called_base() -> None:
-    change = lambda values: values["rise"]["controls"].update(base=values["rise"]["controls"]["more_sft"])  # noqa: E731
+@pytest.mark.parametrize("method", METHODS)
+def test_a_control_cannot_be_called_base(method: str) -> None:
+    change = lambda values: values[method]["controls"].update(base=values[method]["controls"]["more_sft"])  # noqa: E731
     assert "controls.base: the name is taken" in complaint(change)
 
 
@@ -196,15 +242,24 @@ def test_the_student_that_evaluation_plays_must_be_there() -> None:
     assert "engines: 'student'" in complaint(change)
 
 
+def test_the_actor_that_judges_and_is_evaluated_must_be_there() -> None:
+    assert "engines: 'actor', which searches, judges and is evaluated, is missing" in complaint(
+        drop("agent_r.engines.actor")
+    )
+
+
 def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> None:
     said = complaint(put("base.rise.model", "org/model"))
-    assert said.startswith("params.yaml: base.rise: model 'org/model' is no folder; for a hub model give its revision too")
+    assert said.startswith(
+        "params.yaml: base.rise: model 'org/model' is no folder; for a hub model give its revision too"
+    )
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
-def test_an_iteration_s_lineage_is_oldest_first() -> None:
-    rise = RiseParams.model_validate(DEFAULT["rise"])
-    assert (rise.lineage("iter2"), rise.lineage("base")) == (["iter1", "iter2"], [])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_iteration_s_lineage_is_oldest_first(method: str) -> None:
+    params = {"rise": RiseParams, "agent_r": AgentRParams}[method].model_validate(DEFAULT[method])
+    assert (params.lineage("iter2"), params.lineage("base")) == (["iter1", "iter2"], [])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +296,22 @@ def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) 
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
         max_leaves=6,
     ),
-    st.sampled_from(["run", "base", "rise", "rise.engines", "rise.iterations.iter1", "rise.tasks.difficulty"]),
+    st.sampled_from(
+        [
+            "run",
+            "base",
+            "rise",
+            "rise.engines",
+            "rise.iterations.iter1",
+            "rise.tasks.difficulty",
+            "agent_r",
+            "agent_r.env",
+            "agent_r.tasks",
+            "agent_r.engines",
+            "agent_r.iterations.iter2.convert",
+            "agent_r.controls",
+        ]
+    ),
 )
 def test_whatever_stands_there_the_answer_is_a_sentence_or_params(value: Any, path: str) -> None:
     values = copy.deepcopy(DEFAULT)
