@@ -227,7 +227,7 @@ def shown(name: str) -> str:
     short = name if len(name) <= SHOWN_LIMIT else name[:SHOWN_LIMIT] + "..."
     if short.isprintable():
         return short
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in short)
 
 
 def quoted(name: str) -> str:

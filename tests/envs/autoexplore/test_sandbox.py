@@ -1,0 +1,274 @@
+"""The sandbox's commands: what they answer, what they refuse, how much they show."""
+
+import os
+import threading
+
+import pytest
+
+from selfimprove.envs.autoexplore.sandbox import LIST_LIMIT, READ_LIMIT, SHOWN_LIMIT, Sandbox
+from selfimprove.envs.autoexplore.tree import Tree, View
+from selfimprove.envs.autoexplore.truncation import first_tokens, max_lines, token_count, truncate
+from selfimprove.errors import UserError
+
+
+def everything(path, name, kind):
+    return True
+
+
+def sandbox(folder, keep=everything):
+    return Sandbox(View(Tree.scan(folder, keep)))
+
+
+@pytest.fixture
+def box(make_folder):
+    files = {
+        "a.py": "x = 1\n",
+        "src/b c.md": "one\ntwo\nthree\n",
+        "src/deep/d.txt": "deep\n",
+        "..foo": "dotted\n",
+        "it's; rm -rf $(x) > y.txt": "odd\n",
+        "-n": "dash\n",
+    }
+    return sandbox(make_folder("root", files))
+
+
+def test_reflect_rl_12_the_six_commands_answer_success_with_their_output(box):
+    answers = [
+        (["cd", "src"], "Success: Now at src"),
+        (["ls"], "Success: The result of ls is:\n'b c.md'\n'deep'"),
+        (["ls", "deep"], "Success: The result of ls is:\n'd.txt'"),
+        (["cat", "b c.md"], 'Success: The content of "b c.md" is:\none\ntwo\nthree\n'),
+        (["head", "-n", "1", "b c.md"], 'Success: The content of "b c.md" is:\none\n'),
+        (["tail", "-n", "2", "b c.md"], 'Success: The content of "b c.md" is:\ntwo\nthree\n'),
+        (["tail", "-n", "0", "b c.md"], 'Success: The content of "b c.md" is:\n'),
+        (["head", "deep/d.txt"], "Success: The content of deep/d.txt is:\ndeep\n"),
+        (["cd", "deep"], "Success: Now at src/deep"),
+        (["cd", "../.."], "Success: Now at ."),
+    ]
+    for argv, text in answers:
+        result = box.run(argv)
+        assert (result.ok, result.text, result.identified) == (True, text, None)
+
+
+def test_reflect_rl_12_id_reports_the_path_from_the_root_however_the_file_was_named(box):
+    box.run(["cd", "src"])
+    root = box.view.tree.root
+    for operand in ("b c.md", '"b c.md"', "./deep/../b c.md", f"{root}/src/b c.md"):
+        assert box.run(["id", operand]).identified == "src/b c.md"
+    for operand in ("deep", "nothing.py", "b c.md/x"):
+        result = box.run(["id", operand])
+        assert (result.ok, result.identified) == (False, None)
+        assert result.text == f"Error: {operand} does not exist!"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        [""],
+        ["exit"],
+        ["echo", "x"],
+        ["python", "-c", "1"],
+        ["pip"],
+        ["cat a.py"],
+        ["/bin/cat", "a.py"],
+        ["CAT", "a.py"],
+        ["cat"],
+        ["cat", "a.py", "a.py"],
+        ["cat", "a.py", ">", "new.py"],
+        ["cat", "a.py", "|", "ls"],
+        ["cat", ""],
+        ["cat", "src"],
+        ["cat", "a.py/"],
+        ["cat", "a.py\0"],
+        ["cd"],
+        ["cd", ""],
+        ["cd", "-"],
+        ["cd", "~"],
+        ["cd", "$HOME"],
+        ["cd", "a.py"],
+        ["cd", "src", "src"],
+        ["ls", "-a"],
+        ["ls", "-a", "/"],
+        ["ls", "src", "src"],
+        ["head", "a.py", "/etc/passwd"],
+        ["head", "-n", "-1", "a.py"],
+        ["head", "-n", "+1", "a.py"],
+        ["head", "-n", "x", "a.py"],
+        ["head", "-n", "9" * 5000, "a.py"],
+        ["head", "-n", "٣", "a.py"],
+        ["head", "-5", "a.py"],
+        ["head", "-c", "5", "a.py"],
+        ["tail", "-f", "a.py"],
+        ["tail", "-n", "3"],
+        ["id"],
+        ["id", "a.py", "a.py"],
+    ],
+)
+def test_reflect_rl_12_anything_else_is_an_error_that_changes_nothing(box, argv):
+    system = os.getcwd()
+    result = box.run(argv)
+    assert not result.ok
+    assert result.text.startswith("Error: ")
+    assert result.identified is None
+    assert (box.cwd, os.getcwd()) == ("", system)
+
+
+@pytest.mark.parametrize("name", ["cd", "ls", "cat", "head", "tail", "id"])
+@pytest.mark.parametrize(
+    "operand", ["..", "../..", "src/../..", "../root/a.py", "/", "/etc/passwd", "{root}x", "//etc"]
+)
+def test_reflect_rl_12_leaving_the_root_is_refused_by_relative_and_absolute_paths(box, name, operand):
+    root = box.view.tree.root
+    result = box.run([name, operand.format(root=root)])
+    assert not result.ok
+    assert "outside the repo! You are now at ." in result.text
+    assert box.cwd == ""
+
+
+def test_reflect_rl_12_a_refused_path_is_named_from_the_root(box):
+    box.run(["cd", "src/deep"])
+    text = "Error: You cannot access file ../x outside the repo! You are now at src/deep"
+    assert box.run(["cat", "../../../x"]).text == text
+
+
+def test_reflect_rl_12_links_inside_work_and_links_out_are_refused(make_folder):
+    folder = make_folder("root", {"a/real.py": "inside\n"})
+    make_folder("outside", {"secret.py": "secret\n"})
+    (folder / "in.py").symlink_to("a/real.py")
+    (folder / "here").symlink_to("a")
+    (folder / "top").symlink_to(".")
+    (folder / "out.py").symlink_to(folder.parent / "outside" / "secret.py")
+    (folder / "away").symlink_to("../outside")
+    (folder / "hop").symlink_to("away")
+    (folder / "loop").symlink_to("loop")
+    box = sandbox(folder)
+    assert box.run(["cat", "in.py"]).text == "Success: The content of in.py is:\ninside\n"
+    assert box.run(["id", "here/real.py"]).identified == "a/real.py"
+    assert box.run(["cd", "top/top/here"]).text == "Success: Now at a"
+    assert box.run(["cd", ".."]).text == "Success: Now at ."  # the real folder's parent
+    for argv in (["cat", "out.py"], ["cat", "away/secret.py"], ["cd", "away"], ["ls", "hop"], ["id", "hop/secret.py"]):
+        result = box.run(argv)
+        assert not result.ok
+        assert "outside the repo" in result.text
+    for name in ("cd", "cat", "id", "head"):
+        assert not box.run([name, "loop"]).ok
+
+
+@pytest.mark.parametrize("swap", ["file", "folder", "fifo", "gone"])
+def test_reflect_rl_12_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(make_folder, swap):
+    folder = make_folder("root", {"src/a.py": "inside\n"})
+    outside = make_folder("outside", {"a.py": "secret\n"})
+    box = sandbox(folder)
+    (folder / "src/a.py").unlink()
+    if swap == "file":
+        (folder / "src/a.py").symlink_to(outside / "a.py")
+    elif swap == "folder":
+        (folder / "src").rmdir()
+        (folder / "src").symlink_to(outside)
+    elif swap == "fifo":
+        os.mkfifo(folder / "src/a.py")
+    result = box.run(["cat", "src/a.py"])
+    assert not result.ok
+    assert "secret" not in result.text
+
+
+def test_reflect_rl_12_names_are_literal(box):
+    for name in ("it's; rm -rf $(x) > y.txt", "-n", "..foo"):
+        assert box.run(["id", name]).identified == name
+        assert box.run(["cat", name]).ok
+    assert box.run(["head", "-n"]).text == "Success: The content of -n is:\ndash\n"
+
+
+def test_reflect_rl_12_where_the_root_lies_is_hidden(make_folder):
+    folder = make_folder("root", {"a.py": "placeholder\n", "b.py": "placeholder\n"})
+    (folder / "a.py").write_text(f"open('{folder}/b.py'); cd {folder}; ls {folder}er; x{folder}/y\n")
+    box = sandbox(folder)
+    shown = box.run(["cat", "a.py"]).text.split("\n", 1)[1]
+    assert shown == f"open('b.py'); cd .; ls {folder}er; x{folder}/y\n"  # no part of another name is touched
+    assert box.run(["cat", f"{folder}/missing.py"]).text == "Error: cat: missing.py: No such file or directory"
+    assert box.run(["cd", f"{folder}/a.py"]).text == "Error: [Errno 20] Not a directory: 'a.py'"
+
+
+def test_reflect_rl_12_two_sandboxes_in_two_threads_do_not_meet(make_folder):
+    folder = make_folder("root", {f"d{i}/f.txt": f"{i}\n" for i in range(2)})
+    tree, seen = Tree.scan(folder), {0: set(), 1: set()}
+
+    def walk(i):
+        box = Sandbox(View(tree))
+        for _ in range(200):
+            box.run(["cd", f"d{i}"])
+            seen[i].add(box.run(["cat", "f.txt"]).text)
+            box.run(["cd", ".."])
+
+    threads = [threading.Thread(target=walk, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {i: {f"Success: The content of f.txt is:\n{i}\n"} for i in range(2)}
+
+
+def test_reflect_rl_12_a_folder_that_cannot_be_listed_is_the_users_error(make_folder, monkeypatch):
+    folder = make_folder("root", {"a.py": "x", "b.py": "x"})
+    for wrong in (folder / "missing", folder / "a.py", "nul\0"):
+        with pytest.raises(UserError, match=r"can't be listed .*; name a folder"):
+            Tree.scan(wrong)
+    monkeypatch.setattr("selfimprove.envs.autoexplore.tree.MAX_ENTRIES", 1)
+    with pytest.raises(UserError, match=r"more than 1 entries; name a smaller folder"):
+        Tree.scan(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("a.py", 1000), ("a.ipynb", 1000), ("a.csv", 5), ("a.tsv", 5), ("a.md", 100), ("a.yml", 100), ("a.sh", 10)],
+)
+def test_reflect_rl_13_files_are_cut_by_lines_according_to_their_suffix(name, lines):
+    assert max_lines(name) == lines
+    fits = "\n".join("x" * lines)
+    notice = f"\n...\nLarge file, only display first {lines} lines and 500 tokens.\n"
+
+    def show(text, complete=True):
+        return truncate(name, text, complete, cut=lambda text, limit: text)
+
+    assert show(fits) == fits
+    assert show(fits + "\ny") == fits + notice
+    assert show(fits + "\n") == fits + notice  # the original counts the line after the last newline
+    assert show(fits, complete=False) == fits + notice
+
+
+def test_reflect_rl_13_any_file_is_cut_at_500_tokens_of_the_given_tokenizer():
+    text = " ".join(["word"] * 501)
+    notice = "\n...\nLarge file, only display first 1000 lines and 500 tokens.\n"
+    assert truncate("a.py", text) == " ".join(["word"] * 500) + notice
+    assert truncate("a.py", text, cut=lambda text, n: text[: n // 100]) == "word " + notice
+    assert first_tokens("one two", 0) == ""
+    assert first_tokens(text, 501) == text
+    assert token_count(text) == 501
+    assert max(len(first_tokens(char * 100_000, 500)) for char in "a1_=é \n漢") <= 500 * 17
+
+
+def test_reflect_rl_13_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder):
+    folder = make_folder("root", {"huge.txt": "first\n"})
+    with (folder / "huge.txt").open("r+b") as file:
+        file.seek(3 * 2**30)  # sparse
+        file.write(b"\nlast\n")
+    box = sandbox(folder)
+    notice = "\n...\nLarge file, only display first 100 lines and 500 tokens.\n"
+    assert box.run(["cat", "huge.txt"]).text.startswith("Success: The content of huge.txt is:\nfirst\n�")
+    assert box.run(["cat", "huge.txt"]).text.endswith(notice)
+    assert box.run(["head", "-n", "1", "huge.txt"]).text == "Success: The content of huge.txt is:\nfirst\n"
+    assert box.run(["tail", "-n", "1", "huge.txt"]).text == "Success: The content of huge.txt is:\nlast\n"
+    assert len(box.view.tree.read("huge.txt", READ_LIMIT)[0]) == READ_LIMIT
+
+
+def test_reflect_rl_13_answers_are_bounded_and_plain(make_folder):
+    folder = make_folder("root", {f"{i:05}.py": "" for i in range(LIST_LIMIT + 5)})
+    (folder / "bin.py").write_bytes(b"\x1b[2J\x00\xff ok\r\nnext\rline\n")
+    box = sandbox(folder)
+    assert box.run(["cat", "bin.py"]).text.split("\n", 1)[1] == "�[2J�� ok\nnext\nline\n"
+    listed = box.run(["ls"]).text
+    assert listed.count("\n'") == LIST_LIMIT
+    assert listed.endswith(f"\n...\nLarge folder, only display first {LIST_LIMIT} of {LIST_LIMIT + 6} entries.")
+    assert len(box.run(["cat", "x" * 10**6]).text) < 2 * SHOWN_LIMIT
+    assert box.run(["cat", "a\nError: b"]).text == "Error: cat: a\\nError: b: No such file or directory"
