@@ -4,7 +4,14 @@ from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import SYSTEM
-from selfimprove.methods.agent_r.tasks import build_panels, demonstrate, panel_hash, texts, to_rows
+from selfimprove.methods.agent_r.tasks import (
+    build_panels,
+    demonstrate,
+    demonstrate_revision,
+    panel_hash,
+    texts,
+    to_rows,
+)
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl, write_rows
@@ -26,6 +33,11 @@ def main(stage: Stage[AgentRParams]) -> None:
         for i, layout in enumerate(layouts)
         for task in panels["demonstrations"]
     ]
+    revisions = []
+    for i in range(tasks.revision_demonstrations):
+        layout, task = layouts[i % len(layouts)], panels["demonstrations"][i % len(panels["demonstrations"])]
+        revision = demonstrate_revision(layout, task, stage.run.seed, i)
+        revisions += [revision.model_copy(update={"id": f"{revision.id}_{i}"})] if revision else []
     judgements = judge_examples(env, panels["demonstrations"], tasks.judge_examples, seed=stage.run.seed)
 
     folder = stage.output("data/agent_r/tasks")
@@ -34,10 +46,11 @@ def main(stage: Stage[AgentRParams]) -> None:
         write_rows(folder / f"{name}.jsonl", to_rows(env.name, panels[name]))
     write_json(folder / "panels.json", {name: {"n": len(ids), "hash": panel_hash(ids)} for name, ids in panels.items()})
     constants = [{"text": SYSTEM, "fixed": True}, {"text": env.instruction, "fixed": True}]
-    write_rows(stage.output("data/agent_r/texts.jsonl"), [*constants, *texts([*demonstrations, *judgements])])
+    examples = [*demonstrations, *revisions, *judgements]
+    write_rows(stage.output("data/agent_r/texts.jsonl"), [*constants, *texts(examples)])
     base = stage.output("data/agent_r/base/train")
     base.mkdir()
-    write_jsonl(base / "examples.jsonl", [*demonstrations, *judgements])
+    write_jsonl(base / "examples.jsonl", examples)
     # The base has collected nothing: what an iteration accumulates starts empty.
     for name in ("collected", "good", "direct"):
         write_jsonl(base / f"{name}.jsonl", [])

@@ -58,6 +58,11 @@ class TaskParams(Section):
     test: int = Field(ge=1)
     files: dict[Literal["train", "test"], str] | None = None
     games: GameParams | None = Field(default=None, description="sciworld: which of its games; null: all of them")
+    revision_demonstrations: int = Field(
+        default=0,
+        ge=0,
+        description="warm start: expert episodes with a slip and its revision",
+    )
     judge_examples: int = Field(
         default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
     )

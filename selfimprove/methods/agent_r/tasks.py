@@ -21,12 +21,18 @@ from selfimprove.envs.agent import AgentEnv
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
-from selfimprove.methods.agent_r.reply import clean_observation
+from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
 from selfimprove.records import Example, Message, read_rows
 from selfimprove.seeds import rng
 
 Panel = Literal["demonstrations", "train", "dev", "test"]
+LONGEST = 100
+"""Actions of an expert's episode, at most."""
+
+SLIP_THOUGHT = "This may help."
+"""What stands before a slip: never learnt, and the same for all, so that the action and its answer tell."""
+
 PANELS: tuple[Panel, ...] = ("demonstrations", "train", "dev", "test")
 
 
@@ -215,6 +221,46 @@ def demonstrate(env: AgentEnv, task_id: int) -> Example:
             "the demonstrations."
         )
     return Example(id=f"demonstration_{task_id}", messages=messages, source=f"{env.name}-{task_id}")
+
+
+def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example | None:
+    """The expert's episode with a slip in it: a possible action that does not help, the revision turn, and the rest.
+
+    A large model knows how to say that it erred; one trained from scratch on faultless episodes has never seen a word
+    of it. The slip has weight 0, as a bad beginning has in a revision trajectory; what follows it is played for real,
+    from where it led. None where the slip leaves no way to the goal. ``key`` names the draw.
+    """
+    draw = rng("slip", env.name, task_id, *key)
+    observation = env.reset(task_id)
+    messages = opening(env.instruction, observation)
+    slip_at, slipped, reward = draw.randrange(max(1, len(env.expert()))), False, 0.0
+    for number in range(LONGEST):
+        here = env.snapshot()
+        plan = env.expert()
+        env.restore(here)
+        if not plan:
+            break
+        if number == slip_at and not slipped:
+            others = [action for action in env.valid_actions() or [] if action != plan[0].action]
+            if not others:
+                return None
+            slipped, action = True, draw.choice(others)
+            step = env.step(action)
+            said = Message(role="assistant", content=f"Thought: {SLIP_THOUGHT}\nAction: {action}")
+            thought = draw.choice(REVISION_THOUGHTS)
+            after = [
+                Message(role="assistant", content=revision_reply(thought), weight=1),
+                Message(role="user", content=WAITED),
+            ]
+        else:
+            step = env.step(plan[0].action)
+            said = Message(role="assistant", content=f"Thought: {plan[0].thought}\nAction: {plan[0].action}", weight=1)
+            after = []
+        reward = step.reward
+        messages += [said, Message(role="user", content=clean_observation(step.observation)), *after]
+    if not slipped or reward != 1:
+        return None
+    return Example(id=f"revision_{task_id}", messages=messages[:-1], source=f"{env.name}-{task_id}")
 
 
 def texts(examples: Sequence[Example]) -> list[dict[str, str]]:
