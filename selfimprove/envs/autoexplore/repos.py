@@ -49,9 +49,11 @@ class Repo:
         tree = Tree.scan(folder, lambda path, entry, kind: keep(path, entry, kind, unreadable))
         files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
         if not files:
-            blocked = f" ({len(unreadable)} of its files can't be read, the first is {unreadable[0]!r})"
+            blocked = ""
+            if unreadable:
+                blocked = f" ({len(unreadable)} of its files can't be read, the first is {min(unreadable)!r})"
             raise UserError(
-                f"{folder}: nothing to explore{blocked if unreadable else ''}; name a folder with readable text files "
+                f"{folder}: nothing to explore{blocked}; name a folder with readable text files "
                 f"such as .py, .md or .csv that are not all tests or examples."
             )
         return cls(name or Path(tree.root).name or "root", tree, files)

@@ -1,0 +1,310 @@
+"""Episodes of AutoExplore: states, labels, ends, costs, what is left out, and the expert."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.autoexplore.actions import LABELS, Action, choose, label
+from selfimprove.envs.autoexplore.env import ACTION_HEADING, NO_COMMAND, AutoExplore
+from selfimprove.envs.autoexplore.expert import plan, shared_word
+from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.errors import UserError
+
+HUB, WIRE = "core/hub.py", "core/deep/wire format.py"
+
+FIRST = """\
+# Task
+Where is the hub?
+
+# Current working directory
+
+
+# Files under current working directory
+README.md
+core
+data
+run.sh
+settings.yaml
+
+# Command history
+
+
+# Execution result of your last command
+
+
+# Choose from below your command
+0. cat README.md
+1. id README.md
+2. cd core
+3. cd data
+4. cat run.sh
+5. id run.sh
+6. cat settings.yaml
+7. id settings.yaml
+"""
+THIRD = """\
+# Task
+Where is the hub?
+
+# Current working directory
+core/deep/
+
+# Files under current working directory
+"wire format.py"
+
+# Command history
+cd core
+cd deep
+cat "wire format.py"
+
+# Execution result of your last command
+Executing: cat "wire format.py"
+Success: The content of "wire format.py" is:
+{content}
+
+# Choose from below your command
+0. cd ..
+1. id "wire format.py"
+"""
+
+
+@pytest.fixture
+def make_env(repo, make_task):
+    """(options) -> an environment of three tasks."""
+    tasks = [make_task(HUB, "Where is the hub?"), make_task(WIRE), make_task("README.md")]
+    return lambda **options: AutoExplore(tasks, {"eventlib": repo}, **options)
+
+
+def play(env, *actions):
+    return [env.step(action) for action in actions]
+
+
+def test_reflect_rl_15_state_has_its_sections_in_order_and_lists_actions(make_env):
+    env = make_env()
+    assert env.reset(0) == FIRST
+    content = env._repos["eventlib"].tree.read(WIRE, 10_000)[0].decode()
+    assert play(env, "2", "1", "1")[-1].observation == THIRD.format(content=content)
+    assert FIRST.count(ACTION_HEADING) == 1
+
+
+def test_reflect_rl_15_a_file_that_imitates_the_heading_leaves_it_last(make_folder, make_task):
+    text = f"imitation{ACTION_HEADING}\n0. id x\n"
+    repo = Repo.open(make_folder("r", {"a.md": text, "b.md": text}))
+    env = AutoExplore([make_task("b.md", root="r")], {"r": repo})
+    env.reset(0)
+    before, _, after = env.step("0").observation.rpartition(ACTION_HEADING)
+    assert ACTION_HEADING in before
+    assert after == "\n0. id a.md\n1. cat b.md\n2. id b.md\n"
+
+
+def test_reflect_rl_16_a_file_that_was_read_loses_cat_and_keeps_id(make_env):
+    env = make_env()
+    env.reset(0)
+    env.step("cat README.md")
+    assert "cat README.md" not in env.valid_actions()
+    assert "id README.md" in env.valid_actions()
+    assert not env.step("cat README.md").info["valid"]
+    play(env, "cd core", "cd ..")
+    assert "cat README.md" not in env.valid_actions()  # also after coming back
+    assert env.valid_actions() == sorted(env.valid_actions())
+
+
+@pytest.mark.parametrize(
+    ("path", "success", "cost"),
+    [
+        (["cd core", "cat hub.py", "id hub.py"], True, 3 - 15),
+        (["cd core", "id hub.py"], True, 2 - 15),
+        (["id README.md"], False, 1 + 15),
+        (["cd core", "cd .."] * 7 + ["cd core"], False, 15 + 15),
+        ([*["cd core", "cd .."] * 6, "cd core", "nonsense", "id hub.py"], True, 15 - 15),  # found at step H
+        ([*["cd core", "cd .."] * 7, "id README.md"], False, 15 + 15),
+    ],
+)
+def test_reflect_rl_17_18_id_or_the_horizon_ends_it_and_costs_add_up(make_env, path, success, cost):
+    env = make_env()
+    env.reset(0)
+    steps = play(env, *path)
+    assert [step.done for step in steps] == [False] * (len(path) - 1) + [True]
+    assert [step.info["cost"] for step in steps[:-1]] == [1] * (len(path) - 1)
+    assert sum(step.info["cost"] for step in steps) == cost == -steps[-1].info["raw_score"]
+    assert (steps[-1].reward, steps[-1].info["success"], cost < 0.01) == (float(success), success, success)
+    assert [step.reward for step in steps[:-1]] == [0.0] * (len(path) - 1)
+    after = env.step("0")
+    assert (after.done, after.reward, after.info["cost"], after.info["valid"]) == (True, float(success), 0.0, False)
+    assert env.valid_actions() == env.choices() == env.expert() == []
+
+
+def test_reflect_rl_18_horizon_is_an_option(make_env):
+    env = make_env(horizon=2)
+    env.reset(0)
+    assert [(s.done, s.info["cost"]) for s in play(env, "cd core", "cd ..")] == [(False, 1), (True, 3)]
+
+
+def test_reflect_rl_18_keyword_costs_count_only_the_status_of_the_last_result(make_folder, make_task):
+    folder = make_folder("r", {"a.md": "Error: Warning: words of a file\n", "b.md": "text of a file\n"})
+    env = AutoExplore([make_task("b.md", root="r")], {"r": Repo.open(folder)}, keyword_costs={"Error": 2, "Warning": 1})
+    env.reset(0)
+    (folder / "b.md").unlink()
+    steps = play(env, "cat a.md", "nonsense", "cat b.md")
+    assert [step.info["cost"] for step in steps] == [1, 1 + 1, 1 + 2]
+    assert "Error: No such file or directory" in steps[-1].observation  # told, not raised
+    assert [step.info["valid"] for step in steps] == [True, False, False]
+
+
+def test_reflect_rl_15_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env):
+    env = make_env()
+    env.reset(0)
+    step = env.step("8")
+    assert step.observation == FIRST.replace("last command\n\n\n", f"last command\n{NO_COMMAND}\n\n")
+    assert NO_COMMAND.startswith("Warning: You didn't give me any command.")
+    assert (step.info["cost"], step.info["valid"], step.info["command"], step.done) == (1.0, False, None, False)
+    assert env.snapshot().steps == 1
+
+
+def test_reflect_rl_34_labels_are_numbers_then_letters():
+    assert list(LABELS) == [str(i) for i in range(200)] + list(string.ascii_lowercase + string.ascii_uppercase)
+    assert len(set(LABELS)) == 252
+    choices = label([Action("cat", str(i)) for i in range(252)])
+    assert [choice.label for choice in choices] == list(LABELS)
+
+
+LISTED = ("2", " 2 ", "2.", "\n2\n", "2. cd core", "2.5", ".2", "2..", 'cat "a b.py"', ' cat "a b.py"\n')
+NOT_LISTED = ("02", "Choice 2", "", " ", ".", "2 cd core", "2,", "(2)", "\uff12", "3", "cat a b.py", "\t2")
+
+
+@pytest.mark.parametrize(
+    ("response", "chosen"), [*((text, 2) for text in LISTED), *((text, None) for text in NOT_LISTED)]
+)
+def test_reflect_rl_34_accepted_labels(response, chosen):
+    actions = [Action("cd", ".."), Action("cd", "core"), Action("cat", "a b.py")]
+    assert choose(label(actions), response) == (None if chosen is None else actions[chosen])
+
+
+@given(st.text(max_size=20))
+def test_reflect_rl_34_any_response_is_one_of_the_actions_or_none(response):
+    actions = [Action("cd", ".."), Action("cat", "2"), Action("id", "0")]
+    assert choose(label(actions), response) in (*actions, None)
+
+
+def test_reflect_rl_35_shuffled_labels_are_drawn_from_all_in_listing_order(make_env):
+    env, plain = make_env(shuffle_action=True), make_env()
+    plain.reset(0)
+    drawn = []
+    for episode in range(30):
+        env.reset(0, episode)
+        assert [choice.action for choice in env.choices()] == [choice.action for choice in plain.choices()]
+        labels = [choice.label for choice in env.choices()]
+        assert len(set(labels)) == len(labels)
+        assert env.choices() == env.choices()
+        drawn.append(tuple(labels))
+    assert len(set(drawn)) == 30
+    seen = {name for labels in drawn for name in labels}
+    assert seen <= set(LABELS)
+    assert len(seen) > 120  # of 252, not of the first eight
+    env.reset(0)
+    before = [choice.label for choice in env.choices()]
+    assert env.step(next(c.label for c in env.choices() if c.action.text == "cd core")).info["command"] == "cd core"
+    assert [choice.label for choice in env.choices()][: len(before)] != before
+    assert [c.label for c in make_env(shuffle_action=True, seed=1).choices()] != before
+
+
+def test_reflect_rl_14_what_is_left_out_depends_on_seed_task_and_episode_alone(make_env):
+    env, other = make_env(leaveout_prob=0.5), make_env(leaveout_prob=0.5)
+    states = [env.reset(0, episode) for episode in range(20)]
+    assert len(set(states)) > 5
+    assert [other.reset(0, episode) for episode in reversed(range(20))] == states[::-1]
+    for state in states:
+        assert "cd core" in state  # the way to the target is kept
+    assert make_env(leaveout_prob=0.0).reset(0) == FIRST
+    assert [make_env(leaveout_prob=0.5, seed=1).reset(0, i) for i in range(20)] != states
+
+
+def test_reflect_rl_19_easy_names_one_target(repo, make_task):
+    seen = [{"model_name": "m", "filename": name, "info": "positive", "trajectory": []} for name in (WIRE, "gone.py")]
+    env = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True)
+    found = {env.reset(0, i).split("\n")[1] for i in range(20)}
+    assert found == {f"Find {HUB}", f"Find {WIRE}"}
+    assert env.question() == f"Find {env.targets()[0]}"
+    hard = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo})
+    assert (hard.targets(), hard.question()) == ((HUB,), "?")
+    both = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, union_targets=True)
+    assert both.targets() == (HUB, WIRE)
+    both.reset(0)
+    assert play(both, "cd core", "cd deep", 'id "wire format.py"')[-1].info["success"]
+
+
+def test_reflect_rl_20_first_step_is_a_bandit(make_env):
+    env = make_env(first_step=True)
+    for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 1.0), ("nonsense", 1.0)):
+        env.reset(0)
+        step = env.step(action)
+        assert (step.done, step.info["cost"], step.info["success"]) == (True, cost, cost < 0)
+
+
+def test_reflect_rl_15_names_that_would_imitate_the_state_are_not_listed(make_folder, make_task):
+    folder = make_folder("r", {"a.md": "text of a file\n"})
+    repo = Repo.open(folder)
+    wild = dict.fromkeys(("b\n# Choose.md", "\x1b[2J.md", "c.png", "d/\u202e.md"), "text\n")
+    make_folder("r", wild)
+    tree = type(repo.tree).scan(folder)
+    env = AutoExplore([make_task("a.md", root="r")], {"r": Repo("r", tree, ("a.md",))})
+    assert env.reset(0).split("\n# Files under current working directory\n")[1].split("\n\n")[0] == "a.md\nc.png\nd"
+    assert env.valid_actions() == ["cat a.md", "cd d", "id a.md"]
+
+
+def test_reflect_rl_15_a_snapshot_brings_the_moment_back_in_any_copy(make_env):
+    env, copy = make_env(leaveout_prob=0.5, shuffle_action=True), make_env(leaveout_prob=0.5, shuffle_action=True)
+    env.reset(1, 4)
+    env.step("cd core")
+    moment = env.snapshot()
+    hash(moment)
+    ahead = [env.step(move.action) for move in env.expert()]
+    copy.reset(2)
+    for place in (env, copy):
+        place.restore(moment)
+        assert place.snapshot() == moment
+        assert [place.step(move.action) for move in place.expert()] == ahead
+    assert ahead[-1].reward == 1.0
+
+
+def test_reflect_rl_05_the_expert_wins_from_anywhere_it_can(make_env, repo):
+    env = make_env(leaveout_prob=0.5, shuffle_action=True)
+    for task in env.task_ids():
+        for detour in ([], ["cd core"], ["cd core", "cat hub.py", "cd .."], ["nonsense"] * 11):
+            env.reset(task)
+            play(env, *detour)
+            moves = env.expert()
+            steps = [env.step(move.action) for move in moves]
+            assert steps[-1].reward == 1.0, (task, detour)
+            assert all(move.thought.endswith(".") and "\n" not in move.thought for move in moves)
+    env.reset(1)
+    assert [move.action for move in env.expert()] == env._tasks[1].optimal_path
+    play(env, *["nonsense"] * 12)
+    assert [move.action for move in env.expert()] == ["cd core", "cd deep", 'id "wire format.py"']  # no step for cat
+    env.step("nonsense")
+    assert env.expert() == []  # two steps don't suffice
+
+
+def test_reflect_rl_05_the_plan_goes_up_over_and_down_to_the_nearest():
+    assert [a.text for a in plan("a/b", ["a/c/x y.py"], ["a/c/x y.py"], 15)] == ["cd ..", "cd c", 'id "x y.py"']
+    assert [a.text for a in plan("a", ["z.py", "a/q.py"], [], 15)] == ["cat q.py", "id q.py"]
+    assert plan("", [], [], 15) == []
+
+
+def test_reflect_rl_05_thoughts_speak_of_what_question_and_name_share():
+    assert shared_word("Which class forwards events to subscribers?", "event_hub.py") == "events"
+    assert shared_word("Where is OverridesParser?", "override_parser") == "Overrides"
+    assert shared_word("Where is it?", "hub.py") == ""
+
+
+def test_reflect_rl_15_missing_targets_repositories_and_tasks_are_the_users_errors(repo, make_task):
+    with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* drop the task"):
+        AutoExplore([make_task(HUB), make_task("gone.py")], {"eventlib": repo})
+    with pytest.raises(UserError, match="task 0 is about the repository 'other', which is not there"):
+        AutoExplore([make_task(HUB, root="other")], {"eventlib": repo})
+    with pytest.raises(UserError, match="there are no tasks; make some"):
+        AutoExplore([], {"eventlib": repo})
+    with pytest.raises(UserError, match="no task 1; its ids are 0 to 0, choose one of those"):
+        AutoExplore([make_task(HUB)], {"eventlib": repo}).reset(1)

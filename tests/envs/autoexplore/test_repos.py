@@ -1,0 +1,118 @@
+"""Repositories: what the filter keeps, where they come from, what an episode leaves out, and what is refused."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
+from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
+from selfimprove.errors import UserError
+
+TEXT = "plain text of some length\n"
+
+
+def test_reflect_rl_01_filter_keeps_and_drops_by_whole_names(make_folder):
+    kept = ["precision.py", "cities.csv", "v1.0/notes.md", "circus/a.py", "testsuite.py", "a.b.c.yaml", "run.sh"]
+    dropped = [
+        *(".hidden.py", "_private.py", "__init__.py", ".git/a.py", "_build/a.py"),
+        *("LICENSE.txt", "Makefile", "conf.py", "requirements.txt", "ci/a.py", "tests/a.py", "examples/a.py"),
+        *("artwork/a.md", "ci.yml", "README", "a.png", "a.PY", "naïve.py", "dir/é.py", "line\nbreak.py"),
+    ]
+    repo = Repo.open(make_folder("repo", dict.fromkeys([*kept, *dropped], TEXT)))
+    assert repo.files == tuple(sorted(kept))
+    assert repo.name == "repo"
+
+
+def test_reflect_rl_01_filter_judges_content(make_folder):
+    folder = make_folder("repo", {"a.py": TEXT, "nine.py": "x" * 9, "ten.py": "x" * 10})
+    (folder / "binary.py").write_bytes(b"\xff\xfe\x00" * 20)
+    (folder / "mostly.md").write_text("x" * 90 + "é" * 10, encoding="utf-8")
+    (folder / "less.md").write_text("x" * 89 + "é" * 11, encoding="utf-8")
+    (folder / "large.txt").write_text(
+        "é" + "x" * 2**20 + "é", encoding="utf-8"
+    )  # judged by its first MiB, cut within é
+    (folder / "link.py").symlink_to("a.py")
+    (folder / "there").symlink_to("/")
+    os.mkfifo(folder / "pipe.py")
+    assert Repo.open(folder).files == ("a.py", "large.txt", "mostly.md", "ten.py")
+
+
+def test_reflect_rl_11_an_episode_needs_no_copy_and_the_listing_cannot_change(repo):
+    assert list(repo.tree.folders[""]) == ["README.md", "core", "data", "run.sh", "settings.yaml"]  # sorted
+    with pytest.raises(TypeError):
+        repo.tree.folders["new"] = {}
+    with pytest.raises(TypeError):
+        repo.tree.folders[""]["new"] = None
+    assert View(repo.tree).entries("") is View(repo.tree).entries("")
+
+
+def test_reflect_rl_11_dot_entries_are_not_listed(make_folder):
+    tree = Tree.scan(make_folder("repo", {".env": TEXT, "a.py": TEXT, ".git/config": TEXT}))
+    assert list(tree.folders) == [""]
+    assert list(tree.folders[""]) == ["a.py"]
+
+
+def test_reflect_rl_14_leave_out_keeps_targets_and_their_ancestors(make_folder):
+    names = [f"{top}/{i}.py" for top in ("src", "src/deep", "srcs", "docs") for i in range(10)]
+    tree = Tree.scan(make_folder("repo", dict.fromkeys(names, TEXT)))
+    left, shown_prefix = 0, set()
+    for episode in range(40):
+        view = View(tree, Leaveout.around(["src/deep/3.py", "docs/1.py"], 0.5, "seed", episode))
+        again = View(tree, Leaveout.around(["src/deep/3.py", "docs/1.py"], 0.5, "seed", episode))
+        assert list(again.entries("src/deep")) == list(view.entries("src/deep"))  # whatever was looked at before
+        assert {"src", "docs"} <= set(view.entries(""))
+        assert "deep" in view.entries("src")
+        assert "3.py" in view.entries("src/deep")
+        assert "1.py" in view.entries("docs")
+        left += 9 + 9 - len(view.entries("src/deep")) + 1 - len(view.entries("docs")) + 1
+        shown_prefix.add("srcs" in view.entries(""))
+    assert 0.44 < left / (40 * 18) < 0.56
+    assert shown_prefix == {True, False}  # a name that merely begins like an ancestor is no ancestor
+    assert list(View(tree, Leaveout.around([], 0.0, 1)).entries("docs")) == list(tree.folders["docs"])
+
+
+def test_reflect_rl_01_any_folder_is_one_repository_or_several(make_folder, tmp_path):
+    make_folder("many", {"b/x.py": TEXT, "a/deep/y.py": TEXT, "empty/z.png": TEXT})
+    assert {name: repo.files for name, repo in open_repos(tmp_path / "many").items()} == {
+        "a": ("deep/y.py",),
+        "b": ("x.py",),
+    }
+    make_folder("one", {"README.md": TEXT, "src/y.py": TEXT})
+    assert {name: repo.files for name, repo in open_repos(tmp_path / "one").items()} == {
+        "one": ("README.md", "src/y.py")
+    }
+
+
+def test_reflect_rl_01_python_packages_are_drawn_by_seed_within_bounds(make_folder):
+    for package, count in (("small", 2), ("large", 9), *((f"p{i}", 4) for i in range(6))):
+        make_folder(f"site/{package}", dict.fromkeys([f"m{i}.py" for i in range(count)], TEXT))
+    site = make_folder("site", {"_private/a.py": TEXT, "p1.dist-info/a.txt": TEXT, "single.py": TEXT})
+    other = make_folder("other", {"p0/m.py": TEXT})  # an earlier source's p0 counts
+    draw = {"min_files": 3, "max_files": 8, "sources": (site, other, Path("/nowhere"))}
+    drawn = [list(installed_repos(3, seed, **draw)) for seed in range(8)]
+    assert drawn[0] == list(installed_repos(3, 0, **draw))
+    assert all(names == sorted(names) and set(names) <= {f"p{i}" for i in range(6)} for names in drawn)
+    assert len({tuple(names) for names in drawn}) > 3
+    with pytest.raises(UserError, match=r"only 6 of the Python packages .* 7 are asked for; ask for fewer"):
+        installed_repos(7, 0, **draw)
+
+
+def test_reflect_rl_01_this_machine_has_packages_to_explore():
+    [(name, repo)] = installed_repos(1, 0).items()
+    assert repo.name == name
+    assert 5 <= len(repo.files) <= 300
+
+
+def test_reflect_rl_01_nothing_to_explore_is_the_users_error(make_folder, monkeypatch):
+    for number, files in enumerate([{}, {"a.png": TEXT}, {"tests/a.py": TEXT}, {"short.py": "x"}]):
+        folder = make_folder(f"repo{number}", files | {"README": TEXT})
+        for read in (Repo.open, open_repos):
+            with pytest.raises(UserError, match=rf"repo{number}: nothing to explore; name a folder with readable"):
+                read(folder)
+    folder = make_folder("locked", {"README": TEXT})
+    (folder / "locked.py").write_bytes(b"\xff" * 20)
+    with pytest.raises(UserError, match=r"nothing to explore \(1 of its files can't be read, the first is 'locked.py'"):
+        Repo.open(folder)
+    with pytest.raises(UserError, match=r"missing: can't be listed \(No such file or directory\)"):
+        open_repos(folder / "missing")

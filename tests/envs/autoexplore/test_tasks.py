@@ -1,0 +1,195 @@
+"""Tasks: made from what files say, filtered, merged, split, and put in levels by depth."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.autoexplore.questions import asked_about, docstrings, find_facts, make_tasks
+from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.envs.autoexplore.tasks import (
+    depth_levels,
+    filter_tasks,
+    optimal_path,
+    reachable,
+    read_tasks,
+    split_tasks,
+)
+from selfimprove.errors import UserError
+from selfimprove.records import dump_line
+
+
+def test_reflect_rl_03_code_text_and_data_each_have_their_questions(repo):
+    tasks = make_tasks({"eventlib": repo}, seed=0, per_file=9)
+    assert {task.filename for task in tasks} == set(repo.files)
+    asked = {task.question for task in tasks}
+    assert any("Hub" in question and "Forwards events to subscribers." in question for question in asked)
+    assert any("replay" in question for question in asked)
+    assert any("city, year, visitors" in question for question in asked)
+    assert any('"Installing it"' in question for question in asked)
+    assert any('"retries"' in question for question in asked)
+    assert any("function start" in question for question in asked)
+    assert all(task.filename in task.answer for task in tasks)
+    assert {(task.root, task.model) for task in tasks} == {("eventlib", "template")}
+
+
+def test_reflect_rl_03_tasks_are_the_seeds(repo):
+    first = make_tasks({"eventlib": repo}, seed=1, per_file=1)
+    assert first == make_tasks({"eventlib": repo}, seed=1, per_file=1)
+    assert first != make_tasks({"eventlib": repo}, seed=2, per_file=1)
+    assert len({task.filename for task in first}) == len(first)
+
+
+def test_reflect_rl_03_a_question_has_one_right_answer(make_folder):
+    long = "# words that make it long enough\n" * 20
+    files = {
+        "a.py": f"class Same:\n    pass\n\n\nclass OnlyA:\n    pass\n{long}",
+        "b.py": f"class same:\n    pass\n{long}",
+    }
+    tasks = make_tasks({"r": Repo.open(make_folder("r", files))}, seed=0, per_file=5)
+    assert [task.filename for task in tasks] == ["a.py"]
+    assert "OnlyA" in tasks[0].question
+
+
+def test_reflect_rl_03_which_files_are_asked_about(make_folder):
+    long = "def one():\n    pass\n" + "# words that make it long enough\n" * 20
+    asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "digit.py"]
+    passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py"]
+    repo = Repo.open(make_folder("r", dict.fromkeys([*asked, *passed_over], long)))
+    assert sorted(asked_about(repo, seed=0)) == sorted(asked)
+    assert asked_about(repo, seed=0) != asked_about(repo, seed=5)
+    assert asked_about(repo, seed=0, max_files=2) == asked_about(repo, seed=0)[:2]
+    with pytest.raises(UserError, match="no question can be asked about r; name a folder whose files have docstrings"):
+        make_tasks({"r": repo}, seed=0)  # every file defines one(): no question has one answer
+
+
+@given(st.text(), st.sampled_from(["a.py", "a.md", "a.csv", "a.json", "a.sh", "a.go", "a.ipynb"]))
+def test_reflect_rl_03_any_text_is_read_and_facts_fit_on_a_line(text, name):
+    for fact in find_facts(name, text):
+        assert fact.name.isprintable()
+    docstrings(text)
+
+
+@pytest.mark.parametrize("text", ["(" * 50_000, " " * 500_000, "#" * 500_000, " \n" * 200_000, '"""' + "a " * 200_000])
+def test_reflect_rl_03_hostile_sources_cost_little(text):
+    for name in ("a.py", "a.md", "a.yaml", "a.java", "a.sh", "a.csv"):
+        list(find_facts(name, text))
+    assert docstrings(text) == {}
+
+
+def test_reflect_rl_05_optimal_path_goes_down_reads_and_identifies(repo):
+    path = optimal_path("core/deep/wire format.py")
+    assert path == ["cd core", "cd deep", 'cat "wire format.py"', 'id "wire format.py"']
+    assert all(task.optimal_path == optimal_path(task.filename) for task in make_tasks({"eventlib": repo}, 0))
+    assert all(task.n_level == task.depth == task.filename.count("/") for task in make_tasks({"eventlib": repo}, 0))
+
+
+def test_reflect_rl_05_what_is_not_listed_cannot_be_reached(make_folder):
+    repo = Repo.open(make_folder("r", dict.fromkeys([f"{i:03}.py" for i in range(130)] + ["zz/a.py"], "text " * 9)))
+    assert reachable(repo, "000.py")
+    assert not reachable(repo, "129.py")  # 252 labels are 126 files
+    assert not reachable(repo, "zz/a.py")
+    assert not reachable(repo, "missing.py")
+    assert not reachable(repo, "zz")
+
+
+def test_reflect_rl_04_blank_and_missing_tasks_go_and_paths_are_mended(repo, make_task):
+    wire = "core/deep/wire format.py"
+    old = ["ls", "cd core", "ls", "cd 'deep'", "ls", "cat wire format.py"]
+    tasks = [
+        make_task("README.md", " \n"),
+        make_task("gone.py"),
+        make_task("README.md", root="elsewhere"),
+        make_task("core"),
+        make_task(f'"{wire}"', "Wire?", optimal_path=old),
+        make_task("README.md", "Read?", optimal_path=["ls"]),
+    ]
+    kept = filter_tasks(tasks, {"eventlib": repo})
+    assert [(task.filename, task.optimal_path) for task in kept] == [
+        (wire, optimal_path(wire)),
+        ("README.md", ["cat README.md", "id README.md"]),
+    ]
+
+
+def test_reflect_rl_04_repeated_tasks_are_merged_with_their_trajectories(repo, make_task):
+    def trajectory(info, model):
+        return {"model_name": model, "filename": None, "info": info, "trajectory": [{"reflection": "r", "cmd": "cd x"}]}
+
+    tasks = [
+        make_task("README.md", "Q", trajectories=[trajectory("positive", "a"), trajectory("negative0", "a")]),
+        make_task("README.md", "other"),
+        make_task(
+            "README.md", "Q", trajectories=[trajectory("positive", "b"), trajectory("negative0", "b")], answer="2"
+        ),
+        make_task("README.md", "Q", trajectories=[trajectory("negative5", "c")]),
+    ]
+    merged, other = filter_tasks(tasks, {"eventlib": repo})
+    assert (merged.question, merged.answer, other.question) == ("Q", "there", "other")
+    assert [(t.info, t.model_name) for t in merged.trajectories] == [
+        *[("positive", "a"), ("negative0", "a"), ("positive1", "b"), ("negative1", "b"), ("negative2", "c")]
+    ]
+    assert tasks[0].trajectories[-1].model_name == "a"  # what was read stays as it was
+
+
+def test_reflect_rl_09_split_is_seeded_disjoint_and_exact(make_task):
+    for n, sizes in ((10, (7, 2, 1)), (9, (6, 2, 1)), (1, (1, 0, 0)), (422, (295, 84, 43)), (0, (0, 0, 0))):
+        tasks = [make_task("a.py", f"{i}?") for i in range(n)]
+        split = split_tasks([*tasks, make_task("a.py", "")], seed=3)
+        assert tuple(map(len, split)) == sizes
+        assert sorted(task.question for part in split for task in part) == sorted(task.question for task in tasks)
+    tasks = [make_task("a.py", f"{i}?") for i in range(20)]
+    assert split_tasks(tasks, 3) == split_tasks(tasks, 3)
+    assert split_tasks(tasks, 3) != split_tasks(tasks, 4)
+    assert split_tasks(tasks, 3).train != tasks[:14]
+
+
+def test_reflect_rl_22_levels_go_by_depth_each_task_once(make_task):
+    tasks = [make_task("d/" * depth + f"{i}.py", trajectories=[]) for i in range(2) for depth in (3, 0, 4, 1, 6)]
+    levels = depth_levels(tasks)
+    assert [[task.depth for task in level] for level in levels] == [[0, 0], [1, 1], [3, 3], [4, 4, 6, 6]]
+    assert sum(map(len, depth_levels(tasks))) == len(tasks)
+
+
+def test_reflect_rl_23_merges(make_task):
+    def depths(kinds, **options):
+        tasks = [make_task("d/" * depth + "a.py") for depth in kinds]
+        return [[task.depth for task in level] for level in depth_levels(tasks, **options)]
+
+    assert depths([0, 1, 2, 3, 4], merge_first_two=True) == [[0, 1], [2], [3], [4]]
+    assert depths([0, 1, 2, 3, 4], merge_after_first_k=1) == [[0], [1, 2, 3, 4]]
+    assert depths([0, 1, 2], merge_first_two=True, merge_after_first_k=2) == [[0, 1], [2]]
+    assert depths([2], merge_first_two=True) == [[2]]  # one bucket: nothing to fuse
+    assert depths([]) == []
+
+
+def test_reflect_rl_04_correct_files_are_the_original_target_unless_the_union_is_asked_for(make_task):
+    seen = [
+        {"model_name": "m", "filename": name, "info": "negative0", "trajectory": []}
+        for name in ("b.py", '"a a.py"', None)
+    ]
+    task = make_task("x.py", trajectories=seen)
+    assert task.targets() == ("x.py",)
+    assert task.targets(union=True) == ("x.py", "a a.py", "b.py")
+
+
+def test_reflect_rl_04_files_of_tasks_are_read_back_and_faults_named(tmp_path, make_task):
+    path = tmp_path / "tasks.json"
+    task = make_task("core/hub.py")
+    row = json.loads(dump_line(task)) | {"copilot_cmds": ["x"], "reasons": []}  # columns the original's filter removes
+    path.write_text(json.dumps([row]))
+    assert read_tasks(path) == [task]
+    for text, message in [
+        ("[", "not a whole JSON list"),
+        ("[]", "at least one task was expected"),
+        ("{}", "at least one task was expected"),
+        ("[1]", "task 0: "),
+        (json.dumps([row, row | {"question": 3}]), "task 1: question: .* mend or delete the task"),
+        (json.dumps([row | {"filename": "a.png"}]), "task 0: filename: 'a.png' is no kind of file"),
+        (json.dumps([{"question": "?"}]), "task 0: answer: Field required"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read_tasks(path)
+    with pytest.raises(UserError, match=r"missing\.json: can't be read"):
+        read_tasks(tmp_path / "missing.json")
