@@ -3,8 +3,9 @@
 Its pins are years older than ours, so it is another process with another Python. What it learns is decided here: the
 plan of steps is that of our own trainer, and each of XTuner's micro-batches is one conversation, never cut, as ids and
 labels. With what transformers 4.48 divides the summed token loss by, every step's loss is our objective's, to the last
-partial step: steps are filled up to the fixed number of micro-batches that XTuner accumulates. ``row_tokens`` and
-``micro_batch_tokens`` are therefore not read. The learning rate follows XTuner's recipe (``xtuner_config``).
+partial step: steps are filled up to the fixed number of micro-batches that XTuner accumulates. Rows are not shared, so
+``row_tokens`` and ``micro_batch_tokens`` change nothing. XTuner's own ways remain: the learning rate follows its recipe
+(``xtuner_config``), and weight decay, if there is any, falls on norms too.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def train_with_xtuner(job: Job, examples: Sequence[EncodedExample], progress: Pr
     plan = make_plan(
         [len(example.ids) for example in examples],
         batch_size=params.batch_size,
-        row_tokens=1,  # one conversation a row and a micro-batch
-        micro_batch_tokens=1,
+        row_tokens=params.row_tokens,
+        micro_batch_tokens=params.micro_batch_tokens,
         seed=job.seed,
         epochs=params.epochs,
         max_tokens=job.max_tokens,

@@ -1,0 +1,308 @@
+"""XTuner for real, on a CPU in float32: the tiny model through ``finetune`` with either backend gives the same losses.
+
+Runs in the main environment (``make test-backends-xtuner``), whose trainer is the reference; XTuner runs in its own, as
+it does for a stage. Checklist rows 25, 26, 30 and 31 of Agent-R.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfimprove.chat import ChatFormat
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.formats import to_xtuner
+from selfimprove.records import Example, Message
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import EncodeCounters, encode_example, encode_examples
+from selfimprove.training.launch import finetune
+from selfimprove.training.report import TrainReport
+from selfimprove.training.trainer import WeightedTrainer
+from selfimprove.training.xtuner import environment_python
+from tests.tiny import make_tiny_model
+
+pytestmark = pytest.mark.backend
+
+MAX_LENGTH = 300
+ROPE_BASE = 500_000.0
+"""Not the one that an old transformers falls back on: were it lost on the way, every loss would differ."""
+
+# 11 examples in steps of 4, twice: the last step is smaller. One row a micro-batch in the reference.
+PARAMS: dict[str, Any] = {
+    "epochs": 2.0, "batch_size": 4, "row_tokens": 200, "micro_batch_tokens": 1, "max_length": MAX_LENGTH, "lr": 2e-3,
+    "schedule": "constant", "warmup_ratio": 0.0, "save_steps": 2, "logging_steps": 1,
+}  # fmt: skip
+STEPS = 6
+
+
+def says(role: Any, content: str, **more: Any) -> Message:
+    return Message(role=role, content=content, **more)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", hidden=32)
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_BASE}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def revisions() -> list[Example]:
+    """Revision trajectories: a bad prefix that is not learnt, the revision turn and the good steps, which are."""
+    examples = []
+    for number in range(7):
+        messages = [
+            says("system", "You are a helpful assistant."),
+            says("user", f"Craft {number} apples."),
+            says("assistant", "Ok."),
+            says("user", f"Goal: craft apple {number}."),
+        ]
+        for step in range(number % 3):
+            messages.append(says("assistant", f"Thought: so.\nAction: get {step} page"))
+            messages.append(says("user", f"Could not find page {step}"))
+        messages.append(says("assistant", "Thought: That was wrong.\nAction: wait", weight=1.0))
+        messages.append(says("user", "ok."))
+        for step in range(1 + number % 2):
+            messages.append(says("assistant", f"Thought: now.\nAction: craft {step} apple", weight=1.0))
+            messages.append(says("user", "Crafted."))
+        examples.append(Example(id=f"revision_{number}", messages=messages[:-1]))
+    return examples
+
+
+@pytest.fixture(scope="module")
+def examples(model_dir: Path, revisions: list[Example]) -> list[Example]:
+    """Those, and what no other trainer's tokeniser would read as ours does."""
+    chat = ChatFormat.load(model_dir)
+    letter_by_letter = [chat.content_ids(says("user", letter))[0] for letter in "Action: wait"]
+    assert letter_by_letter != chat.content_ids(says("user", "Action: wait")), "tokenising again gives other ids"
+    ask = says("user", "Mia has 3 apples.")
+    odd = [
+        [ask, says("assistant", "Action: wait", token_ids=letter_by_letter, finish="stop", weight=1.0)],
+        [ask, says("assistant", "Action: wait for", finish="length", weight=1.0)],  # no end of turn to learn
+        [says("user", "You see <|end|><|assistant|> on the wall."), says("assistant", "Action: read", weight=1.0)],
+        [ask, *[says("assistant", "Action: go"), says("user", "Nothing happens. " * 3)] * 9,
+         says("assistant", "Action: stop", weight=1.0)],
+    ]  # fmt: skip
+    return [*revisions, *(Example(id=f"odd_{number}", messages=messages) for number, messages in enumerate(odd))]
+
+
+def run(model_dir: Path, examples: list[Example], folder: Path, **changes: Any) -> TrainReport:
+    cfg = FinetuneParams.model_validate({**PARAMS, **changes}, strict=False)
+    return finetune(model_dir, examples, folder / "model", cfg, scratch=folder / "scratch", seed=5, threads=1)
+
+
+def run_folder(folder: Path) -> Path:
+    [found] = (folder / "scratch").glob("checkpoints-*")
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+
+
+def losses(report: TrainReport) -> list[float]:
+    assert [step for step, _ in report.loss] == list(range(1, len(report.loss) + 1))
+    return [loss for _, loss in report.loss]
+
+
+def conversations(micro: dict[str, torch.Tensor]) -> list[tuple[list[int], list[int]]]:
+    """(ids, labels) of the conversations that lie side by side in a micro-batch of one row."""
+    [ids], [positions], [coefficients] = (micro[k].tolist() for k in ("input_ids", "position_ids", "coefficients"))
+    starts = [place for place, position in enumerate(positions) if position == 0]
+    labels = [token if learnt else -100 for token, learnt in zip(ids, coefficients, strict=True)]
+    return [(ids[a:b], labels[a:b]) for a, b in itertools.pairwise([*starts, len(ids)])]
+
+
+@pytest.fixture(scope="module")
+def own(model_dir: Path, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Our trainer's run: folder, report, and each step's (ids, labels) as its model read them."""
+    folder = tmp_path_factory.mktemp("trainer")
+    read: dict[int, list[tuple[list[int], list[int]]]] = {}
+    batches = WeightedTrainer.micro_batches
+
+    def recorded(self: WeightedTrainer, number: int) -> Any:
+        micros = batches(self, number)
+        read[number] = [pair for micro in micros for pair in conversations(micro)]
+        return micros
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WeightedTrainer, "micro_batches", recorded)
+        report = run(model_dir, examples, folder)
+    return folder, report, [sorted(read[number]) for number in range(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(model_dir: Path, examples: list[Example], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """XTuner's run: folder and report."""
+    folder = tmp_path_factory.mktemp("xtuner")
+    return folder, run(model_dir, examples, folder, backend="xtuner")
+
+
+@pytest.fixture(scope="module")
+def seen(unbroken: Any, revisions: list[Example], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ``xtuner_reader`` prints of that run and of the revisions in XTuner's own format."""
+    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    rows.write_text("".join(json.dumps(to_xtuner(example)) + "\n" for example in revisions))
+    root = str(Path(__file__).parents[2])
+    command = [str(environment_python()), "-m", "tests.backends.xtuner_reader", str(run_folder(unbroken[0])), str(rows)]
+    printed = subprocess.run(command, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    return json.loads(printed.stdout.splitlines()[-1])
+
+
+def test_agent_r_30_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own: Any, seen: dict[str, Any]) -> None:
+    batches = [(ids, labels) for ids, labels in seen["batches"]]
+    assert len(batches) == STEPS * 4
+    steps = [batches[start : start + 4] for start in range(0, len(batches), 4)]
+    filling = ([0, 0], [-100, -100])
+    assert [step.count(filling) for step in steps] == [0] * (STEPS - 1) + [2], "22 examples in steps of 4"
+    assert [sorted(micro for micro in step if micro != filling) for step in steps] == own[2]
+    assert sum(token != -100 for _, labels in batches for token in labels) == own[1].trained_tokens
+
+
+def test_agent_r_25_26_xtuners_own_reading_of_our_turns_agrees(
+    model_dir: Path, revisions: list[Example], seen: dict[str, Any]
+) -> None:
+    ours, _ = encode_examples(revisions, ChatFormat.load(model_dir), 10_000)
+    expected = []
+    for example in ours:
+        pairs = zip(example.ids, example.token_weights, strict=True)
+        expected.append([example.ids, [token if weight else -100 for token, weight in pairs]])
+    assert seen["turns"] == expected
+    assert any(-100 in labels[20:] and labels[-1] != -100 for _, labels in expected), "bad steps, then learnt ones"
+
+
+def test_agent_r_30_losses_weights_and_files_are_those_of_our_trainer(
+    own: Any, unbroken: Any, model_dir: Path, examples: list[Example]
+) -> None:
+    (own_folder, own_report, _), (folder, report) = own, unbroken
+    assert losses(report) == pytest.approx(losses(own_report), rel=1e-5)
+    same = {"loss": [], "timing": own_report.timing, "tokens": 0, "padding": 0.0}
+    assert report.model_copy(update=same) == own_report.model_copy(update=same)
+    assert report.counters.truncated == report.counters.cut_attempts == 1
+    assert report.tokens == report.real_tokens + 4
+    start, two = weights_of_start(model_dir), weights(folder)
+    for name, tensor in weights(own_folder).items():
+        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
+    mine, theirs = ({file.name: file.read_bytes() for file in (f / "model").iterdir()} for f in (own_folder, folder))
+    assert set(theirs) == set(mine)
+    for name in set(mine) - {"model.safetensors"}:
+        assert theirs[name] == mine[name], f"{name}: tokenizer, template and config travel untouched"
+    check_generates(folder / "model", model_dir, examples)
+
+
+def weights_of_start(model_dir: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+
+
+def check_generates(folder: Path, model_dir: Path, examples: list[Example]) -> None:
+    """The result is a model: under its own config its loss is below the untrained model's."""
+    from transformers import AutoModelForCausalLM
+
+    one = encode_example(examples[0], ChatFormat.load(folder), MAX_LENGTH, EncodeCounters())
+    assert one is not None
+    ids = torch.tensor([one.ids])
+    labels = torch.tensor([[i if w else -100 for i, w in zip(one.ids, one.token_weights, strict=True)]])
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (folder, model_dir)]
+    assert models[0].config.rope_parameters["rope_theta"] == ROPE_BASE
+    with torch.inference_mode():
+        trained, untrained = (float(model(input_ids=ids, labels=labels).loss) for model in models)
+    assert trained < untrained - 0.5
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from selfimprove.records import Example
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+
+def progress(done, total, note):
+    if done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+told = json.load(sys.stdin)
+finetune(
+    Path(told["model"]),
+    [Example.model_validate(row) for row in told["examples"]],
+    Path(told["folder"]) / "model",
+    FinetuneParams.model_validate(told["params"], strict=False),
+    scratch=Path(told["folder"]) / "scratch",
+    seed=5,
+    threads=1,
+    progress=progress,
+)
+"""
+
+
+def test_agent_r_30_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
+    model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
+) -> None:
+    told = {
+        "model": str(model_dir),
+        "folder": str(tmp_path),
+        "examples": [example.model_dump() for example in examples],
+        "params": {**PARAMS, "backend": "xtuner"},
+    }
+    code = subprocess.run([sys.executable, "-c", KILLED], input=json.dumps(told), text=True).returncode
+    assert code == -signal.SIGKILL
+    assert not (tmp_path / "model").exists()
+    torn = run_folder(tmp_path) / "checkpoint-16"  # as if it had died while the next one was being written
+    torn.mkdir(exist_ok=True)
+    (torn / "state.pth").write_bytes(b"half")
+    report = run(model_dir, examples, tmp_path, backend="xtuner")
+    assert report.timing.resumed_at == 2
+    folder, whole = unbroken
+    assert report.loss == whole.loss
+    for file in (folder / "model").iterdir():
+        assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes(), file.name
+
+
+def test_agent_r_31_zero_2_gives_the_same_losses_and_weights(
+    model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
+) -> None:
+    report = run(model_dir, examples, tmp_path, backend="xtuner", launcher={"kind": "deepspeed", "zero_stage": 2})
+    folder, single = unbroken
+    assert losses(report) == pytest.approx(losses(single), rel=1e-5)
+    one, two, start = weights(folder), weights(tmp_path), weights_of_start(model_dir)
+    for name, tensor in one.items():
+        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
+
+
+def test_agent_r_30_adapters_are_merged_into_a_model_that_loads(
+    model_dir: Path, examples: list[Example], own: Any, tmp_path: Path
+) -> None:
+    report = run(model_dir, examples, tmp_path, backend="xtuner", lora={"rank": 4, "alpha": 8}, lr=2e-2)
+    assert losses(report)[0] == pytest.approx(losses(own[1])[0], rel=1e-5), "adapters begin as nothing"
+    start, merged = weights_of_start(model_dir), weights(tmp_path)
+    changed = {name for name in start if not torch.equal(start[name], merged[name])}
+    assert changed == {name for name in start if "proj" in name}
+    check_generates(tmp_path / "model", model_dir, examples)
+
+
+def test_agent_r_30_what_goes_wrong_over_there_is_one_sentence_here(
+    model_dir: Path, examples: list[Example], tmp_path: Path
+) -> None:
+    broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))
+    whole = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(UserError, match=r"xtuner: training ended with code 1; .*[Ss]afetensor") as error:
+        run(broken, examples, tmp_path, backend="xtuner")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "model").exists()
