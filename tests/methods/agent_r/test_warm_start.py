@@ -1,0 +1,65 @@
+"""What the warm start shows beyond demonstrations, the form of a revision, and its share in later training."""
+
+from __future__ import annotations
+
+from selfimprove.envs.textcraft import TextCraft
+from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.methods.agent_r.mixing import mixed
+from selfimprove.methods.agent_r.params import Mix
+from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.reply import WAIT, parse_action
+from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
+from selfimprove.methods.agent_r.tasks import demonstrate_revision
+from selfimprove.records import Example, Message
+
+ENV = TextCraft(RecipeBook.load(None))
+
+
+def revisions() -> list[Example]:
+    made = [demonstrate_revision(ENV, task, 1) for task in range(0, 1200, 20)]
+    return [example for example in made if example is not None]
+
+
+def test_a_revision_demonstration_has_one_slip_that_is_not_learnt_the_revision_turn_and_the_way_from_there() -> None:
+    examples = revisions()
+    assert len(examples) > 50
+    for example in examples:
+        replies = [message for message in example.messages[OPENING:] if message.role == "assistant"]
+        (slip,) = [place for place, message in enumerate(replies) if message.weight == 0]
+        assert parse_action(replies[slip + 1].content) == WAIT
+        assert [parse_action(reply.content) for reply in replies].count(WAIT) == 1
+        assert all(reply.weight == 1 for reply in replies[:slip] + replies[slip + 1 :])
+
+
+def test_what_follows_the_slip_is_played_for_real_and_reaches_the_goal() -> None:
+    for example in revisions()[:10]:
+        ENV.reset(int(example.source.removeprefix("textcraft-")))
+        step = None
+        for message in example.messages[OPENING:]:
+            action = parse_action(message.content)
+            if message.role == "assistant" and action != WAIT:
+                step = ENV.step(action)
+        assert step is not None
+        assert step.reward == 1
+
+
+def test_agent_r_23_all_ten_thoughts_are_drawn_and_the_draw_is_named_by_its_key() -> None:
+    said = "\n".join(message.content for example in revisions() for message in example.messages)
+    assert all(thought in said for thought in REVISION_THOUGHTS)
+    assert demonstrate_revision(ENV, 300, 1) == demonstrate_revision(ENV, 300, 1)
+    assert demonstrate_revision(ENV, 300, 1) != demonstrate_revision(ENV, 300, 2)
+
+
+def examples(kind: str, count: int) -> list[Example]:
+    said = Message(role="assistant", content="Action: inventory", weight=1)
+    return [Example(id=f"{kind}{i}", messages=[said]) for i in range(count)]
+
+
+def test_agent_r_28_the_warm_start_is_mixed_in_by_its_share_and_starts_over_when_it_is_used_up() -> None:
+    revision, good, warm = examples("r", 6), examples("g", 4), examples("w", 8)
+    kinds = mixed(revision, good, Mix(warm_start=0.5), 3, warm)
+    assert len(kinds["warm_start"]) == 5
+    assert len({example.id for example in kinds["warm_start"]}) == 5
+    assert len(mixed(revision, good, Mix(warm_start=2.0), 3, warm)["warm_start"]) == 20
+    assert mixed(revision, good, Mix(), 3, warm)["warm_start"] == []
+    assert mixed(revision, good, Mix(warm_start=1.0), 3)["warm_start"] == []
