@@ -67,6 +67,12 @@ class TaskParams(Section):
         default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
     )
 
+    @model_validator(mode="after")
+    def _of_demonstrated_tasks(self) -> TaskParams:
+        if not self.demonstrations and (self.revision_demonstrations or self.judge_examples):
+            raise ValueError("revision_demonstrations and judge_examples are made of demonstrated tasks; set both to 0")
+        return self
+
 
 class SearchParams(Section):
     """One collection: a tree per task (spec §1, Search)."""
