@@ -151,6 +151,7 @@ PUT = "go to cabinet 1|open cabinet 1|move mug 2 to cabinet 1"
         ("heat", f"take mug 2|{PUT}", None),
         ("cool", f"take mug 2|{PUT}", None),
         ("heat", f"take mug 2|go to microwave 1|heat mug 2|go to fridge 1|cool mug 2|{PUT}", None),  # cold again
+        ("cool", f"take mug 2|go to fridge 1|cool mug 2|go to microwave 1|heat mug 2|{PUT}", None),
         ("pick_two", f"take mug 2|{PUT}|go to countertop 1|take mug 1|{PUT.replace('mug 2', 'mug 1')}", 8),
         ("pick_two", f"take mug 2|{PUT}|go to countertop 1|take mug 1|{PUT.replace('cabinet 1', 'cabinet 2')}", None),
         ("look_in_light", "take mug 2|use desklamp 1", 2),
@@ -173,6 +174,14 @@ def test_reflect_rl_31_each_kind_of_goal_is_won_when_it_is_reached(kind: str, wa
                 break
     assert len(won) > 1
     assert won == [i + 1 == won_at for i in range(len(won))]
+
+
+def test_reflect_rl_31_light_shines_only_where_the_lamp_stands():
+    played = game("look_in_light", "mug", LAMP, mug_1="sinkbasin 1", desklamp_1="countertop 1")
+    way = ("go to countertop 1", "use desklamp 1", "go to sinkbasin 1", "take mug 1 from sinkbasin 1")
+    path = follow(played, *way, "go to countertop 1")
+    assert [is_won(played, scene) for scene, _ in path] == [False] * 4 + [True]
+    assert [deed.verb for deed in plan(played, path[3][0])] == ["go"]
 
 
 def test_reflect_rl_31_state_is_the_first_text_then_every_action_with_its_observation():
