@@ -1,11 +1,13 @@
 """Episodes of AutoExplore: states, labels, ends, costs, what is left out, and the expert."""
 
 import string
+from textwrap import dedent
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import selfimprove.envs.autoexplore.env as module
 from selfimprove.envs.autoexplore.actions import LABELS, Action, choose, label
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, NO_COMMAND, AutoExplore
 from selfimprove.envs.autoexplore.expert import plan, shared_word
@@ -87,6 +89,19 @@ def test_reflect_rl_15_state_has_its_sections_in_order_and_lists_actions(make_en
     content = env._repos["eventlib"].tree.read(WIRE, 10_000)[0].decode()
     assert play(env, "2", "1", "1")[-1].observation == THIRD.format(content=content)
     assert FIRST.count(ACTION_HEADING) == 1
+
+
+def test_reflect_rl_15_the_episode_that_opens_the_file_is_what_happens(make_folder, make_task):
+    files = {"README.md": "How to use it.\n", "core/hub.py": "class Hub:\n    pass\n", "settings.yaml": "retries: 3\n"}
+    question = "Which file defines the class Hub, described as: Forwards events to subscribers."
+    repo = Repo.open(make_folder("r", files))
+    env = AutoExplore([make_task("core/hub.py", question, root="r")], {"r": repo})
+    opening = module.__doc__.split("::\n\n", 1)[1].split("\n    > 2", 1)[0]
+    assert env.reset(0) == dedent(opening)
+    steps = play(env, "2", "1", "1")
+    assert "Executing: cd core\nSuccess: Now at core\n" in steps[0].observation
+    assert steps[0].observation.endswith("\n0. cd ..\n1. cat hub.py\n2. id hub.py\n")
+    assert [step.info["cost"] for step in steps] == [1, 1, 1 - 15]
 
 
 def test_reflect_rl_15_a_file_that_imitates_the_heading_leaves_it_last(make_folder, make_task):
@@ -206,7 +221,9 @@ def test_reflect_rl_35_shuffled_labels_are_drawn_from_all_in_listing_order(make_
     env.reset(0)
     before = [choice.label for choice in env.choices()]
     assert env.step(next(c.label for c in env.choices() if c.action.text == "cd core")).info["command"] == "cd core"
-    assert [choice.label for choice in env.choices()][: len(before)] != before
+    env.reset(0)
+    env.step("nonsense")  # the same actions, the next step: drawn again
+    assert [choice.label for choice in env.choices()] != before
     assert [c.label for c in make_env(shuffle_action=True, seed=1).choices()] != before
 
 

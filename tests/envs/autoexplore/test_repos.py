@@ -30,7 +30,7 @@ def test_reflect_rl_01_filter_judges_content(make_folder):
     (folder / "mostly.md").write_text("x" * 90 + "é" * 10, encoding="utf-8")
     (folder / "less.md").write_text("x" * 89 + "é" * 11, encoding="utf-8")
     (folder / "large.txt").write_text(
-        "é" + "x" * 2**20 + "é", encoding="utf-8"
+        "x" * (2**20 - 1) + "é" + "x", encoding="utf-8"
     )  # judged by its first MiB, cut within é
     (folder / "link.py").symlink_to("a.py")
     (folder / "there").symlink_to("/")
