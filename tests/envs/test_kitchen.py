@@ -303,6 +303,13 @@ def test_reflect_rl_32_no_shorter_way_exists(task: int):
         assert len(plan(played, scene)) == found
 
 
+def test_reflect_rl_32_what_was_brought_too_soon_is_fetched_again():
+    played = game("clean", "mug", "cabinet", mug_1="countertop 1")
+    way = ("go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
+    dirty = follow(played, *way, "move mug 1 to cabinet 1")[-1][0]
+    assert [deed.verb for deed in plan(played, dirty)] == ["take", "go", "clean", "go", "move"]
+
+
 def test_reflect_rl_32_thoughts_hope_where_the_plan_knows():
     env = Kitchen()
     for task in range(300):
@@ -329,6 +336,12 @@ def test_reflect_rl_31_horizon_cuts_and_time_passes_when_nothing_happens():
     env.reset(0)
     assert len(env.oracle()) > 3  # known, but there is no time for it
     assert env.expert() == []
+    env = Kitchen(horizon=len(env.oracle()))
+    env.reset(0)
+    assert len(env.expert()) == len(env.oracle())
+    assert env.step(" look\n").info["valid"]  # blanks around a command don't matter
+    assert len(env.oracle()) > 3
+    assert env.expert() == []  # one action too late
 
 
 @settings(max_examples=100, deadline=None)
