@@ -35,11 +35,12 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}
 
 
-def run(folder: Path, *command: str, check: bool = True, timeout: float = 1200) -> subprocess.CompletedProcess[str]:
-    """Run a command there; its output is shown if it fails."""
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
-    )
+def run(
+    folder: Path, *command: str, check: bool = True, timeout: float = 1200, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command there, with ``more`` in its environment; its output is shown if it fails."""
+    env = environment() | more
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
     if check and done.returncode:
         raise AssertionError(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done
