@@ -57,7 +57,9 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
-        cells = [_figure(metrics[column]) for column in columns] + [_signed(metrics[gain]) for gain in gains]
+        cells = [_figure(metrics[column], column) for column in columns] + [
+            _signed(metrics[gain], gain) for gain in gains
+        ]
         cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
         table.add_row(name, *cells)
@@ -78,7 +80,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
     for name in summary["order"]:
         if name in summary["last_minus"]:
             figures = summary["last_minus"][name]
-            table.add_row(name, *(_signed(figures[column]) for column in summary["columns"]))
+            table.add_row(name, *(_signed(figures[column], column) for column in summary["columns"]))
     return table
 
 
@@ -108,19 +110,21 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
         pyplot.close(figure)
 
 
-def _figure(figure: dict[str, float]) -> str:
-    return f"{_short(figure['mean'])}±{_short(figure['se'])}"
+def _figure(figure: dict[str, float], column: str) -> str:
+    return f"{_short(figure['mean'], column)}±{_short(figure['se'], column)}"
 
 
-def _signed(figure: dict[str, float]) -> str:
+def _signed(figure: dict[str, float], column: str) -> str:
     mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
     sign = "-" if figure["mean"] < 0 else "+"
-    return f"{sign}{_short(abs(figure['mean']))}±{_short(figure['se'])}{mark}"
+    return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
 
 
-def _short(value: float) -> str:
-    """A share as .123; a score of 0 to 100, or a number of steps, as 12.3."""
-    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.1f}"
+def _short(value: float, column: str) -> str:
+    """A share as .123; a score, which counts to 100, as 12.3."""
+    if column.endswith("score"):
+        return f"{value:.1f}"
+    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
 
 
 def _seconds(method: str, row: str) -> tuple[str, str]:
