@@ -61,7 +61,8 @@ FAMILIES: dict[str, str] = {
         1 {} hood <- 1 {} cap, 2 {} thread
         1 {} coat <- 1 {} apron, 1 buckle
     """,
-    "agate basalt chalk dolomite flint gneiss granite jasper limestone marble obsidian onyx quartz sandstone shale slate": """
+    "agate basalt chalk dolomite flint gneiss granite jasper limestone marble obsidian onyx quartz sandstone shale "
+    "slate": """
         3 {} brick <- 2 {} rock
         1 {} bowl <- 3 {} rock
         1 {} wall <- 4 {} brick
