@@ -48,7 +48,7 @@ env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its o
 test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest tests/backends/test_vllm.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm.py -p no:cacheprovider
 
 test-backends-sciworld: $(SCIWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py -p no:cacheprovider
