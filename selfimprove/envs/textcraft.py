@@ -1,6 +1,6 @@
 """TextCraft: make an item out of raw materials by the given crafting commands (Prasad et al. 2023, ADaPT; AgentGym).
 
-An episode (goal 417 of the embedded book, played by the expert)::
+An episode (goal 867 of the embedded book, played by the expert)::
 
     Crafting commands:
     craft 1 marble tower using 1 marble gate, 1 marble step
@@ -14,22 +14,22 @@ An episode (goal 417 of the embedded book, played by the expert)::
 
     Goal: craft marble stair.
 
-    Thought: I need 4 marble rock for the marble brick.
+    Thought: First I get 4 marble rock for the marble brick.
     Action: get 4 marble rock
     Got 4 marble rock
-    Thought: Now I make marble brick for the marble step.
-    Action: craft 3 marble brick using 2 marble rock
-    Crafted 3 minecraft:marble_brick
     Thought: I craft marble brick, which the marble step needs.
     Action: craft 3 marble brick using 2 marble rock
     Crafted 3 minecraft:marble_brick
+    Thought: Now I make marble brick for the marble step.
+    Action: craft 3 marble brick using 2 marble rock
+    Crafted 3 minecraft:marble_brick
     Thought: Now I make marble step for the marble stair.
     Action: craft 1 marble step using 2 marble brick
     Crafted 1 minecraft:marble_step
     Thought: Now I make marble step for the marble stair.
     Action: craft 1 marble step using 2 marble brick
     Crafted 1 minecraft:marble_step
-    Thought: All is there, so I make the marble stair.
+    Thought: Now I can craft the marble stair.
     Action: craft 1 marble stair using 2 marble step
     Crafted 1 minecraft:marble_stair
 

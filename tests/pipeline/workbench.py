@@ -30,7 +30,7 @@ rise:
   iterations: {iter1: {generate: {problems: 6, max_tokens: 8}}, iter2: {generate: {problems: 6, offset: 6, max_tokens: 8}}}
   evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
 agent_r:
-  tasks: {demonstrations: 8, layouts: 1, judge_examples: 4, train: 6, dev: 2, test: 4}
+  tasks: {demonstrations: 8, layouts: 1, revision_demonstrations: 0, judge_examples: 4, train: 6, dev: 2, test: 4}
   engines: {actor: {replicas: 1, slots: 4, prefill_rows: 2, context: 1024}, expert: {error_rate: 0.6}}
   sft: {epochs: 1.0, row_tokens: 1024, max_length: 1024, batch_size: 2, save_steps: 2, logging_steps: 1,
     launcher: {kind: single, processes: 1}}
