@@ -67,7 +67,7 @@ def lines_of(path: Path) -> list[bytes]:
         ("rise.generate", "iter1", PANEL, 2, lambda raw: raw.replace(b'"question"', b'"query"'), "'question'"),
         ("rise.finetune", "base", EXAMPLES, 9, lambda raw: raw[1:], "not a whole JSON object"),
         ("rise.finetune", "base", EXAMPLES, 1, lambda raw: raw.replace(b'"role": "user"', b'"role": "me"'), "role"),
-        ("tokenizer", "", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
+        ("tokenizer", "rise", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
     ],
 )
 def test_a_torn_or_foreign_line_is_named_by_file_and_line(

@@ -66,6 +66,7 @@ def _run(job: dict[str, Any], folder: Path) -> None:
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
         os.environ.update(job.get("env") or {})
         _watch(log, job.get("kill") or {})
+        sys.dont_write_bytecode = True  # a limit would cut it short, and the next import would stumble over it
         if job.get("file_limit"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], resource.RLIM_INFINITY))
         sys.argv = [job["module"], *([job["item"]] if job.get("item") else [])]

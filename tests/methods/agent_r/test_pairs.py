@@ -91,7 +91,8 @@ def test_agent_r_18_counts_add_up_over_trees_and_the_error_tells_them() -> None:
     cfg = ConvertParams(alpha=1.0)
     error = nothing_kept(select_all(trees, cfg, 0)[1], cfg)
     assert str(error) == (
-        "convert: nothing to train on: 3 trees (1 of them with root value 0), 7 leaves, 0 good ones (above alpha 1), "
+        "convert: nothing to train on: 3 trees (1 of them with root value 0, 1 blocked by environment or engine), "
+        "7 leaves, 0 good ones (above alpha 1), "
         "0 pairs (above beta 0.2 apart); lower alpha or beta, set inclusive: true, or search more tasks."
     )
 
