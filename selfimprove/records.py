@@ -102,6 +102,20 @@ class Example(Record):
     source: str = Field(default="", description="id of the episode or problem it was made from")
 
 
+class Pair(Record):
+    """Two continuations of one prompt: the expert's (``real``) and the model's own (``generated``).
+
+    What the policy wrote has a weight, whatever its size; observations have weight 0 and are never scored. ``source``
+    says where the pair comes from, such as the iteration that generated it.
+    """
+
+    id: str
+    prompt: list[Message]
+    real: list[Message]
+    generated: list[Message]
+    source: str = ""
+
+
 R = TypeVar("R", bound=Record)
 
 
