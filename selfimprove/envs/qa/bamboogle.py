@@ -1,0 +1,36 @@
+"""Bamboogle: 125 two-hop questions that no search engine answers at once (Press et al. 2023, MIT).
+
+A question::
+
+    question  What rocket was the first spacecraft that ever approached Uranus launched on?
+    gold      Titan IIIE
+
+Scored as HotpotQA (spec spin_agent §2.6, row 4); there is a test split only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selfimprove.envs.qa.base import Question, content_id, pick_split, read_table
+from selfimprove.errors import UserError
+
+FILES = {"test": "bamboogle_test.csv"}
+
+
+def load(split: str, folder: Path) -> list[Question]:
+    """The questions of the CSV file (columns Question, Answer), in its order.
+
+    Raises:
+        UserError: no such split, or the file is missing or malformed.
+    """
+    path = pick_split("bamboogle", split, FILES, folder)
+    questions = []
+    for place, cells in read_table(path, header=True):
+        if len(cells) != 2 or not all(cell.strip() for cell in cells):
+            raise UserError(f"{place}: a question and an answer were expected; mend or delete the line.")
+        question, answer = cells
+        questions.append(
+            Question(id=content_id("bamboogle", question), task="bamboogle", question=question, gold=answer)
+        )
+    return questions

@@ -1,0 +1,190 @@
+"""Question answering with tools: what a question is, how an answer is scored, and which tasks there are.
+
+A question of the embedded encyclopedia, and a score::
+
+    {"id": "ency-3f1c", "task": "encyclopedia", "question": "In which town was the author of The Silver Gate born?",
+     "gold": "Tolma", "titles": ["The Silver Gate", "Mara Venn"], "kind": "bridge"}
+
+    score("the town of Tolma", question)  ->  Score(reward=0.0, em=False, f1=0.5, pred="town of tolma", gt="tolma")
+
+Tasks and metrics: spec spin_agent §2.6. Answers come from an episode's ``finish[...]``; how they are found is the
+method's business.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import Field
+
+from selfimprove.errors import UserError
+from selfimprove.records import Record, read_rows
+
+TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu"]
+Split = Literal["train", "dev", "test"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+
+
+class Question(Record):
+    """One question. ``titles``: the paragraphs that hold the answer's facts, in the order in which they are needed."""
+
+    id: str
+    task: TaskName
+    question: str
+    gold: str
+    titles: list[str] = Field(default=[])
+    kind: str = Field(default="", description="bridge, comparison, … as the data set says; empty where it does not")
+
+
+class Paragraph(Record):
+    """One entry of a corpus to search."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """An answer's marks: ``reward`` 1 or 0 (the task's own rule), exact match, F1 in [0, 1], and what was compared."""
+
+    reward: float
+    em: bool
+    f1: float
+    pred: str
+    gt: str
+
+
+def score(answer: str, question: Question) -> Score:
+    """The marks of ``answer`` under the metric of the question's task; an empty answer is never rewarded (row 8)."""
+    return _metric(question.task)(answer, question.gold)
+
+
+def load_questions(name: str, split: str, folder: Path) -> list[Question]:
+    """The split's questions in the data set's order, so that a place in the list is the task index (rows 1 to 5).
+
+    ``folder`` holds the data set's files (``selfimprove.sources``); the encyclopedia's questions are made, not read.
+
+    Raises:
+        UserError: no such task or split, a file that is missing or malformed, or a split without answers.
+    """
+    loaders: dict[str, Callable[[str, Path], list[Question]]] = {}
+    if name == "hotpotqa":
+        from selfimprove.envs.qa import hotpotqa
+
+        loaders[name] = hotpotqa.load
+    elif name == "bamboogle":
+        from selfimprove.envs.qa import bamboogle
+
+        loaders[name] = bamboogle.load
+    elif name == "strategyqa":
+        from selfimprove.envs.qa import strategyqa
+
+        loaders[name] = strategyqa.load
+    elif name == "mmlu":
+        from selfimprove.envs.qa import mmlu
+
+        loaders[name] = mmlu.load
+    if name not in loaders:
+        raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(TASKS[1:])}.")
+    return loaders[name](split, folder)
+
+
+def _metric(task: TaskName) -> Callable[[str, str], Score]:
+    if task == "strategyqa":
+        from selfimprove.envs.qa.strategyqa import grade
+    elif task == "mmlu":
+        from selfimprove.envs.qa.mmlu import grade
+    else:
+        from selfimprove.envs.qa.hotpotqa import grade
+    return grade
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def pick_split(task: str, split: str, files: Mapping[str, str], folder: Path) -> Path:
+    """The file of a split.
+
+    Raises:
+        UserError: the task has no such split with answers, or the file is not there.
+    """
+    if split not in files:
+        raise UserError(f"{task} has no split {split!r} with answers; choose {' or '.join(files)}.")
+    path = folder / files[split]
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; {task}'s {split} split is read from it.")
+    return path
+
+
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of a JSON list or a JSONL file; the place reads like "dev.json, item 3".
+
+    Raises:
+        UserError: the file is missing or is neither, or an item is no object.
+    """
+    if path.suffix == ".jsonl":
+        for line, row in read_rows(path):
+            yield f"{path}, line {line}", row
+        return
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; mend the path in params.yaml.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}); restore it from its source.") from None
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path} holds no list of objects; restore it from its source.")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, item {number}: an object was expected; mend or delete it.")
+        yield f"{path}, item {number}", row
+
+
+def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
+    """(place, cells) of a CSV file.
+
+    Raises:
+        UserError: the file is missing or is no UTF-8 CSV.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for number, cells in enumerate(reader):
+                if cells and not (header and number == 0):
+                    yield f"{path}, line {reader.line_num}", cells
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; mend the path in params.yaml.") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is no CSV file ({error}); restore it from its source.") from None
+
+
+def text_of(row: Mapping[str, Any], key: str, place: str) -> str:
+    """A non-empty string of a row.
+
+    Raises:
+        UserError: the field is missing, is empty or is no string.
+    """
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{place}: field {key!r} must be a non-empty string; mend or delete it.")
+    return value
+
+
+def content_id(task: str, *parts: str) -> str:
+    """An id made from content, so that it survives reordering."""
+    return f"{task}-{blake2b(chr(31).join(parts).encode(), digest_size=6).hexdigest()}"
+
+
+def duplicates(panels: Mapping[str, Sequence[Question]]) -> dict[str, list[str]]:
+    """Questions that stand in two panels, or twice in one: {question's text: panels}, case and spaces aside."""
+    places: dict[str, list[str]] = {}
+    for name, questions in panels.items():
+        for question in questions:
+            places.setdefault(" ".join(question.question.lower().split()), []).append(name)
+    return {text: names for text, names in places.items() if len(names) > 1}

@@ -1,0 +1,128 @@
+"""Expert trajectories: what SPIN imitates. Scripted ones, whose questions say what to look up, are made here.
+
+One of the encyclopedia, as a policy's text would read (spec spin_agent §2.3)::
+
+    Thought: I need the author of The Silver Gate.
+    Action: search[The Silver Gate]
+    Observation: The Silver Gate is a novel by Mara Venn. It appeared in 1745.
+    Thought: Mara Venn wrote it. Now I need the birthplace of Mara Venn.
+    Action: search[Mara Venn]
+    Observation: Mara Venn was a painter from Tolma. She was born in 1712.
+    Thought: Mara Venn was born in Tolma.
+    Action: finish[Tolma]
+
+The terminal line ``Observation: Episode finished, …`` is no part of a trajectory: experts' always say True, and a
+model could win on that word alone (spec §1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from selfimprove.envs.qa.base import Question, score
+from selfimprove.errors import UserError
+from selfimprove.records import Record
+from selfimprove.seeds import rng
+from selfimprove.tools.search import Tool
+
+Source = Literal["scripted", "gpt-4"]
+
+
+class Round(Record):
+    """One round: what the policy wrote, and what it was told. The last round, ``finish[...]``, is told nothing."""
+
+    thought: str
+    action: str
+    observation: str | None = None
+
+
+class Expert(Record):
+    """One expert trajectory; it ends with ``finish[<answer>]``. ``source`` declares who wrote it."""
+
+    id: str
+    question: Question
+    rounds: list[Round]
+    source: Source
+
+    @property
+    def answer(self) -> str:
+        """The argument of the last round's ``finish``."""
+        return self.rounds[-1].action.partition("[")[2].removesuffix("]")
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A search of a plan: why, for what, and the paragraph that it is meant to find."""
+
+    thought: str
+    query: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Quest:
+    """A question with the plan of its scripted expert."""
+
+    question: Question
+    lookups: tuple[Lookup, ...]
+    conclusion: str
+
+
+def demonstrate(quest: Quest, search: Tool) -> Expert:
+    """The scripted expert's trajectory; its observations are the search's own.
+
+    Raises:
+        UserError: a search finds nothing, or the answer is not the gold one.
+    """
+    question = quest.question
+    rounds = []
+    for lookup in quest.lookups:
+        found = search(lookup.query)
+        if found is None:
+            raise UserError(f"question {question.id}: the search finds nothing for {lookup.query!r}; mend the corpus.")
+        rounds.append(Round(thought=lookup.thought, action=f"search[{lookup.query}]", observation=found))
+    rounds.append(Round(thought=quest.conclusion, action=f"finish[{question.gold}]"))
+    expert = Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="scripted")
+    if score(expert.answer, question).reward != 1:
+        raise UserError(
+            f"question {question.id}: the gold answer {question.gold!r} earns no reward; mend the question."
+        )
+    return expert
+
+
+# --- HotpotQA --------------------------------------------------------------------------------------------------------
+
+_FIRST = ("I need to look up {title}.", "First I search for {title}.", "I start with {title}.")
+_NEXT = ("Next I need {title}.", "Now I look up {title}.", "I also need to know about {title}.")
+_LAST = ("So the answer is {gold}.", "The answer is {gold}.", "This tells me that the answer is {gold}.")
+
+
+def hotpotqa_quest(question: Question) -> Quest:
+    """The plan for a question that names its gold paragraphs: search each title, finish with the answer (spec §2.7).
+
+    The paragraph that holds the answer comes last only where the data set lists it last; the words of the thoughts are
+    drawn by the question's id.
+
+    Raises:
+        UserError: the question names no paragraph.
+    """
+    if not question.titles:
+        raise UserError(f"question {question.id} names no paragraphs; a scripted expert needs supporting_facts.")
+    draw = rng("hotpotqa expert", question.id)
+    lookups = []
+    for number, title in enumerate(question.titles):
+        thought = draw.choice(_NEXT if number else _FIRST).format(title=title)
+        lookups.append(Lookup(thought, title, title))
+    return Quest(question, tuple(lookups), draw.choice(_LAST).format(gold=question.gold))
+
+
+def trajectory_text(rounds: Sequence[Round]) -> str:
+    """The rounds as lines, the last without an observation and without a newline at its end."""
+    lines = []
+    for part in rounds:
+        lines += [f"Thought: {part.thought}", f"Action: {part.action}"]
+        if part.observation is not None:
+            lines.append(f"Observation: {part.observation}")
+    return "\n".join(lines)

@@ -1,0 +1,82 @@
+"""HotpotQA: questions that need two Wikipedia paragraphs (Yang et al. 2018, CC BY-SA 4.0).
+
+An episode (the third row of FireAct's experts)::
+
+    question     American politician Joe Heck ran unsuccessfully against Democrat Catherine Cortez Masto, a woman who
+                 previously served as the 32nd Attorney General of where?
+    Thought:     I need to find out where Catherine Cortez Masto served as the 32nd Attorney General.
+    Action:      search[Catherine Cortez Masto 32nd Attorney General of where?]
+    Observation: Catherine Marie Cortez Masto (born March 29, 1964) is an American lawyer and politician serving …
+    Thought:     Catherine Cortez Masto served as the 32nd attorney general of Nevada.
+    Action:      finish[Nevada]
+    gold         Nevada
+
+Reward: exact match after the normaliser; F1 beside it (spec spin_agent §2.6, rows 1, 6 to 8). The unlabelled test
+split is refused: nothing could be scored on it.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
+from selfimprove.envs.qa.normalise import compared, exact_match, f1
+
+FILES = {"train": "train_simplified.json", "dev": "dev_simplified.json"}
+SHUFFLE_SEED = 233
+
+
+def load(split: str, folder: Path) -> list[Question]:
+    """The questions of a split, in the file's order: a place in the list is the task index.
+
+    Raises:
+        UserError: no such split, or its file is missing or malformed.
+    """
+    path = pick_split("hotpotqa", split, FILES, folder)
+    return [read_question(row, place) for place, row in read_records(path)]
+
+
+def read_question(row: dict[str, object], place: str) -> Question:
+    """A question of any of the data set's files: {question, answer, type?, id?, gold_titles? or supporting_facts?}.
+
+    Raises:
+        UserError: a field is missing or wrong.
+    """
+    question, answer = text_of(row, "question", place), text_of(row, "answer", place)
+    given = row.get("id") or row.get("_id")
+    kind = row.get("type")
+    return Question(
+        id=f"hotpotqa-{given}" if isinstance(given, str) else content_id("hotpotqa", question),
+        task="hotpotqa",
+        question=question,
+        gold=answer,
+        titles=gold_titles(row),
+        kind=kind if isinstance(kind, str) else "",
+    )
+
+
+def gold_titles(row: dict[str, object]) -> list[str]:
+    """The titles of the paragraphs that hold the facts, each once, in the row's order; [] where it names none."""
+    titles = row.get("gold_titles")
+    if isinstance(titles, list):
+        return [str(title) for title in titles]
+    facts = row.get("supporting_facts")
+    if isinstance(facts, list):
+        return list(dict.fromkeys(str(fact[0]) for fact in facts if isinstance(fact, (list, tuple)) and fact))
+    return []
+
+
+def task_order(count: int, *, shuffled: bool = True) -> list[int]:
+    """Task indices in the order in which FireAct plays them (row 23): by ``random.Random(233)``, or as they are."""
+    order = list(range(count))
+    if shuffled:
+        random.Random(SHUFFLE_SEED).shuffle(order)
+    return order
+
+
+def grade(answer: str, gold: str) -> Score:
+    """Reward = exact match."""
+    pred, gt = compared(answer, gold)
+    em = exact_match(answer, gold)
+    return Score(float(em), em, f1(answer, gold), pred, gt)

@@ -1,0 +1,68 @@
+"""MMLU: four-way multiple choice in 57 subjects (Hendrycks et al. 2021, MIT).
+
+A question of ``<folder>/test/astronomy_test.csv`` (no header: question, four options, letter)::
+
+    question  Question: Why is the sky blue?
+              A. Because the molecules that compose the Earth's atmosphere have a blue-ish color.
+              B. …
+    gold      D
+    "D", "(D)", "D. Because …"  ->  reward 1        "Both A and D"  ->  reward 0
+
+A leading letter that stands by itself decides (spec spin_agent §2.6, row 3); to the original "Both…" meant B
+(trap 11), and the order of its tasks was the file system's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from selfimprove.envs.qa.base import Question, Score, content_id, read_table
+from selfimprove.errors import UserError
+
+LETTERS = "ABCD"
+SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
+_LEADING = re.compile(r"[\W_]*([A-D])(?![A-Za-z0-9_'’])(?!\s+(?:and|or|&)\b)", re.IGNORECASE)
+
+
+def load(split: str, folder: Path) -> list[Question]:
+    """The questions of every CSV file of the split's folder, files sorted by name, in their order.
+
+    Raises:
+        UserError: no such split or folder, no file, or a line that is no question with four options and a letter.
+    """
+    if split not in SPLITS:
+        raise UserError(f"mmlu has no split {split!r}; choose one of {', '.join(SPLITS)}.")
+    files = sorted((folder / SPLITS[split]).glob("*.csv"), key=lambda path: path.name)
+    if not files:
+        raise UserError(f"{folder / SPLITS[split]} holds no *.csv; unpack MMLU's data there.")
+    questions = []
+    for path in files:
+        for place, cells in read_table(path, header=False):
+            if len(cells) != 6 or cells[5].strip() not in LETTERS or not cells[5].strip():
+                raise UserError(f"{place}: a question, four options and a letter were expected; mend or delete it.")
+            options = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, cells[1:5], strict=True))
+            text = f"Question: {cells[0]}\n{options}"
+            questions.append(
+                Question(
+                    id=content_id("mmlu", path.stem, text),
+                    task="mmlu",
+                    question=text,
+                    gold=cells[5].strip(),
+                    kind=path.stem.removesuffix(f"_{split}"),
+                )
+            )
+    return questions
+
+
+def letter_of(answer: str) -> str:
+    """The option letter that the answer opens with, in upper case; empty if it opens with none."""
+    match = _LEADING.match(answer)
+    return match[1].upper() if match else ""
+
+
+def grade(answer: str, gold: str) -> Score:
+    """Right if the answer opens with the gold letter; F1 is 1 or 0 with it."""
+    pred = letter_of(answer)
+    right = pred == gold
+    return Score(float(right), right, float(right), pred, gold)

@@ -1,0 +1,55 @@
+"""HotpotQA's answer normaliser, exact match and F1 (spec spin_agent §2.6), which Bamboogle shares.
+
+::
+
+    normalise("The  Cat, a hat!")          "cat hat"
+    f1("Tolma town", "Tolma")              0.667
+    f1("yes, it is", "yes")                0.0      the guard: a yes or no is right or wrong, never half right
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+GUARDED = frozenset({"yes", "no", "noanswer"})
+
+
+def normalise(answer: str) -> str:
+    """Lower case, ASCII punctuation deleted, whole words a, an, the replaced by a space, white space collapsed."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def compared(answer: str, gold: str) -> tuple[str, str]:
+    """The two texts that are compared: normalised, or, where nothing is left of either, lower-cased as they are."""
+    pred, gt = normalise(answer), normalise(gold)
+    if not pred and not gt:
+        return answer.lower().strip(), gold.lower().strip()
+    return pred, gt
+
+
+def exact_match(answer: str, gold: str) -> bool:
+    """Whether both say the same; an empty answer says nothing."""
+    if not answer.strip():
+        return False
+    pred, gt = compared(answer, gold)
+    return pred == gt
+
+
+def f1(answer: str, gold: str) -> float:
+    """Overlap of the two multisets of words, in [0, 1]; 0 where the guard forbids half marks."""
+    if not answer.strip():
+        return 0.0
+    if not normalise(answer) and not normalise(gold):
+        return float(exact_match(answer, gold))
+    pred, gt = normalise(answer), normalise(gold)
+    if pred != gt and (pred in GUARDED or gt in GUARDED):
+        return 0.0
+    shared = sum((Counter(pred.split()) & Counter(gt.split())).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(pred.split()), shared / len(gt.split())
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,59 @@
+"""StrategyQA: yes-or-no questions whose steps are not said (Geva et al. 2021, MIT).
+
+A question, as prompts put it (the prefix is the method's ``question_prefix``)::
+
+    question  Yes or no: Will the Albany in Georgia reach a hundred thousand occupants before the one in New York?
+    gold      no
+    "No, it will not."  ->  reward 1        "Not sure"  ->  reward 0
+
+The first word decides, without its punctuation (spec spin_agent §2.6, row 2): "not sure" is no "no", as it was to the
+original (trap 11).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
+from selfimprove.errors import UserError
+
+FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
+PREFIX = "Yes or no: "
+_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+def load(split: str, folder: Path) -> list[Question]:
+    """The questions of a split, in the file's order; gold answers are written ``yes`` and ``no``.
+
+    Raises:
+        UserError: no such split (the test split has no answers), or its file is missing or malformed.
+    """
+    path = pick_split("strategyqa", split, FILES, folder)
+    questions = []
+    for place, row in read_records(path):
+        question, answer = text_of(row, "question", place), row.get("answer")
+        if not isinstance(answer, bool):
+            raise UserError(f"{place}: field 'answer' must be true or false; mend or delete it.")
+        given = row.get("qid")
+        questions.append(
+            Question(
+                id=f"strategyqa-{given}" if isinstance(given, str) else content_id("strategyqa", question),
+                task="strategyqa",
+                question=question,
+                gold="yes" if answer else "no",
+            )
+        )
+    return questions
+
+
+def first_word(answer: str) -> str:
+    """The first word, lower-cased, ASCII punctuation at its ends stripped; empty if there is none."""
+    words = answer.lower().split(maxsplit=1)
+    return words[0].strip(_PUNCTUATION) if words else ""
+
+
+def grade(answer: str, gold: str) -> Score:
+    """Right if the first word is the gold yes or no; F1 is 1 or 0 with it."""
+    pred = first_word(answer)
+    right = pred == gold
+    return Score(float(right), right, float(right), pred, gold)
