@@ -57,8 +57,8 @@ def explorable(name: str, entry: Entry) -> bool:
     return entry.kind == "file" and name.endswith(ALLOWED_SUFFIXES) and can_be_listed(name)
 
 
-def list_actions(view: View, folder: str, seen: Collection[str] = ()) -> list[Action]:
-    """The actions in a folder, in the order in which they are listed; ``seen``: paths that have been ``cat``-ed.
+def list_actions(view: View, folder: str, seen: Collection[str] = (), most: int = len(LABELS)) -> list[Action]:
+    """The first ``most`` actions in a folder, as they are listed; ``seen``: paths that have been ``cat``-ed.
 
     ``cd ..`` unless at the root, then by name: ``cd`` for a folder, ``cat`` (unless seen) and ``id`` for a file.
     """
@@ -70,14 +70,15 @@ def list_actions(view: View, folder: str, seen: Collection[str] = ()) -> list[Ac
             if join(folder, name) not in seen:
                 actions.append(Action("cat", name))
             actions.append(Action("id", name))
-    return actions[: len(LABELS)]
+    return actions[:most]
 
 
-def label(actions: Sequence[Action], shuffle_key: tuple[object, ...] | None = None) -> list[Choice]:
-    """Give the i-th action label i, or with a key as many distinct ones of all 252, drawn by it."""
-    labels: Sequence[str] = LABELS
+def label(
+    actions: Sequence[Action], shuffle_key: tuple[object, ...] | None = None, labels: Sequence[str] = LABELS
+) -> list[Choice]:
+    """Give the i-th action label i, or with a key as many distinct ones of all, drawn by it."""
     if shuffle_key is not None:
-        labels = rng("autoexplore labels", *shuffle_key).sample(LABELS, len(actions))
+        labels = rng("autoexplore labels", *shuffle_key).sample(labels, len(actions))
     return [Choice(name, action) for name, action in zip(labels, actions, strict=False)]
 
 

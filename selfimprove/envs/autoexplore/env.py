@@ -53,7 +53,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from selfimprove.envs.agent import Move, Step
-from selfimprove.envs.autoexplore.actions import Action, Choice, can_be_listed, choose, label, list_actions
+from selfimprove.envs.autoexplore.actions import LABELS, Action, Choice, can_be_listed, choose, label, list_actions
 from selfimprove.envs.autoexplore.expert import explain, plan
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quoted
@@ -109,11 +109,11 @@ class AutoExplore:
 
     ``tasks``: task ids are indices into them. ``repos``: by name, as the tasks' ``root`` refers to them.
     ``leaveout_prob``: each entry that no target needs is left out with this probability (training 0.5, evaluation 0).
-    ``shuffle_action``: draw labels from all 252. ``easy``: the task is "Find <path>" of one target. ``first_step``: a
-    bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1. ``union_targets``:
-    what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word of a result,
-    such as ``{"Error": 2, "Warning": 1}``; the original meant these and never charged them (spec §6, trap 6). ``cut``:
-    the tokenizer's measure of 500 tokens.
+    ``shuffle_action``: draw labels from all ``labels``. ``easy``: the task is "Find <path>" of one target.
+    ``first_step``: a bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1.
+    ``union_targets``: what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word
+    of a result, such as ``{"Error": 2, "Warning": 1}``; the original meant these and never charged them (spec §6, trap
+    6). ``cut``: the tokenizer's measure of 500 tokens.
 
     Draws are named by ``seed``, the task and the episode, never by order.
     """
@@ -135,6 +135,7 @@ class AutoExplore:
         keyword_costs: Mapping[str, float] | None = None,
         seed: int = 0,
         cut: Cut = first_tokens,
+        labels: Sequence[str] = LABELS,
     ) -> None:
         """Raises ``UserError``: no tasks, or one whose repository or target is missing or can't be reached."""
         if not tasks:
@@ -144,7 +145,7 @@ class AutoExplore:
                 raise UserError(
                     f"task {number} is about the repository {task.root!r}, which is not there; add it or drop the task."
                 )
-            if not reachable(repos[task.root], task.filename):
+            if not reachable(repos[task.root], task.filename, len(labels)):
                 raise UserError(
                     f"task {number}: its target {task.filename!r} is missing from {task.root!r} (or can't be reached "
                     f"by listed commands); restore the file or drop the task."
@@ -154,7 +155,7 @@ class AutoExplore:
         self._leaveout_prob, self._shuffle_action = leaveout_prob, shuffle_action
         self._easy, self._first_step, self._union_targets = easy, first_step, union_targets
         self._keyword_costs = dict(keyword_costs or {})
-        self._seed, self._cut = seed, cut
+        self._seed, self._cut, self._labels = seed, cut, tuple(labels)
         self._moment = Moment(-1)
         self.restore(Moment(0))
 
@@ -255,7 +256,9 @@ class AutoExplore:
 
     def _existing_targets(self, task: Task) -> tuple[str, ...]:
         repo = self._repos[task.root]
-        return tuple(target for target in task.targets(self._union_targets) if reachable(repo, target))
+        return tuple(
+            target for target in task.targets(self._union_targets) if reachable(repo, target, len(self._labels))
+        )
 
     def targets(self) -> tuple[str, ...]:
         """The files that are right in this episode."""
@@ -271,7 +274,8 @@ class AutoExplore:
         if now.done:
             return []
         key = (self._seed, now.task, now.episode, now.steps) if self._shuffle_action else None
-        return label(list_actions(self._sandbox.view, now.cwd, now.seen), key)
+        actions = list_actions(self._sandbox.view, now.cwd, now.seen, len(self._labels))
+        return label(actions, key, self._labels)
 
     def valid_actions(self) -> list[str]:
         """The listed commands, sorted."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from selfimprove.envs.autoexplore.actions import list_actions
+from selfimprove.envs.autoexplore.actions import LABELS, list_actions
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import quoted, unquoted
 from selfimprove.envs.autoexplore.tree import View, join
@@ -79,16 +79,16 @@ def optimal_path(filename: str) -> list[str]:
     return [*(f"cd {folder}" for folder in folders), f"cat {name}", f"id {name}"]
 
 
-def reachable(repo: Repo, filename: str) -> bool:
-    """Whether a file exists and every step to it is listed (a folder lists no more actions than there are labels)."""
+def reachable(repo: Repo, filename: str, most: int = len(LABELS)) -> bool:
+    """Whether a file exists and every step to it is among the first ``most`` actions of its folder."""
     view, folder = View(repo.tree), ""
     if not repo.tree.is_file(filename):
         return False
     for part in filename.split("/")[:-1]:
-        if ("cd", part) not in list_actions(view, folder):
+        if ("cd", part) not in list_actions(view, folder, (), most):
             return False
         folder = join(folder, part)
-    return ("id", filename.rpartition("/")[2]) in list_actions(view, folder)
+    return ("id", filename.rpartition("/")[2]) in list_actions(view, folder, (), most)
 
 
 def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo]) -> list[Task]:

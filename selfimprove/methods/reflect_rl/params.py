@@ -1,0 +1,254 @@
+"""The ``reflect_rl`` section of params.yaml: every option of the method, in the order of the pipeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
+from selfimprove.envs.enumerated import LabelSet
+from selfimprove.envs.kitchen_things import Kind
+from selfimprove.methods.reflect_rl.prompts import MarkerStyle
+from selfimprove.params_base import Section
+from selfimprove.training.config import FinetuneParams
+
+EnvName = Literal["taxi", "autoexplore", "alfworld"]
+DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
+DATA_SETS: tuple[DataSet, ...] = (
+    "sft",
+    "sft_reflection",
+    "sft_policy",
+    "sft_reflection_positive",
+    "sft_policy_positive",
+)
+
+
+class EnvParams(Section):
+    """Where the episodes are played, and how actions are listed (spec §2)."""
+
+    name: EnvName = "taxi"
+    horizon: int = Field(default=15, ge=1, description="actions of an episode, at most")
+    labels: LabelSet = Field(
+        default="full", description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers of single digits"
+    )
+    shuffle_action: bool = Field(default=False, description="draw labels anew at each state; taxi ignores it")
+    curriculum_index: int = Field(default=-1, ge=-1, description="only this level; -1: all")
+    seed: int = Field(default=0, ge=0, description="of repositories, questions, kitchens, labels and left-out entries")
+    mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="taxi: without a level")
+    with_history: bool = Field(default=False, description="taxi: show the map after every action")
+    repos: str | None = Field(
+        default=None, description="autoexplore: a repository or a folder of some; null: packages of this machine"
+    )
+    packages: int = Field(default=12, ge=1, description="autoexplore: how many packages of this machine")
+    min_files: int = Field(default=5, ge=1, description="autoexplore: a package has at least so many files to explore")
+    max_files: int = Field(default=300, ge=1, description="autoexplore: and at most so many")
+    files_per_repo: int = Field(default=100, ge=1, description="autoexplore: questions are about so many files at most")
+    per_file: int = Field(default=2, ge=1, description="autoexplore: questions about a file, at most")
+    max_level: int = Field(default=2, ge=0, description="autoexplore: folders deep, at most")
+    leaveout_prob: float = Field(default=0.5, ge=0, le=1, description="autoexplore: in training; evaluation has 0")
+    easy: bool = Field(default=False, description='autoexplore: the task is "Find <path>"')
+    first_step: bool = Field(default=False, description="autoexplore: a bandit, only the first command counts")
+    union_targets: bool = Field(default=False, description="autoexplore: what teachers identified is right as well")
+    keyword_costs: dict[str, float] = Field(
+        default={}, description="autoexplore: further costs by a result's first word, as {Error: 2, Warning: 1}"
+    )
+    merge_first_two: bool = Field(default=False, description="autoexplore: the two shallowest levels are one")
+    merge_after_first_k: int = Field(default=3, ge=1, description="autoexplore: all levels after these are one")
+    kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="alfworld: which goals")
+    thing: str | None = Field(default="tomato", description="alfworld: the goal's thing; null: any")
+    place: str | None = Field(default="microwave", description="alfworld: the goal's place; null: any")
+
+
+class TaskParams(Section):
+    """Panels of tasks, disjoint, drawn by the run's seed; without counts all tasks are split 7:2:1 (spec §3)."""
+
+    train: int | None = Field(default=None, ge=1)
+    dev: int | None = Field(default=None, ge=0)
+    test: int | None = Field(default=None, ge=1)
+    few_data: int = Field(default=0, ge=0, description="only so many of the training tasks; 0: all")
+    file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks instead of templates")
+
+    @model_validator(mode="after")
+    def _all_or_none(self) -> TaskParams:
+        if len({count is None for count in (self.train, self.dev, self.test)}) > 1:
+            raise ValueError("give train, dev and test, or none of them for a split of 7:2:1")
+        return self
+
+
+class PromptParams(Section):
+    """How both models are asked (spec §1, Prompt assembly)."""
+
+    markers: MarkerStyle = Field(default="spaced", description="stripped: for SentencePiece tokenizers")
+
+
+class GenerateParams(Section):
+    """The teacher's trajectories with reflections: complete ones, and negatives (spec §1, Data with negatives)."""
+
+    teacher: str = Field(default="teacher", description="an engine; a scripted one explains without a model")
+    tasks: int | None = Field(default=None, ge=1, description="training tasks that it plays whole; null: all")
+    negative_tasks: int | None = Field(default=None, ge=1, description="training tasks with negatives; null: all")
+    negatives: int = Field(default=2, ge=0, description="a task: autoexplore wrong files, elsewhere exploring episodes")
+    oracle_prob: float = Field(
+        default=0.1, ge=0, le=1, description="exploring: how often the oracle acts instead of chance; alfworld 0.3"
+    )
+    horizon: int = Field(default=15, ge=1, description="of the teacher's episodes; the paper: taxi 20")
+    levels: list[str] = Field(default=[], description="taxi: modes of the episodes in turn; none: full")
+    temperature: float = Field(default=0.7, ge=0)
+    top_p: float = Field(default=0.9, gt=0, le=1)
+    max_tokens: int = Field(default=300, ge=1, description="of a chat teacher's answer")
+    concurrency: int = Field(default=64, ge=1)
+
+
+class Sft(Section):
+    """One supervised model: on which of the five sets, and how."""
+
+    data: DataSet
+    init: str = Field(default="base", description="base, or another entry of sft")
+    finetune: FinetuneParams
+
+
+class Iteration(Section):
+    """One run of reinforcement learning. ``init``: an entry of sft, another run, or base; ``reflector``: of sft."""
+
+    init: str
+    reflector: str | None = None
+    rl: dict[str, Any]
+
+
+class Control(Section):
+    """A fair comparison: ``init`` trained on with as much compute as run ``match`` took."""
+
+    init: str
+    data: DataSet
+    match: str
+    finetune: FinetuneParams
+
+
+class EvaluateParams(Section):
+    """A policy plays a panel, each task several times (spec §3, evaluate)."""
+
+    panel: Literal["dev", "test"] = "test"
+    limit: int | None = Field(default=None, ge=1)
+    eval_reps: int = Field(default=10, ge=1, description="episodes of a task at each level")
+    levels: list[str] = Field(default=[], description="none: all of the environment's")
+    sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    reflect_temperature: float = Field(default=1.0, ge=0)
+    max_new_tokens: int = Field(default=100, ge=1, description="of a reflection")
+    mask_invalid: bool = Field(default=True, description="choose among the labels listed now")
+    concurrency: int = Field(default=512, ge=1)
+
+
+class Agent(Section):
+    """A player without trained weights: chance, the oracle, or a chat model over an endpoint (spec §3, Scripts)."""
+
+    kind: Literal["random", "expert", "direct", "react", "chat"]
+    engine: str | None = Field(default=None, description="direct, react, chat: who answers")
+    temperature: float = Field(default=0.7, ge=0)
+    top_p: float = Field(default=0.9, gt=0, le=1)
+    max_tokens: int = Field(default=300, ge=1)
+    eval_reps: int | None = Field(default=None, ge=1, description="null: as evaluate.eval_reps")
+
+    @model_validator(mode="after")
+    def _asks_somebody(self) -> Agent:
+        if (self.engine is None) != (self.kind in ("random", "expert")):
+            need = "asks no engine; remove it" if self.engine else "needs an engine; name one of engines"
+            raise ValueError(f"kind {self.kind!r} {need}")
+        return self
+
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class ReflectRLParams(Section):
+    """The whole section."""
+
+    env: EnvParams
+    tasks: TaskParams = TaskParams()
+    prompt: PromptParams = PromptParams()
+    engines: dict[str, EngineConfig]
+    generate: GenerateParams
+    sft: dict[str, Sft] = Field(min_length=1)
+    iterations: dict[str, Iteration] = Field(min_length=1)
+    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+    agents: dict[str, Agent] = Field(default={}, description="players without trained weights; may be empty")
+    evaluate: EvaluateParams = EvaluateParams()
+
+    @model_validator(mode="after")
+    def _names(self) -> ReflectRLParams:
+        taken = {"base", "tasks"}
+        for kind in ("sft", "iterations", "controls", "agents"):
+            for key in getattr(self, kind):
+                if key in taken:
+                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
+                if not NAME.fullmatch(key):
+                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+                taken.add(key)
+        for key, sft in self.sft.items():
+            self._known(f"sft.{key}.init", sft.init, ["base", *self.sft])
+        for key, run in self.iterations.items():
+            self._known(f"iterations.{key}.init", run.init, ["base", *self.sft, *self.iterations])
+            self.lineage(key)
+            if run.reflector is not None:
+                self._is_reflector(f"iterations.{key}.reflector", run.reflector)
+        for key, control in self.controls.items():
+            self._known(f"controls.{key}.init", control.init, ["base", *self.sft])
+            self._known(f"controls.{key}.match", control.match, [*self.iterations])
+        self._known("evaluate.sft_only", self.evaluate.sft_only, [*self.sft])
+        return self
+
+    @model_validator(mode="after")
+    def _engines(self) -> ReflectRLParams:
+        for key in ("policy", "reflector"):
+            self._known("engines", key, [*self.engines], missing=True)
+            if isinstance(self.engines[key], ScriptedEngineConfig | OpenAiEngineConfig):
+                raise ValueError(f"engines.{key}: has to hold the weights that are evaluated; use transformers or vllm")
+        self._known("generate.teacher", self.generate.teacher, [*self.engines])
+        for key, agent in self.agents.items():
+            if agent.engine is not None:
+                self._known(f"agents.{key}.engine", agent.engine, [*self.engines])
+                if isinstance(self.engines[agent.engine], ScriptedEngineConfig):
+                    raise ValueError(f"agents.{key}.engine: a scripted engine is no chat model; use kind expert")
+        return self
+
+    @staticmethod
+    def _known(place: str, name: str, known: list[str], missing: bool = False) -> None:
+        if name not in known:
+            said = f"{name!r} is missing" if missing else f"there is no {name!r}; there are {', '.join(known)}"
+            raise ValueError(f"{place}: {said}")
+
+    def _is_reflector(self, place: str, name: str) -> None:
+        reflectors = [key for key, sft in self.sft.items() if sft.data.startswith("sft_reflection")]
+        if name not in reflectors:
+            raise ValueError(
+                f"{place}: {name!r} has not learnt to reflect; name one of sft whose data is sft_reflection "
+                f"({', '.join(reflectors) or 'there is none yet'})"
+            )
+
+    def lineage(self, name: str) -> list[str]:
+        """The run and the runs it goes on from, oldest first; what is no run (sft, base) is left out.
+
+        Raises:
+            ValueError: a cycle.
+        """
+        chain: list[str] = []
+        while name in self.iterations:
+            if name in chain:
+                raise ValueError(f"iterations.{name}.init: the runs form a cycle ({' <- '.join([*chain, name])})")
+            chain.append(name)
+            name = self.iterations[name].init
+        return chain[::-1]
+
+    def reflector_of(self, model: str) -> str | None:
+        """Which reflection model a model of the table is evaluated with; None: without one.
+
+        A supervised policy is evaluated as the first run that goes on from it.
+        """
+        if model in self.iterations:
+            return self.iterations[model].reflector
+        if model in self.controls:
+            return self.iterations[self.controls[model].match].reflector
+        return next((run.reflector for run in self.iterations.values() if run.init == model), None)

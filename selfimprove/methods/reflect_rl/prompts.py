@@ -1,0 +1,114 @@
+"""What the two models read: one builder for generation, training and reinforcement learning (spec reflect_rl §1).
+
+The reflection model reads ``instr + pre + analyse`` and the policy, with a reflection R,
+``instr + pre + analyse + R + post + act``::
+
+    You drive a taxi T on a grid ...
+    You have already completed the following actions:
+    ...
+     # Analyze:
+    The passenger is one row north.
+    The actions you can take now is:
+    Action 0: move south
+    ...
+     # Action:
+
+Without a reflection model the policy reads ``pre + post + act``. Each text is one user message and the answer the
+assistant's; under the chat template ``text`` the token stream is the original's plain completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from selfimprove.engines.base import Engine
+from selfimprove.envs.enumerated import State
+from selfimprove.records import Example, Message
+
+
+class Markers(NamedTuple):
+    """What asks for an analysis and for an action."""
+
+    analyse: str
+    act: str
+
+
+MarkerStyle = Literal["spaced", "stripped"]
+MARKERS: dict[MarkerStyle, Markers] = {
+    "spaced": Markers(" # Analyze:\n", " # Action:\n"),
+    "stripped": Markers("# Analyze:\n", "# Action:\n"),
+}
+"""``stripped``: without the leading space, for SentencePiece tokenizers, which write one themselves."""
+
+
+def reflection_prompt(instr: str, state: State, markers: Markers = MARKERS["spaced"]) -> list[Message]:
+    """What the reflection model reads of a state: everything but the list of actions."""
+    return [Message(role="user", content=f"{instr}{state.pre}{markers.analyse}")]
+
+
+def policy_prompt(
+    instr: str, state: State, reflection: str | None, markers: Markers = MARKERS["spaced"]
+) -> list[Message]:
+    """What the policy reads; ``reflection`` None: there is no reflection model; "": there is, but it was not asked."""
+    if reflection is None:
+        return [Message(role="user", content=f"{state.pre}{state.post}{markers.act}")]
+    text = f"{instr}{state.pre}{markers.analyse}{reflection}{state.post}{markers.act}"
+    return [Message(role="user", content=text)]
+
+
+def cut_reflection(text: str, markers: Markers = MARKERS["spaced"]) -> str:
+    """A reflection as the policy reads it: up to the act marker, without blanks around it."""
+    return text.partition(markers.act)[0].partition(markers.act.strip("\n"))[0].strip()
+
+
+def split_state(text: str, heading: str) -> State:
+    """A state's text in two, at its *last* heading: what a command printed may hold the heading as well [R].
+
+    Without labels, which a text does not tell apart. A text without the heading is all ``pre``.
+    """
+    pre, found, post = text.rpartition(heading)
+    return State(pre, found + post, ()) if found else State(text, "", ())
+
+
+def left_cut(messages: Sequence[Message], engine: Engine, max_tokens: int) -> list[Message]:
+    """The prompt without as much of its left side as the engine's context asks for, ``max_tokens`` kept free.
+
+    The shortest cut that fits, found by bisection over characters; the empty text if even one doesn't.
+    """
+    if engine.fits(messages, max_tokens):
+        return list(messages)
+    (message,) = messages
+    low, high = 0, len(message.content)  # dropping ``low`` characters is too few, ``high`` enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        if engine.fits([Message(role="user", content=message.content[middle:])], max_tokens):
+            high = middle
+        else:
+            low = middle
+    return [Message(role="user", content=message.content[high:])]
+
+
+def reflection_example(
+    name: str, instr: str, state: State, reflection: str, markers: Markers = MARKERS["spaced"], source: str = ""
+) -> Example:
+    """What the reflection model is trained on: the loss begins after the analyse marker and ends with the EOS."""
+    return _example(name, reflection_prompt(instr, state, markers), cut_reflection(reflection, markers), source)
+
+
+def policy_example(
+    name: str,
+    instr: str,
+    state: State,
+    reflection: str | None,
+    label: str,
+    markers: Markers = MARKERS["spaced"],
+    source: str = "",
+) -> Example:
+    """What a policy is trained on: the loss begins after the act marker; the label, and the EOS after it."""
+    cut = None if reflection is None else cut_reflection(reflection, markers)
+    return _example(name, policy_prompt(instr, state, cut, markers), label, source)
+
+
+def _example(name: str, prompt: list[Message], answer: str, source: str) -> Example:
+    return Example(id=name, messages=[*prompt, Message(role="assistant", content=answer, weight=1)], source=source)
