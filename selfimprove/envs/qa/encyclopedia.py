@@ -1,0 +1,220 @@
+"""The embedded encyclopedia: a fictional world to search, and questions that take one to three paragraphs to answer.
+
+Two questions of a default world, with the paragraphs that answer them::
+
+    In which town was the author of The Silver Gate born?                                       (bridge, two hops)
+        The Silver Gate is a novel by Mara Venn. It appeared in 1745 and was first shown in Kesby.
+        Mara Venn was a painter from Tolma, born in 1712. The teacher of Mara Venn was Ilo Frost.
+        -> Tolma
+    Who was born first, Mara Venn or Ilo Frost?                                                 (comparison)
+        -> Ilo Frost
+
+Every relation has one value, so every answer is unique. Panels are disjoint by content: people, works, organisations
+and events belong to one panel each. Scored as HotpotQA. The scripted expert of a question looks up every paragraph in
+turn by its title; what it thinks is drawn by the question's id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from pydantic import Field, field_validator, model_validator
+
+from selfimprove.envs.qa import encyclopedia_words as words
+from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
+from selfimprove.envs.qa.encyclopedia_words import Comparison, Relation
+from selfimprove.envs.qa.encyclopedia_world import SHARES, Entry, World, build_world, most_people, named
+from selfimprove.envs.qa.experts import Lookup, Quest
+from selfimprove.errors import UserError
+from selfimprove.params_base import Section
+from selfimprove.seeds import rng
+
+_PATIENCE = 200  # draws for each question wanted, before the world counts as used up
+
+
+class EncyclopediaParams(Section):
+    """How large the world is and how hard its questions are."""
+
+    people: int = Field(default=900, ge=60, description="and as many works; six in ten of them in the training panel")
+    distractors: int = Field(default=100, ge=0, description="people (and works) that no question is about")
+    hops: dict[int, float] = Field(
+        default={1: 0.2, 2: 0.6, 3: 0.2}, description="share of bridge questions that take so many paragraphs"
+    )
+    comparisons: float = Field(default=0.25, ge=0, le=1, description="share of questions about two entries")
+    hard_wordings: float = Field(default=0.2, ge=0, le=1, description="share of questions in less usual words")
+
+    @field_validator("hops")
+    @classmethod
+    def _hops_known(cls, hops: dict[int, float]) -> dict[int, float]:
+        if not hops or set(hops) - {1, 2, 3} or min(hops.values()) < 0 or sum(hops.values()) <= 0:
+            raise ValueError("hops: shares of 1, 2 and 3 are wanted, none below 0 and one above")
+        return hops
+
+    @model_validator(mode="after")
+    def _names_suffice(self) -> EncyclopediaParams:
+        if self.people + self.distractors > most_people():
+            raise ValueError(f"people and distractors together can be {most_people()} at most; set fewer")
+        return self
+
+
+@dataclass(frozen=True)
+class Encyclopedia:
+    """The corpus, and the panels' questions with the plans of their scripted experts."""
+
+    paragraphs: tuple[Paragraph, ...]
+    panels: dict[Split, tuple[Quest, ...]]
+
+
+def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *, seed: int) -> Encyclopedia:
+    """A world and ``counts`` questions about it, the same for the same arguments.
+
+    Questions of a panel are drawn one after the other: with a smaller count a panel keeps its first questions.
+
+    Raises:
+        UserError: the world is too small for so many different questions.
+    """
+    world = build_world(params.people, params.distractors, rng("encyclopedia", seed))
+    panels: dict[Split, tuple[Quest, ...]] = {}
+    for panel in SHARES:
+        writer = _Writer(world, params, panel, rng("encyclopedia", seed, panel))
+        panels[panel] = tuple(writer.write(counts.get(panel, 0)))
+    return Encyclopedia(world.paragraphs, panels)
+
+
+class _Writer:
+    """Draws the questions of one panel."""
+
+    def __init__(self, world: World, params: EncyclopediaParams, panel: Split, draws: Random) -> None:
+        self._world, self._params, self._panel, self._draws = world, params, panel, draws
+        self._of: dict[str, list[Entry]] = {}
+        for entry in world.asked[panel]:
+            self._of.setdefault(entry.kind, []).append(entry)
+        self._paths = _paths()
+
+    def write(self, count: int) -> list[Quest]:
+        """``count`` questions, no two in the same words."""
+        quests: dict[str, Quest] = {}
+        for _ in range(count * _PATIENCE):
+            if len(quests) == count:
+                break
+            draw_comparison = self._draws.random() < self._params.comparisons
+            quest = self._comparison() if draw_comparison else self._bridge()
+            if quest is not None:
+                quests.setdefault(quest.question.question, quest)
+        if len(quests) < count:
+            raise UserError(
+                f"the encyclopedia has {len(quests)} questions for the {self._panel} panel, {count} are asked for; "
+                "raise people or ask for fewer."
+            )
+        return list(quests.values())
+
+    def _bridge(self) -> Quest | None:
+        """A question along relations: the first entry is named, each next one is to be found."""
+        shares = self._params.hops
+        hops = self._draws.choices(list(shares), weights=list(shares.values()))[0]
+        path = self._draws.choice(self._paths[hops])
+        entry = self._draws.choice(self._of[path[0].of])
+        chain, subject = [entry], named(entry)
+        hard = self._draws.random() < self._params.hard_wordings
+        for number, relation in enumerate(path):
+            if relation.name not in chain[-1].facts:  # a novel has an author, no composer
+                return None
+            found = chain[-1].facts[relation.name]
+            if number + 1 < len(path):
+                chain.append(self._world.entries[found])
+                nouns = relation.hard_nouns if hard and relation.hard_nouns else (relation.noun,)
+                subject = self._draws.choice(nouns).format(x=subject)
+        if found in [link.title for link in chain]:
+            return None  # the capital of the land of its own capital
+        asks = path[-1].hard_asks if hard else path[-1].asks
+        text = self._draws.choice(asks).format(x=subject)
+        question = Question(
+            id=content_id("encyclopedia", self._panel, text),
+            task="encyclopedia",
+            question=text[0].upper() + text[1:],
+            gold=found,
+            titles=[link.title for link in chain],
+            kind="bridge",
+        )
+        return _bridge_quest(question, chain, path)
+
+    def _comparison(self) -> Quest | None:
+        """A question about two entries of one kind."""
+        comparison = self._draws.choice(words.COMPARISONS)
+        pool = self._of[comparison.of]
+        a, b = self._draws.sample(pool, 2)
+        if comparison.pick is None and self._draws.random() < 0.5:  # two in the same town are rare: look for them
+            alike = [entry for entry in pool if entry is not a and _same(entry, a, comparison.fact)]
+            if not alike:
+                return None
+            b = self._draws.choice(alike)
+        fact_a, fact_b = a.facts[comparison.fact], b.facts[comparison.fact]
+        if comparison.pick is None:
+            gold = "yes" if fact_a == fact_b else "no"
+        elif fact_a == fact_b:
+            return None
+        else:
+            gold = (a if (fact_a < fact_b) == (comparison.pick == "first") else b).title
+        hard = self._draws.random() < self._params.hard_wordings
+        text = self._draws.choice(comparison.hard_asks if hard else comparison.asks).format(a=named(a), b=named(b))
+        question = Question(
+            id=content_id("encyclopedia", self._panel, text),
+            task="encyclopedia",
+            question=text,
+            gold=gold,
+            titles=[a.title, b.title],
+            kind="comparison",
+        )
+        return _comparison_quest(question, a, b, comparison)
+
+
+def _same(one: Entry, other: Entry, fact: str) -> bool:
+    return one.facts[fact] == other.facts[fact]
+
+
+def _paths() -> dict[int, list[tuple[Relation, ...]]]:
+    """Chains of one, two and three relations that start at an entry of a panel."""
+    starts = ("person", "work", "organisation", "event")
+    paths: dict[int, list[tuple[Relation, ...]]] = {1: [(r,) for r in words.RELATIONS if r.of in starts]}
+    for hops in (2, 3):
+        paths[hops] = [(*path, r) for path in paths[hops - 1] for r in words.RELATIONS if r.of == path[-1].to]
+    return paths
+
+
+# --- the scripted expert's plans -------------------------------------------------------------------------------------
+
+
+def _bridge_quest(question: Question, chain: list[Entry], path: tuple[Relation, ...]) -> Quest:
+    draws = rng("encyclopedia expert", question.id)
+    lookups = []
+    told = ""
+    for entry, relation in zip(chain, path, strict=True):
+        noun = relation.noun.format(x=named(entry))
+        thoughts = words.NEXT_THOUGHTS if told else words.FIRST_THOUGHTS
+        lookups.append(Lookup(draws.choice(thoughts).format(noun=noun, told=told), entry.title, entry.title))
+        told = _tell(noun, entry.facts[relation.name])
+    return Quest(question, tuple(lookups), draws.choice(words.LAST_THOUGHTS).format(told=told))
+
+
+def _comparison_quest(question: Question, a: Entry, b: Entry, comparison: Comparison) -> Quest:
+    draws = rng("encyclopedia expert", question.id)
+    nouns = [words.NOUN_OF_FACT[comparison.fact].format(x=named(entry)) for entry in (a, b)]
+    facts = [entry.facts[comparison.fact] for entry in (a, b)]
+    told = [_tell(noun, fact) for noun, fact in zip(nouns, facts, strict=True)]
+    first = draws.choice(words.FIRST_THOUGHTS).format(noun=nouns[0])
+    second = draws.choice(words.NEXT_THOUGHTS).format(told=told[0], noun=nouns[1])
+    if comparison.pick is None:
+        thoughts = words.SAME_THOUGHTS if facts[0] == facts[1] else words.OTHER_THOUGHTS
+        conclusion = draws.choice(thoughts).format(told=told[1])
+    else:
+        early, late = sorted(facts)
+        conclusion = draws.choice(words.PICK_THOUGHTS).format(told=told[1], early=early, late=late)
+    lookups = (Lookup(first, a.title, a.title), Lookup(second, b.title, b.title))
+    return Quest(question, lookups, conclusion)
+
+
+def _tell(noun: str, fact: str) -> str:
+    told = f"{noun} is {fact}"
+    return told[0].upper() + told[1:]

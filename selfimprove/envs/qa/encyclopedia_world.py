@@ -1,0 +1,149 @@
+"""The world that the embedded encyclopedia describes: seeded people, works, organisations, events and places.
+
+An entry and its paragraph::
+
+    Entry("Mara Venn", "person", "test", {"birthplace": "Tolma", "craft": "painter", "birth year": "1712",
+                                          "teacher": "Ilo Frost"})
+    Mara Venn was a painter from Tolma, born in 1712. The teacher of Mara Venn was Ilo Frost.
+
+People, works, organisations and events belong to one panel each, and what one says of another stays within it; towns,
+rivers and lands are common to all, as countries are in a real encyclopedia.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from random import Random
+
+from selfimprove.envs.qa import encyclopedia_words as words
+from selfimprove.envs.qa.base import Paragraph, Split
+
+SHARES: dict[Split, float] = {"train": 0.6, "dev": 0.15, "test": 0.25}
+"""Parts of the people, and of what they made, that belong to each panel."""
+
+YEARS = (1501, 1899)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one paragraph is about. ``facts``: relation -> title of another entry, or a word. ``panel`` None: common."""
+
+    title: str
+    kind: str
+    panel: Split | None
+    facts: dict[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class World:
+    """All entries by title, those nobody is asked about (distractors) too, and the paragraphs in the corpus's order."""
+
+    entries: dict[str, Entry]
+    paragraphs: tuple[Paragraph, ...]
+    asked: dict[Split, tuple[Entry, ...]]
+
+
+def most_people() -> int:
+    """How many people there are names for, with room for works and distractors."""
+    return len(words.ADJECTIVES) * len(words.NOUNS) * 3 // 4
+
+
+def build_world(people: int, distractors: int, draws: Random) -> World:
+    """A world of ``people`` people, as many works, a third as many organisations and, as names suffice, events.
+
+    ``distractors``: so many more people, with their works, whose names are of the same words and whom no question is
+    about.
+    """
+    towns = [stem + end for stem, end in product(words.TOWN_STEMS, words.TOWN_ENDS)]
+    entries = [*_places(draws, towns)]
+    total = people + distractors
+    names = _names(draws, words.FIRST_NAMES, words.LAST_NAMES, total)
+    titles = [f"The {name}" for name in _names(draws, words.ADJECTIVES, words.NOUNS, total)]
+    clubs = _names(draws, words.NOUNS, words.ORGANISATIONS, total // 3)
+    fairs = _names(draws, words.ADJECTIVES, words.EVENTS, total // 3)
+    asked: dict[Split, tuple[Entry, ...]] = {}
+    start = 0.0
+    for panel, share in SHARES.items():
+        part = (start, start + share)
+        mine = [_share(pool[: len(pool) * people // total], part) for pool in (names, titles, clubs, fairs)]
+        asked[panel] = tuple(_made(draws, panel, towns, *mine))
+        entries += asked[panel]
+        start += share
+    rest = [pool[len(pool) * people // total :] for pool in (names, titles, clubs, fairs)]
+    if distractors > 1:
+        entries += _made(draws, None, towns, *rest)
+    draws.shuffle(entries)
+    paragraphs = tuple(Paragraph(title=entry.title, text=_sentence(draws, entry)) for entry in entries)
+    return World({entry.title: entry for entry in entries}, paragraphs, asked)
+
+
+def _names(draws: Random, firsts: Sequence[str], lasts: Sequence[str], count: int) -> list[str]:
+    """``count`` different names of two words, or as many as there are."""
+    names = [f"{first} {last}" for first, last in product(firsts, lasts)]
+    return draws.sample(names, min(count, len(names)))
+
+
+def _share(pool: Sequence[str], part: tuple[float, float]) -> list[str]:
+    return list(pool[round(part[0] * len(pool)) : round(part[1] * len(pool))])
+
+
+def _places(draws: Random, towns: Sequence[str]) -> Iterator[Entry]:
+    for town in towns:
+        facts = {
+            "land": draws.choice(words.LANDS),
+            "river": draws.choice(words.RIVERS),
+            "product": draws.choice(words.PRODUCTS),
+        }
+        yield Entry(town, "town", None, facts)
+    for river in words.RIVERS:
+        yield Entry(river, "river", None, {"sea": draws.choice(words.SEAS)})
+    for land, capital in zip(words.LANDS, draws.sample(list(towns), len(words.LANDS)), strict=True):
+        yield Entry(land, "land", None, {"side": draws.choice(words.SIDES), "capital": capital})
+
+
+def _made(
+    draws: Random,
+    panel: Split | None,
+    towns: Sequence[str],
+    names: Sequence[str],
+    titles: Sequence[str],
+    clubs: Sequence[str],
+    fairs: Sequence[str],
+) -> Iterator[Entry]:
+    """People, and what they made."""
+    for place, name in enumerate(names):
+        # Nobody is his own teacher; the draw leaves the own place out.
+        teacher = names[(place + draws.randrange(1, len(names))) % len(names)]
+        facts = {
+            "birthplace": draws.choice(towns),
+            "craft": draws.choice(words.CRAFTS),
+            "birth year": str(draws.randint(*YEARS)),
+            "teacher": teacher,
+        }
+        yield Entry(name, "person", panel, facts)
+    for title in titles:
+        kind, role = draws.choice(list(words.WORKS.items()))
+        facts = {"kind": kind, "stage": draws.choice(towns), "year": str(draws.randint(*YEARS))}
+        yield Entry(title, "work", panel, {**facts, role: draws.choice(names)})
+    for club in clubs:
+        facts = {"seat": draws.choice(towns), "year": str(draws.randint(*YEARS)), "founder": draws.choice(names)}
+        yield Entry(club, "organisation", panel, facts)
+    for fair in fairs:
+        facts = {"site": draws.choice(towns), "season": draws.choice(words.SEASONS), "founder": draws.choice(names)}
+        yield Entry(fair, "event", panel, facts)
+
+
+def _sentence(draws: Random, entry: Entry) -> str:
+    facts = dict(entry.facts)
+    if entry.kind == "work":
+        facts["role"] = words.WORKS[facts["kind"]]
+        facts["maker"] = facts[facts["role"]]
+    text = draws.choice(words.PARAGRAPHS[entry.kind]).format_map({"x": named(entry), **facts})
+    return text[0].upper() + text[1:]
+
+
+def named(entry: Entry) -> str:
+    """How a sentence names the entry: organisations and events with an article."""
+    return f"the {entry.title}" if entry.kind in ("organisation", "event") else entry.title
