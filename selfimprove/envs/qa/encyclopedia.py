@@ -31,7 +31,7 @@ from selfimprove.errors import UserError
 from selfimprove.params_base import Section
 from selfimprove.seeds import rng
 
-_PATIENCE = 200  # draws for each question wanted, before the world counts as used up
+_PATIENCE = 500  # draws for one question, before the world counts as used up
 
 
 class EncyclopediaParams(Section):
@@ -96,24 +96,25 @@ class _Writer:
     def write(self, count: int) -> list[Quest]:
         """``count`` questions, no two in the same words."""
         quests: dict[str, Quest] = {}
-        for _ in range(count * _PATIENCE):
-            if len(quests) == count:
-                break
-            draw_comparison = self._draws.random() < self._params.comparisons
-            quest = self._comparison() if draw_comparison else self._bridge()
-            if quest is not None:
-                quests.setdefault(quest.question.question, quest)
-        if len(quests) < count:
-            raise UserError(
-                f"the encyclopedia has {len(quests)} questions for the {self._panel} panel, {count} are asked for; "
-                "raise people or ask for fewer."
-            )
+        shares = self._params.hops
+        for _ in range(count):
+            # The kind is settled before the tries, so that kinds that succeed less often are not the rarer for it.
+            compares = self._draws.random() < self._params.comparisons
+            hops = self._draws.choices(list(shares), weights=list(shares.values()))[0]
+            for _ in range(_PATIENCE):
+                quest = self._comparison() if compares else self._bridge(hops)
+                if quest is not None and quest.question.question not in quests:
+                    quests[quest.question.question] = quest
+                    break
+            else:
+                raise UserError(
+                    f"the encyclopedia has {len(quests)} questions for the {self._panel} panel, {count} are asked for; "
+                    "raise people or ask for fewer."
+                )
         return list(quests.values())
 
-    def _bridge(self) -> Quest | None:
+    def _bridge(self, hops: int) -> Quest | None:
         """A question along relations: the first entry is named, each next one is to be found."""
-        shares = self._params.hops
-        hops = self._draws.choices(list(shares), weights=list(shares.values()))[0]
         path = self._draws.choice(self._paths[hops])
         entry = self._draws.choice(self._of[path[0].of])
         chain, subject = [entry], named(entry)

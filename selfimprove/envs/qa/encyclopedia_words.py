@@ -21,7 +21,7 @@ LAST_NAMES = (
     "Venn", "Voss", "Ward", "Wolf", "Yale", "Zorn",
 )  # fmt: skip
 TOWN_STEMS = ("Tol", "Mar", "Bel", "Kes", "Dor", "Hal", "Ven", "Lor", "Sil", "Ost", "Ram", "Gar")
-TOWN_ENDS = ("ma", "by", "wick", "ford", "a")
+TOWN_ENDS = ("ma", "by", "wick", "ford", "en")
 LANDS = ("Ressa", "Umbria", "Nordal", "Istria", "Calda", "Pomera", "Zeland", "Arvon")
 RIVERS = (
     "Anu", "Bree", "Dell", "Eska", "Fyn", "Isel", "Joll", "Lune", "Mira", "Neth", "Orb", "Rill", "Saar", "Tave", "Ure",
