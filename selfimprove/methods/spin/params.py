@@ -1,0 +1,220 @@
+"""The ``spin`` section of params.yaml: every option of the method, in the order of the pipeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
+from selfimprove.envs.qa.base import TaskName
+from selfimprove.methods.spin.prompts import Format, is_flat
+from selfimprove.params_base import Section
+from selfimprove.tools.params import ToolsParams
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.pair_config import PairParams
+
+TAKEN = ("base", "tasks")
+
+
+class OtherTask(Section):
+    """The questions of another data set, for evaluation."""
+
+    task: TaskName
+    split: Literal["train", "dev", "test"]
+    folder: str = Field(description="where the task's files are")
+
+
+class TasksParams(Section):
+    """Where questions, experts and paragraphs come from, and how many a panel has.
+
+    ``encyclopedia`` is made from a seed; ``hotpotqa`` is real, with FireAct's experts (``data/sources.yaml`` or
+    DATA_MIRROR); ``chat`` is plain SPIN: prompts and the answers that people gave, no tools.
+    """
+
+    source: Literal["encyclopedia", "hotpotqa", "chat"] = "encyclopedia"
+    train: int = Field(ge=1, description="questions with an expert: the warm start learns them, self-play asks them")
+    dev: int = Field(ge=0)
+    test: int = Field(ge=1)
+    experts: Literal["gpt-4", "scripted", "both"] = Field(
+        default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared so), or all of them"
+    )
+    expert_file: str | None = Field(
+        default=None, description="hotpotqa: Alpaca rows of experts instead of FireAct's own; they are audited"
+    )
+    file: str | None = Field(default=None, description="chat: the folder that `plain reformat` wrote")
+    other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own panel")
+
+    @model_validator(mode="after")
+    def _of_the_source(self) -> TasksParams:
+        if (self.file is None) == (self.source == "chat"):
+            raise ValueError("file: name the reformatted folder for source chat, and only for it")
+        return self
+
+
+class PromptParams(Section):
+    """How a question is put (spec §2.3)."""
+
+    format: Format = Field(
+        default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat"
+    )
+    few_shot: str = Field(default="off", description="off; default: the task's worked episodes; or a file of one's own")
+    question_prefix: str = Field(default="", description="before every question; StrategyQA's is 'Yes or no: '")
+
+
+class PlayParams(Section):
+    """How the policy plays an episode, and which questions: shuffled by the original's seed, then from start to end."""
+
+    start: int = Field(default=0, ge=0)
+    end: int | None = Field(default=None, ge=1, description="null: to the end of the panel")
+    shuffled: bool = Field(default=True, description="random.Random(233); false: the data set's order")
+    max_rounds: int = Field(default=11, ge=1)
+    retries: int = Field(default=5, ge=0, description="replies without an action that are asked for again")
+    temperature: float = Field(default=1.0, ge=0, description="self-play samples (1.0); evaluation is greedy")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(default=1000, ge=1, description="tokens of a round")
+    evaluate: bool = Field(default=True, description="false: nothing is scored, rewards are null")
+    concurrency: int = Field(default=512, ge=1, description="episodes in flight")
+
+    @model_validator(mode="after")
+    def _some(self) -> PlayParams:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"end: {self.end} is not after start {self.start}")
+        return self
+
+
+class GenerateParams(PlayParams):
+    """Self-play: the opponent answers the training panel. More than one run a question gives outcome pairs as well."""
+
+    runs: int = Field(
+        default=1, ge=1, description="episodes on each question; the first is SPIN's, all make outcome pairs"
+    )
+
+
+class EvaluateParams(PlayParams):
+    """The policy plays a panel it never saw."""
+
+    panel: Literal["dev", "test"] = "test"
+    temperature: float = Field(default=0.0, ge=0)
+
+
+class Mix(Section):
+    """Training data: this iteration's pairs and the one's before it, never older ones (spec §1).
+
+    Of each the first int(fraction * n) rows, joined, then shuffled with ``seed`` (spec §3, Mixer).
+    """
+
+    own: float = Field(default=1.0, gt=0, le=1)
+    previous: float = Field(default=1.0, ge=0, le=1)
+    seed: int = Field(default=42, ge=0)
+
+
+class ConvertParams(Section):
+    """Episodes and experts to pairs."""
+
+    drop_identical: bool = Field(
+        default=False, description="pairs of equal texts have no gradient; counted in any case"
+    )
+    mix: Mix = Mix()
+
+
+class Iteration(Section):
+    """One round of self-play. ``init`` is the opponent: it generates, and training starts from it."""
+
+    init: str
+    init_from: str
+    generate: GenerateParams
+    convert: ConvertParams = ConvertParams()
+    finetune: PairParams
+
+
+class SftControl(Section):
+    """A fair comparison: more of the warm start, with as many training tokens as iteration ``match`` and before."""
+
+    data: Literal["demonstrations"]
+    match: str
+    finetune: FinetuneParams
+
+
+class OutcomeControl(Section):
+    """DPO on pairs of one's own episodes, the rewarded one preferred, which iteration ``pairs`` made from its runs."""
+
+    data: Literal["outcome"]
+    pairs: str
+    match: str
+    finetune: PairParams
+
+
+Control = Annotated[SftControl | OutcomeControl, Field(discriminator="data")]
+
+
+class SpinParams(Section):
+    """The whole section."""
+
+    tasks: TasksParams
+    prompt: PromptParams = PromptParams()
+    tools: ToolsParams = ToolsParams()
+    play_tools: ToolsParams | None = Field(default=None, description="self-play's own tools; null: the same as tools")
+    engines: dict[str, EngineConfig]
+    sft: FinetuneParams
+    evaluate: EvaluateParams
+    iterations: dict[str, Iteration] = Field(min_length=1)
+    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @model_validator(mode="after")
+    def _names(self) -> SpinParams:
+        for kind, keys in (("iterations", self.iterations), ("controls", self.controls)):
+            for key in keys:
+                if key in TAKEN or (kind == "iterations" and key in self.controls):
+                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
+                if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
+                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+        for key, iteration in self.iterations.items():
+            self.lineage(key)
+            if iteration.init_from != iteration.init:
+                raise ValueError(
+                    f"iterations.{key}.init_from: must be {iteration.init!r}, as init; a player starts as its opponent"
+                )
+        for key, control in self.controls.items():
+            for name in (control.match, getattr(control, "pairs", control.match)):
+                if name not in self.iterations:
+                    raise ValueError(f"controls.{key}: no iteration {name!r}; there are {sorted(self.iterations)}")
+            if isinstance(control, OutcomeControl) and self.iterations[control.pairs].generate.runs < 2:
+                raise ValueError(
+                    f"controls.{key}.pairs: {control.pairs} has one run a question, so no outcome differs; set its "
+                    "generate.runs to 2 or more"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _engine(self) -> SpinParams:
+        if "policy" not in self.engines:
+            raise ValueError("engines: 'policy', which plays and is evaluated, is missing; add it")
+        if isinstance(self.engines["policy"], ScriptedEngineConfig):
+            raise ValueError("engines.policy: a scripted engine has no model to train; name another engine")
+        if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
+            raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
+        if self.tasks.source == "chat" and self.prompt.format != "chat":
+            raise ValueError("prompt.format: source chat is plain SPIN, whose format is chat")
+        return self
+
+    def lineage(self, name: str) -> list[str]:
+        """The iteration and its ancestors, oldest first, the base left out.
+
+        Raises:
+            ValueError: an ``init`` that does not exist, or a cycle.
+        """
+        chain: list[str] = []
+        while name != "base":
+            if name not in self.iterations:
+                child = chain[-1] if chain else "?"
+                raise ValueError(
+                    f"iterations.{child}.init: there is no iteration {name!r}; there are base, "
+                    f"{', '.join(self.iterations)}"
+                )
+            if name in chain:
+                raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
+            chain.append(name)
+            name = self.iterations[name].init
+        return chain[::-1]

@@ -1,0 +1,54 @@
+"""What a policy said in one round: a thought and an action (spec spin_agent §2.3, Parsing).
+
+::
+
+     I need the author of The Silver Gate.        thought   I need the author of The Silver Gate.
+    Action: search[The Silver Gate [novel]]       tool      search
+    Observation: hallucinated …                   argument  The Silver Gate [novel]
+
+The argument ends at the line's last ``]``: the original split at every bracket, so that arguments were cut short, and
+let a bracketless action loop until the cap (trap 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STOP = "\nObservation:"
+"""Where generation stops: what comes next is the tool's to say."""
+ASKED = "Action: "
+"""A reply without it is asked for again."""
+
+_CUE = "Thought:"
+_ACTION = "Action:"
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """One reply. ``action``: its line as it is written into the trajectory; ``tool``: None where there is none."""
+
+    thought: str
+    action: str
+    tool: str | None
+    argument: str
+
+
+def cut(reply: str) -> str:
+    """The reply up to the first place where a tool would speak."""
+    return reply.partition(STOP)[0]
+
+
+def parse(reply: str) -> Parsed:
+    """Read a reply; any text has a reading.
+
+    ``tool`` is lower-cased. It is None where the reply has no ``Action:``, its line no ``[``, or the name is empty;
+    which names exist is the tools' to say.
+    """
+    before, _, after = cut(reply).partition(_ACTION)
+    line = after.partition("\n")[0].strip()
+    thought = before.strip().removeprefix(_CUE).strip()
+    name, bracket, rest = line.partition("[")
+    if not bracket or not name.strip():
+        return Parsed(thought, line, None, "")
+    argument = rest.rpartition("]")[0] if "]" in rest else rest
+    return Parsed(thought, line, name.strip().lower(), argument.strip())

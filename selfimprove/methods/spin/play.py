@@ -1,0 +1,218 @@
+"""One episode: the policy thinks and acts, tools answer, at most eleven rounds (spec spin_agent §2.3; rows 15 to 23).
+
+::
+
+    Thought: I need the author of The Silver Gate.
+    Action: search[The Silver Gate]
+    Observation: The Silver Gate is a novel by Mara Venn.
+    Thought: She was born in Tolma.
+    Action: finish[Tolma]
+
+Nothing here batches, limits tools, retries a call, writes or logs: hundreds of episodes run at once, and each is the same
+whoever runs beside it, since its noise is named by run, question, round and attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import Field
+
+from selfimprove.engines.base import Completion, Engine, EngineError, Request
+from selfimprove.envs.qa.base import Question, score
+from selfimprove.methods.spin.params import PlayParams
+from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
+from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, opening, said
+from selfimprove.records import Message, Record, Status
+from selfimprove.seeds import SeedKey
+
+FINISH = "finish"
+NEUTRAL = "No result."
+"""The answer to an action that is none, to a tool that found nothing and to one that failed (failures are counted)."""
+FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
+"""What a round becomes whose replies all lack an action."""
+
+
+class Caller(Protocol):
+    """The tools of an episode."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is one of that name."""
+        ...
+
+    async def call(self, name: str, argument: str) -> str | None:
+        """A tool's answer; None: it found nothing, or failed. Never raises for a tool's fault."""
+        ...
+
+
+class PlayedRound(Record):
+    """One round as the trajectory has it. ``tool`` None: no action that there is; ``attempts``: replies asked for."""
+
+    thought: str
+    action: str
+    tool: str | None
+    argument: str
+    observation: str = Field(default="", description="empty where the episode ended with the action")
+    attempts: int = 1
+    failed: bool = False
+
+
+class SpinEpisode(Record):
+    """One question, played to its end.
+
+    ``prompt`` holds the messages before the first round; ``messages`` those after it, up to the last thing the policy
+    wrote, with the token ids as generated and the weights that training gives them. ``finished``: the policy said
+    finish. ``cramped``: it ended because the next round did not fit the engine's context. ``reward`` is None where
+    nobody scored.
+    """
+
+    id: str
+    task: str
+    index: int = Field(description="place of the question in its panel: the trajectory file's key")
+    question: str
+    gold: str
+    prompt: list[Message]
+    messages: list[Message] = []
+    rounds: list[PlayedRound] = []
+    form: Format
+    finished: bool = False
+    cramped: bool = False
+    answer: str = ""
+    reward: float | None = None
+    em: bool = False
+    f1: float = 0.0
+    pred: str = ""
+    gt: str = ""
+    status: Status = "unsolved"
+    iteration: str = ""
+    run: int = 0
+    seed: str
+    error: str | None = None
+
+
+async def play(
+    question: Question,
+    index: int,
+    tools: Caller,
+    policy: Engine,
+    cfg: PlayParams,
+    seed: int,
+    *,
+    form: Format,
+    few_shot: str = "",
+    prefix: str = "",
+    iteration: str = "",
+    run: int = 0,
+) -> SpinEpisode:
+    """One episode.
+
+    Args:
+        index: place of the question in its panel.
+        prefix: put before the question (``Yes or no: ``, say; row 22).
+        run: which of several episodes on the same question this is; each has its own noise.
+
+    Returns:
+        The episode. An unfinished one has answer "" and no reward; ``blocked``: the engine failed for good, and the
+        rounds before that stay.
+
+    Raises:
+        UserError: the engine or a tool can't work at all.
+    """
+    name = f"{question.id}#{run}" if run else question.id
+    asked = f"{prefix}{question.question}"
+    episode = SpinEpisode(
+        id=name, task=question.task, index=index, question=asked, gold=question.gold,
+        prompt=opening(asked, form, few_shot), form=form, iteration=iteration, run=run,
+        seed=f"{seed}/{name}",
+    )  # fmt: skip
+    try:
+        for number in range(cfg.max_rounds):
+            dialogue = [*episode.prompt, *episode.messages, *cue(form, number)]
+            if not policy.fits(dialogue, cfg.max_tokens):
+                episode.cramped = True
+                break
+            reply, attempts = await _ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
+            failed = ASKED not in cut(reply.text)
+            parsed = FAILED if failed else parse(reply.text)
+            ends = parsed.tool == FINISH
+            episode.messages += [*cue(form, number), *_spoken(reply, parsed, form, ends=ends, failed=failed)]
+            known = parsed.tool if ends or (parsed.tool is not None and tools.has(parsed.tool)) else None
+            entry = PlayedRound(
+                thought=parsed.thought, action=parsed.action, tool=known, argument=parsed.argument, attempts=attempts,
+                failed=failed,
+            )  # fmt: skip
+            episode.rounds.append(entry)
+            if ends:
+                episode.finished, episode.answer = True, parsed.argument
+                break
+            entry.observation = await _observe(tools, known, parsed.argument)
+            episode.messages.append(observed(entry.observation, form))
+    except EngineError as failure:
+        episode.status, episode.error = "blocked", str(failure)
+    if episode.messages and episode.messages[-1].role == "user":
+        # Nothing of the policy's comes after it; and what it wrote last was not the end of its turn.
+        episode.messages.pop()
+        if is_flat(form):
+            episode.messages[-1].finish = "length"
+    return _scored(episode, question) if cfg.evaluate else episode
+
+
+async def _ask(
+    policy: Engine, dialogue: Sequence[Message], cfg: PlayParams, key: SeedKey, form: Format
+) -> tuple[Completion, int]:
+    """A reply with an action, or the last of those without one, and how many were asked for (row 17).
+
+    Every attempt has the same prompt, cue and stop string, which the original dropped (trap 7). A greedy policy that
+    says the same again is not asked a third time.
+    """
+    said_before: str | None = None
+    for attempt in range(cfg.retries + 1):
+        (reply,) = await policy.generate(
+            Request(
+                messages=dialogue,
+                seed=key.at(attempt),
+                temperature=cfg.temperature,
+                top_p=cfg.top_p,
+                max_tokens=cfg.max_tokens,
+                stop=(STOP,),
+                keep_stop=is_flat(form),
+            )  # fmt: skip
+        )
+        stuck = cfg.temperature == 0 and cut(reply.text) == said_before
+        if ASKED in cut(reply.text) or stuck:
+            break
+        said_before = cut(reply.text)
+    return reply, attempt + 1
+
+
+def _spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, failed: bool) -> list[Message]:
+    """The policy's words as messages: the ids as generated wherever the text is the one generated.
+
+    The trajectory has the words as they were parsed; a line too many, or ``Observation:`` after the last action, are
+    not in it, and the rest is then tokenised anew. A literal ``Observation:`` that the policy did not write itself is
+    not learnt. Of a failed round the policy's own words are kept, as it is they that it must unlearn.
+    """
+    body = cut(reply.text) if failed else said(parsed.thought, parsed.action, form)
+    wrote_stop = STOP in reply.text
+    text = body + (STOP if wrote_stop and is_flat(form) and not ends else "")
+    ids = reply.token_ids if reply.text == text else None
+    messages = [Message(role="assistant", content=text, token_ids=ids, finish=reply.finish, weight=1)]
+    if is_flat(form) and not ends and not wrote_stop:
+        messages.append(Message(role="assistant", content=STOP))
+    return messages
+
+
+async def _observe(tools: Caller, tool: str | None, argument: str) -> str:
+    """The answer as one line, so that no paragraph can look like another round."""
+    answer = await tools.call(tool, argument) if tool is not None else None
+    return " ".join(answer.split()) if answer and answer.strip() else NEUTRAL
+
+
+def _scored(episode: SpinEpisode, question: Question) -> SpinEpisode:
+    marks = score(episode.answer, question)
+    episode.reward, episode.em, episode.f1 = marks.reward, marks.em, marks.f1
+    episode.pred, episode.gt = marks.pred, marks.gt
+    if marks.reward == 1 and episode.status != "blocked":
+        episode.status = "solved"
+    return episode

@@ -1,0 +1,109 @@
+"""How a question and the rounds after it are written, for generation and training alike (spec spin_agent §2.3).
+
+``alpaca`` is one text that grows, and one assistant message in pieces: what the policy wrote has a weight, what a tool
+said has none, and the words between (the cue, the literal ``Observation:``) are learnt as the spec's mask has it ::
+
+    user       Below is an instruction … ### Instruction:\\nIn which town …?\\n\\n### Response:\\n
+    assistant  Thought:                                                                             weight 1
+    assistant   I need the author.\\nAction: search[The Silver Gate]\\nObservation:                  weight 1
+    user        The Silver Gate is a novel by Mara Venn.
+    assistant  \\nThought:                                                                           weight 1
+    assistant   She was born in Tolma.\\nAction: finish[Tolma]                                       weight 1, then EOS
+
+``question`` is the same behind a line ``Question: …``; ``chat`` alternates whole turns: ``Thought: …\\nAction: …`` by
+the assistant, ``Observation: …`` by the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.records import Message
+
+Format = Literal["alpaca", "question", "chat"]
+
+WRAPPER = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n"
+)
+RESPONSE = "\n\n### Response:\n"
+CUE = "Thought:"
+FEW_SHOT = Path(__file__).with_name("few_shot")
+"""One file a task: worked episodes for a policy that was not fine-tuned."""
+
+
+def is_flat(form: Format) -> bool:
+    """Whether an episode is one growing text rather than turns of a chat."""
+    return form != "chat"
+
+
+def alpaca(question: str) -> str:
+    """The Alpaca wrapper without input: the text before the response."""
+    return f"{WRAPPER}{question}{RESPONSE}"
+
+
+def heading(question: str, form: Format) -> str:
+    """What stands before the first round, few-shot examples left out."""
+    return {"alpaca": alpaca(question), "question": f"Question: {question}\n", "chat": question}[form]
+
+
+def opening(question: str, form: Format, few_shot: str = "") -> list[Message]:
+    """The messages before the first round."""
+    text = heading(question, form)
+    if not few_shot:
+        return [Message(role="user", content=text)]
+    if is_flat(form):
+        return [Message(role="user", content=f"{few_shot.rstrip()}\n\n{text}")]
+    return [Message(role="system", content=few_shot.rstrip()), Message(role="user", content=text)]
+
+
+def cue(form: Format, rounds: int) -> list[Message]:
+    """What the loop writes before it asks; retries are asked with it too. ``rounds``: how many came before."""
+    return [Message(role="assistant", content=f"\n{CUE}" if rounds else CUE, weight=1)] if is_flat(form) else []
+
+
+def said(thought: str, action: str, form: Format) -> str:
+    """One round's words, from after the cue to the end of the action's line."""
+    return f" {thought}\nAction: {action}" if is_flat(form) else f"{CUE} {thought}\nAction: {action}"
+
+
+def observed(observation: str, form: Format) -> Message:
+    """A tool's answer: never learnt."""
+    return Message(role="user", content=f" {observation}" if is_flat(form) else f"Observation: {observation}")
+
+
+def written(rounds: Sequence[tuple[str, str, str]], form: Format) -> list[Message]:
+    """The messages of rounds (thought, action, observation) that are already known: an expert's.
+
+    They end with the last action: what came after it would tell who is the expert (spec §1).
+    """
+    messages: list[Message] = []
+    for number, (thought, action, observation) in enumerate(rounds):
+        last = number == len(rounds) - 1
+        text = said(thought, action, form) + ("" if last or not is_flat(form) else STOP)
+        messages += [*cue(form, number), Message(role="assistant", content=text, weight=1)]
+        messages += [] if last else [observed(observation, form)]
+    return messages
+
+
+def few_shot_text(choice: str, task: str) -> str:
+    """The worked episodes that open a prompt: ``off`` none, ``default`` the task's own, else a file (row 19).
+
+    Raises:
+        UserError: no such file, or it is not UTF-8 text.
+    """
+    if choice == "off":
+        return ""
+    path = FEW_SHOT / f"{task}.txt" if choice == "default" else Path(choice)
+    try:
+        return path.read_text(encoding="utf-8").rstrip()
+    except (OSError, UnicodeDecodeError):
+        if choice == "default":
+            raise UserError(f"spin.prompt.few_shot: {task} has no worked episodes; name a file, or set off.") from None
+        raise UserError(
+            f"spin.prompt.few_shot: {path} is no readable text file; name another, default or off."
+        ) from None
