@@ -4,9 +4,9 @@ A paragraph's score for a query, summed over the query's words (one that stands 
 
     ln(1 + (N - df + 0.5) / (df + 0.5)) * tf / (tf + k1 * (1 - b + b * length / mean length))
 
-with k1 = 1.5, b = 0.75 and words ``\\w+``, lower-cased, of title + " . " + text. The usual factor k1 + 1 is
-left out: it is the same for all. Equal scores keep the corpus's order. For 95.0 % of HotpotQA's first 500 dev questions one of the two
-gold paragraphs is among the best five, in the plain set-up for 87.4 %.
+with k1 = 1.5, b = 0.75 and words ``\\w+``, lower-cased, of title + " . " + text. The usual factor k1 + 1,
+the same for all, is left out. Equal scores keep the corpus's order. For 95.0 % of HotpotQA's first 500 dev questions
+one of the two gold paragraphs is among the best five, in the plain set-up for 87.4 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,162 @@
+"""Expert files as FireAct publishes them, read with care: rows are repaired, filtered and counted (row 31).
+
+An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) hold the same as messages::
+
+    {"instruction": "In which American football game was Malcolm Smith named Most Valuable player?", "input": "",
+     "output": "Thought: I need to search …\\nAction: search[Malcolm Smith …]\\nObservation: Smith was named …\\n"
+               "Thought: …\\nAction: finish[Super Bowl XLVIII]\\nObservation: Episode finished, reward = True\\n"}
+
+Repaired: questions whose later lines (MMLU's options) slipped into the output (trap 9). Dropped: rows of another shape,
+rounds without a thought or an action, no end, a failed end (40 of the released 734), and questions that had an expert
+before. The terminal line is always taken off (spec spin_agent §1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from selfimprove.envs.qa.base import Question, TaskName, content_id, read_records
+from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.errors import UserError
+from selfimprove.records import Record
+
+SHOWN = 20
+"""Places named for each reason in an audit, at most."""
+
+_PART = re.compile(r"^(Thought|Action|Observation):", re.MULTILINE)
+_END = re.compile(r"Episode finished, reward = (\w+)")
+_OPTIONS = re.compile(r"\s*A\. .*\nB\. .*\nC\. ", re.DOTALL)
+
+
+class ExpertAudit(Record):
+    """What became of a file's rows. ``repaired`` and ``dropped``: reason -> how many rows."""
+
+    file: str
+    read: int = 0
+    kept: int = 0
+    without_search: int = Field(default=0, description="kept, though they answer without looking anything up")
+    repaired: dict[str, int] = Field(default={})
+    dropped: dict[str, int] = Field(default={})
+    places: dict[str, list[int]] = Field(default={}, description="the first dropped rows of each reason, from 0")
+
+
+class _Dropped(Exception):
+    """Why a row is no expert trajectory."""
+
+
+def read_experts(
+    path: Path, *, task: TaskName = "hotpotqa", searching: bool = False
+) -> tuple[list[Expert], ExpertAudit]:
+    """The usable trajectories of a file, in its order, and what became of all rows.
+
+    Args:
+        path: a JSON list or JSONL of Alpaca rows or of chats.
+        task: of the questions without options; those with options are MMLU's. The gold answer is the expert's own,
+            since rows that did not earn the reward are dropped.
+        searching: also drop rows that answer without a search.
+
+    Raises:
+        UserError: the file is missing, is no such file, or not one row is usable.
+    """
+    experts: list[Expert] = []
+    read = 0
+    repaired: Counter[str] = Counter()
+    places: dict[str, list[int]] = {}
+    seen: set[str] = set()
+    for number, (_, row) in enumerate(read_records(path)):
+        read += 1
+        try:
+            expert, mended = _expert(row, task)
+            if expert.question.question in seen:
+                raise _Dropped("duplicate question")
+            if searching and len(expert.rounds) == 1:
+                raise _Dropped("no search")
+        except _Dropped as reason:
+            places.setdefault(str(reason), []).append(number)
+            continue
+        seen.add(expert.question.question)
+        repaired.update([mended] if mended else [])
+        experts.append(expert)
+    audit = ExpertAudit(
+        file=path.name,
+        read=read,
+        kept=len(experts),
+        without_search=sum(len(expert.rounds) == 1 for expert in experts),
+        repaired=dict(sorted(repaired.items())),
+        dropped={reason: len(numbers) for reason, numbers in sorted(places.items())},
+        places={reason: numbers[:SHOWN] for reason, numbers in sorted(places.items())},
+    )
+    if not experts:
+        raise UserError(f"{path} holds no usable expert trajectory ({audit.dropped}); name another file.")
+    return experts, audit
+
+
+def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
+    """The trajectory of a row, and what was repaired."""
+    asked, written = _chat(row) if "messages" in row else _alpaca(row)
+    first = _PART.search(written)
+    if first is None:
+        raise _Dropped("no rounds")
+    # What stands before the first round belongs to the question.
+    head, mended = written[: first.start()].strip("\n"), ""
+    if head.strip():
+        mended = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
+        asked = f"{asked}\n{head}"
+    rounds = _rounds(written[first.start() :])
+    task = "mmlu" if _OPTIONS.search(asked) else task
+    gold = rounds[-1].action.partition("[")[2].removesuffix("]").strip()
+    if not gold:
+        raise _Dropped("empty answer")
+    question = Question(id=content_id(task, asked), task=task, question=asked, gold=gold)
+    return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), mended
+
+
+def _alpaca(row: Mapping[str, Any]) -> tuple[str, str]:
+    instruction, context, output = row.get("instruction"), row.get("input", ""), row.get("output")
+    if not isinstance(instruction, str) or not instruction.strip() or not isinstance(output, str):
+        raise _Dropped("malformed row")
+    if context is not None and not isinstance(context, str):
+        raise _Dropped("malformed row")
+    return (f"{instruction}\n{context}" if context else instruction), output
+
+
+def _chat(row: Mapping[str, Any]) -> tuple[str, str]:
+    messages = row["messages"]
+    if not isinstance(messages, list) or len(messages) < 2:
+        raise _Dropped("malformed row")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise _Dropped("malformed row")
+    messages = messages[1:] if messages[0].get("role") == "system" else messages
+    question, *rest = (message["content"] for message in messages)
+    if not question.strip():
+        raise _Dropped("malformed row")
+    return question, "\n".join(rest)
+
+
+def _rounds(text: str) -> list[Round]:
+    """The rounds of a trajectory that ends with a rewarded ``finish``."""
+    pieces = _PART.split(text)[1:]
+    parts = [(label, content.strip()) for label, content in zip(pieces[::2], pieces[1::2], strict=True)]
+    end = _END.fullmatch(parts[-1][1]) if parts[-1][0] == "Observation" else None
+    if end is None:
+        raise _Dropped("no end")
+    if end[1] not in ("True", "1"):
+        raise _Dropped("failed")
+    labels = [label for label, _ in parts]
+    if len(parts) % 3 or labels != ["Thought", "Action", "Observation"] * (len(parts) // 3):
+        raise _Dropped("a round lacks its thought, action or observation")
+    rounds = []
+    for place in range(0, len(parts), 3):
+        thought, action, observation = (content for _, content in parts[place : place + 3])
+        last = place + 3 == len(parts)
+        if not thought or "\n" in action or not re.fullmatch(r"finish\[.*\]" if last else r"search\[.+\]", action):
+            raise _Dropped("a round is no thought with one action")
+        rounds.append(Round(thought=thought, action=action, observation=None if last else observation))
+    return rounds
