@@ -155,7 +155,7 @@ class Rebuilt:
 
 @dataclass
 class Recorded:
-    """An engine that keeps what it was asked."""
+    """An engine that keeps what it was asked and could answer (it refuses a dialogue that outgrows its context)."""
 
     inner: Any
     asked: list[Request] = field(default_factory=list)
@@ -168,8 +168,8 @@ class Recorded:
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the inner engine."""
-        self.asked.append(request)
         completions: list[Completion] = await self.inner.generate(request)
+        self.asked.append(request)
         return completions
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
