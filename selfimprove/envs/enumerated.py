@@ -55,7 +55,7 @@ class State(NamedTuple):
 class Played(NamedTuple):
     """What an action led to. ``success`` is judged at the end (spec §2); ``output``: the environment's answer.
 
-    ``valid``: the label was listed, and what it stands for could be done.
+    ``valid``: the label was listed, and what it stands for could be done. ``identified``: AutoExplore's answer, a path.
     """
 
     cost: float
@@ -63,6 +63,7 @@ class Played(NamedTuple):
     success: bool
     valid: bool
     output: str
+    identified: str | None = None
 
 
 class Last(NamedTuple):
@@ -145,6 +146,10 @@ class EnumeratedEnv(Protocol):
         """
         ...
 
+    def reveals(self, text: str) -> bool:
+        """Whether a reflection tells the oracle's next action, where that is a secret: Taxi; elsewhere False."""
+        ...
+
     def snapshot(self) -> Any:
         """An immutable value from which ``restore`` brings this moment back."""
         ...
@@ -180,6 +185,15 @@ def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], off
             f"reflect_rl.env.labels: {offer}, the {len(LABELS[offer])} of one character, or take another base model."
         )
     return [i[0] for i in ids]
+
+
+def instruction_of(name: str) -> str:
+    """What stands before a state that is reflected on, by the environment's name, without making one."""
+    if name != "taxi":
+        return ""
+    from selfimprove.envs.enumerated_taxi import INSTRUCTION
+
+    return INSTRUCTION
 
 
 def make_enumerated(params: EnvParams, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:

@@ -106,7 +106,8 @@ class EnumeratedAutoExplore:
         """See ``EnumeratedEnv``; labels are read as the spec accepts them (§2, Accepted labels)."""
         step = self._game.step(label)
         now = self._game.snapshot()
-        return Played(step.info["cost"], step.done, bool(step.info["success"]), step.info["valid"], now.result)
+        success = bool(step.info["success"])
+        return Played(step.info["cost"], step.done, success, step.info["valid"], now.result, now.identified)
 
     def oracle(self) -> list[str]:
         """See ``EnumeratedEnv``; the target is read before it is named, unless only naming it is still possible."""
@@ -135,6 +136,10 @@ class EnumeratedAutoExplore:
                 kind += ", shared"
             said.append(words.choice(_SEEN[kind]).format(name=operand, word=word))
         return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
+        return False
 
     def snapshot(self) -> Moment:
         """See ``AutoExplore``."""

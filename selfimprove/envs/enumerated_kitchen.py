@@ -120,7 +120,7 @@ class EnumeratedKitchen:
             path, gone = (*now.path, (command, output)), step.done
         late = now.steps + 1 >= self.horizon
         self._now = now._replace(path=path, steps=now.steps + 1, ended=won or late or gone, won=won, game=game)
-        return Played(-float(won), self._now.ended, won, command is not None, output)
+        return Played(0.0 - won, self._now.ended, won, command is not None, output)
 
     def oracle(self) -> list[str]:
         """See ``EnumeratedEnv``."""
@@ -138,6 +138,10 @@ class EnumeratedKitchen:
             self._game.restore(self._now.game)
             said += [move.thought for move in self._game.expert()[:1]]
         return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
+        return False
 
     def snapshot(self) -> _Moment:
         """See ``EnumeratedEnv``."""

@@ -15,6 +15,7 @@ but none is named: what the teacher knows of it (the spoiler) is not part of wha
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,19 @@ _WRONG = ("The last step led away.", "That was a detour.", "The last step did no
 _HERE = ("The passenger waits right here.", "The taxi stands where the passenger waits.")
 _ARRIVED = ("This is the destination, and the passenger is aboard.", "With the passenger aboard, D is reached.")
 _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the {target} is {where}")
+
+
+_VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*)(?: \w+){0,2}?"
+_TELLS = [
+    re.compile(rf"\b(?:{words}|action {number})\b", re.IGNORECASE)
+    for number, words in enumerate(
+        (
+            *(rf"{_VERBS} {compass}(?:ward|wards)?" for compass in ("south", "north", "east", "west")),
+            r"pick(?:s|ing|ed)?[ -]?(?:\w+ ){0,2}?up|pickup",
+            r"drop(?:s|ping|ped)?[ -]?(?:\w+ ){0,2}?off|dropoff",
+        )
+    )
+]
 
 
 class _Moment(NamedTuple):
@@ -144,6 +158,11 @@ class EnumeratedTaxi:
             sentence = words.choice(_LIES).format(target=target, where=where(down, right))
             said.append(sentence[0].upper() + sentence[1:] + obstacles(here.number) + ".")
         return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: by the action's words or number; where the target lies may be told."""
+        way = self._game.oracle()
+        return bool(way) and bool(_TELLS[way[0]].search(text))
 
     def snapshot(self) -> _Moment:
         """Numbers only, hashable."""

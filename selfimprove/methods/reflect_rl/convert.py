@@ -1,0 +1,98 @@
+"""The teacher's trajectories as the five supervised sets (spec reflect_rl §3, convert; §4; rows 10, 39).
+
+=======================  ======================================================  =====================================
+set                      prompt                                                  learnt
+=======================  ======================================================  =====================================
+sft                      pre, post, act                                          the label
+sft_reflection           instr, pre, analyse                                     the reflection
+sft_policy               instr, pre, analyse, reflection, post, act              the label
+…_positive               the same of complete trajectories only                  the same
+=======================  ======================================================  =====================================
+
+Prompts are those of generation and reinforcement learning (``prompts.py``; §6, trap 12). An end token is learnt after
+every answer (trap 14). A complete trajectory is learnt if it succeeded, and of a negative only what mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from selfimprove.envs.enumerated import State
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.generate import TaughtStep, Trajectory
+from selfimprove.methods.reflect_rl.params import DATA_SETS, DataSet
+from selfimprove.methods.reflect_rl.prompts import (
+    Markers,
+    policy_example,
+    reflection_example,
+)
+from selfimprove.records import Example
+
+
+def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:
+    """(name, step) of what is learnt from a trajectory; nothing of a complete one that failed."""
+    if trajectory.status != "solved":
+        return
+    for number, step in enumerate(trajectory.steps):
+        if step.learn:
+            yield f"{trajectory.id}-{number}", step
+
+
+def convert(trajectories: Sequence[Trajectory], instruction: str, markers: Markers) -> dict[DataSet, list[Example]]:
+    """The five sets, in the trajectories' order.
+
+    Raises:
+        UserError: nothing can be learnt from any trajectory.
+    """
+    sets: dict[DataSet, list[Example]] = {name: [] for name in DATA_SETS}
+    for trajectory in trajectories:
+        for name, step in learnt_steps(trajectory):
+            state = State(step.pre, step.post, tuple(step.labels))
+            plain = policy_example(name, instruction, state, None, step.label, markers, trajectory.id)
+            reflect = reflection_example(name, instruction, state, step.reflection, markers, trajectory.id)
+            act = policy_example(name, instruction, state, step.reflection, step.label, markers, trajectory.id)
+            sets["sft"].append(plain)
+            sets["sft_reflection"].append(reflect)
+            sets["sft_policy"].append(act)
+            if trajectory.info == "positive":
+                sets["sft_reflection_positive"].append(reflect)
+                sets["sft_policy_positive"].append(act)
+    empty = [name for name in DATA_SETS if not sets[name]]
+    if empty:
+        raise UserError(
+            f"reflect_rl convert: the set {empty[0]} is empty, since no trajectory it is made of succeeded; let the "
+            "teacher play more tasks (reflect_rl.generate.tasks), or name a better one."
+        )
+    return sets
+
+
+def texts(
+    sets: dict[DataSet, list[Example]], trajectories: Sequence[Trajectory], instruction: str, markers: Markers
+) -> list[dict[str, Any]]:
+    """What the small tokenizer learns its merges from; what is the same in every prompt is one token (``fixed``).
+
+    That is the instruction, the markers and, where all states list the same actions, their list.
+    """
+    posts = {step.post for trajectory in trajectories for step in trajectory.steps}
+    constants = [instruction, markers.analyse, markers.act, *(posts if len(posts) == 1 else ())]
+    rows: list[dict[str, Any]] = [{"text": text, "fixed": True} for text in constants if text]
+    for example in sets["sft_reflection" if len(posts) == 1 else "sft_policy"]:
+        rows += [{"text": message.content.removeprefix(instruction)} for message in example.messages]
+    return rows
+
+
+def figures(trajectories: Sequence[Trajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
+    """Counts: trajectories by kind, how many succeeded, what was left out, examples of each set, reflections."""
+    positive = [one for one in trajectories if one.info == "positive"]
+    reflections = [example.messages[1].content for example in sets["sft_reflection"]]
+    return {
+        "positives": len(positive),
+        "positives_solved": sum(one.status == "solved" for one in positive),
+        "negatives": len(trajectories) - len(positive),
+        "blocked": sum(one.status == "blocked" for one in trajectories),
+        "secrets_told": sum(one.told for one in trajectories),
+        "examples": {name: len(examples) for name, examples in sets.items()},
+        "reflection_words": sum(len(text.split()) for text in reflections) / len(reflections),
+        "distinct_reflections": len(set(reflections)),
+    }

@@ -1,0 +1,218 @@
+"""The teacher's trajectories with reflections: complete ones, and negatives (spec reflect_rl §1; rows 6, 7, 30).
+
+A negative in AutoExplore: the way to the target up to its ``cat``, another file's ``cat`` in its place, and then the
+teacher's word on why that was wrong, with the step that mends it::
+
+    (replayed)  cd core
+    (wrong)     cat bus.py
+    learnt      bus.py does not answer the task. hub.py could hold the answer and has not been read.  ->  cat hub.py
+
+Elsewhere: an episode in which chance acts, the oracle now and then, and the teacher reflects at every state; what is
+learnt at each is the teacher's reflection and the oracle's action, never what chance did.
+
+As everywhere, a method is about one episode; nothing here batches, retries, writes or logs.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from selfimprove.engines.base import EngineError
+from selfimprove.envs.agent import EnvError
+from selfimprove.envs.enumerated import EnumeratedEnv, Last, Played, oracle_label
+from selfimprove.methods.reflect_rl.params import GenerateParams
+from selfimprove.methods.reflect_rl.teacher import Teacher
+from selfimprove.records import Record, Status
+from selfimprove.seeds import SeedKey, rng
+
+
+class TaughtStep(Record):
+    """A state, what was thought of it, and the action. ``learn``: it becomes training data; replayed steps do not.
+
+    ``label``, ``command``: what is right here by teacher or oracle; ``done``: what was done instead, if that differs.
+    """
+
+    pre: str
+    post: str
+    labels: list[str]
+    reflection: str = ""
+    label: str
+    command: str
+    done: str | None = None
+    learn: bool = True
+
+
+class Trajectory(Record):
+    """One way through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: what AutoExplore identified."""
+
+    id: str
+    env: str
+    task_id: int
+    info: str
+    teacher: str
+    level: str = ""
+    filename: str | None = None
+    status: Status
+    cost: float = 0.0
+    error: str | None = None
+    told: int = Field(default=0, description="states left out since the teacher told the secret")
+    steps: list[TaughtStep] = Field(default=[])
+
+
+class Job(Record):
+    """A trajectory to be made: the teacher's own (``negative`` None), or the negative of that number."""
+
+    task_id: int
+    negative: int | None = None
+    level: str = ""
+
+    @property
+    def info(self) -> str:
+        """As in the original's files."""
+        return "positive" if self.negative is None else f"negative{self.negative}"
+
+
+def jobs(train: list[int], cfg: GenerateParams) -> list[Job]:
+    """What the params ask of the training panel, in its order: positives, then negatives; levels in turn."""
+    levels = cfg.levels or [""]
+    whole = [Job(task_id=task, level=levels[i % len(levels)]) for i, task in enumerate(train[: cfg.tasks])]
+    return whole + [
+        Job(task_id=task, negative=k, level=levels[(i * cfg.negatives + k) % len(levels)])
+        for i, task in enumerate(train[: cfg.negative_tasks])
+        for k in range(cfg.negatives)
+    ]
+
+
+async def teach(job: Job, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int) -> Trajectory | None:
+    """The trajectory of a job, on a copy of ``env``; None: the task has no such negative.
+
+    ``status``: ``solved`` if it succeeded, or if a negative got all its reflections; ``blocked`` if the teacher's
+    engine failed for good.
+    """
+    env = env.copy()
+    made = Trajectory(
+        id=f"{env.name}-{job.task_id}-{job.info}",
+        env=env.name,
+        task_id=job.task_id,
+        info=job.info,
+        teacher=teacher.name,
+        level=job.level,
+        status="unsolved",
+    )
+    try:
+        if job.negative is None:
+            return await _whole(made, env, teacher, seed)
+        if env.name == "autoexplore":
+            return await _wrong_file(made, job.negative, env, teacher, seed)
+        return await _exploring(made, job.negative, env, teacher, cfg, seed)
+    except (EngineError, EnvError) as failure:
+        return made.model_copy(update={"status": "blocked", "error": str(failure)})
+
+
+async def _whole(made: Trajectory, env: EnumeratedEnv, teacher: Teacher, seed: int) -> Trajectory:
+    """The teacher plays: it reflects, then acts, until the end."""
+    env.reset(made.task_id, 0, made.level)
+    last: Last | None = None
+    for number in range(env.horizon):
+        key = SeedKey(seed, made.id, number)
+        reflection = await teacher.reflect(env, last, key, exploring=False)
+        label = await teacher.choose(env, reflection or "", key)
+        if label is None:  # it named no action that is listed: the episode ends here, unsolved
+            break
+        made = _with_step(made, env, reflection, label)
+        last, played = _act(env, label)
+        made.cost += played.cost
+        if played.done:
+            made.status = "solved" if played.success else "unsolved"
+            made.filename = played.identified
+            break
+    return made
+
+
+async def _exploring(
+    made: Trajectory, k: int, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
+) -> Trajectory:
+    """Chance plays, the oracle with ``cfg.oracle_prob``; the teacher reflects at every state, for the oracle's action.
+
+    It ends where the environment ends it, danger included [R: the original's spoilers switched the danger off; §6, trap
+    11], or after ``horizon`` actions.
+    """
+    env.reset(made.task_id, k + 1, made.level)
+    last: Last | None = None
+    for number in range(env.horizon):
+        best = oracle_label(env)
+        if best is None:
+            break
+        reflection = await teacher.reflect(env, last, SeedKey(seed, made.id, number), exploring=True)
+        draw = rng("explore", seed, made.id, number)
+        label = best if draw.random() < cfg.oracle_prob else draw.choice(env.state().labels)
+        made = _with_step(made, env, reflection, best, done=label)
+        last, played = _act(env, label)
+        made.cost += played.cost
+        if played.done:
+            break
+    made.status = "solved"
+    return made
+
+
+async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Teacher, seed: int) -> Trajectory | None:
+    """The optimal way up to its ``cat``, then another one that is listed there; the teacher explains and mends it.
+
+    None where no k+1-th other file is listed there.
+    """
+    env.reset(made.task_id, 0, made.level)
+    way = env.oracle()
+    while way and not way[0].startswith("cat "):
+        made = _with_step(made, env, "", oracle_label(env), learn=False)
+        _act(env, oracle_label(env) or "")
+        way = env.oracle()
+    others = [label for label, command in env.commands().items() if command.startswith("cat ") and command != way[0]]
+    rng("wrong files", seed, made.env, made.task_id).shuffle(others)
+    if k >= len(others):
+        return None
+    made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
+    wrong, played = _act(env, others[k])
+    if played.done:  # the horizon left no step to mend it in
+        return None
+    key = SeedKey(seed, made.id, len(made.steps))
+    reflection = await teacher.reflect(env, wrong, key, exploring=True)
+    mended = await teacher.choose(env, reflection or "", key)
+    if reflection is not None and mended is not None:
+        made = _with_step(made, env, reflection, mended)
+        made.status = "solved"
+    return made
+
+
+def _with_step(
+    made: Trajectory,
+    env: EnumeratedEnv,
+    reflection: str | None,
+    label: str | None,
+    *,
+    done: str | None = None,
+    learn: bool = True,
+) -> Trajectory:
+    """The trajectory with the state as it is now, and what to do in it."""
+    state, commands = env.state(), env.commands()
+    if reflection is None:
+        made.told += 1
+    step = TaughtStep(
+        pre=state.pre,
+        post=state.post,
+        labels=list(state.labels),
+        reflection=reflection or "",
+        label=label or "",
+        command=commands.get(label or "", ""),
+        done=commands[done] if done is not None and done != label else None,
+        learn=learn and reflection is not None and label is not None,
+    )
+    made.steps.append(step)
+    return made
+
+
+def _act(env: EnumeratedEnv, label: str) -> tuple[Last, Played]:
+    """Do it; it helped if the way that is left became shorter."""
+    before, command = len(env.oracle()), env.commands()[label]
+    played = env.step(label)
+    helped = played.success or (not played.done and 0 < len(env.oracle()) < before)
+    return Last(command, helped), played

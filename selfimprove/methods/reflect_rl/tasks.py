@@ -1,0 +1,122 @@
+"""Which tasks Reflect-RL sees: a panel to learn from, one to choose settings by, one to be judged on (rows 5, 9, 21).
+
+Panels are frozen lists of task ids, drawn by the run's seed, hashed and disjoint; AutoExplore's ids are places in the
+tasks.json beside them. Trajectories are made of the training panel only, so nothing that is taught is ever tested.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal
+
+from selfimprove.envs.autoexplore.tasks import Task, filter_tasks, reachable, read_tasks
+from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
+from selfimprove.envs.enumerated_autoexplore import repositories, template_tasks
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import EnvParams, TaskParams
+from selfimprove.records import read_rows
+from selfimprove.seeds import rng
+
+Panel = Literal["train", "dev", "test"]
+PANELS: tuple[Panel, ...] = ("train", "dev", "test")
+
+
+def explore_tasks(env: EnvParams, cfg: TaskParams) -> list[Task]:
+    """AutoExplore's tasks: those of a file, filtered and merged, or made from what the repositories say.
+
+    Raises:
+        UserError: nothing to explore, no task is left, or the file is missing or malformed.
+    """
+    repos = repositories(env)
+    if cfg.file is None:
+        tasks = template_tasks(env, repos)
+    else:
+        most = len(LABELS[env.labels])
+        tasks = filter_tasks(read_tasks(Path(cfg.file)), repos)
+        tasks = [task for task in tasks if reachable(repos[task.root], task.filename, most)]
+    if not tasks:
+        source = cfg.file or ", ".join(sorted(repos))
+        raise UserError(
+            f"reflect_rl.tasks: no task of {source} can be played, since its repository or its target is missing; "
+            "name other tasks, or the repositories that they are about (reflect_rl.env.repos)."
+        )
+    return tasks
+
+
+def build_panels(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Panel, list[int]]:
+    """The three panels, disjoint, in an order drawn by the seed.
+
+    Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest [R: the original's draws were unseeded and not
+    of one shuffle; §6, trap 19]. Where the environment has splits (ALFWorld), dev and test are drawn from ``valid``.
+
+    Raises:
+        UserError: more tasks are asked for than there are, or a panel would be empty.
+    """
+    learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
+    panels: dict[Panel, list[int]] = {}
+    if learn == judge:
+        rng("reflect_rl panels", seed, env.name).shuffle(learn)
+        sizes = _sizes(cfg, len(learn))
+        _enough(env.name, sum(sizes), len(learn))
+        starts = (0, sizes[0], sizes[0] + sizes[1])
+        panels = {n: learn[a : a + size] for n, a, size in zip(PANELS, starts, sizes, strict=True)}
+    else:
+        rng("reflect_rl train panel", seed, env.name).shuffle(learn)
+        rng("reflect_rl test panels", seed, env.name).shuffle(judge)
+        train, dev, test = _sizes(cfg, min(len(learn), len(judge)))
+        _enough(env.name, train, len(learn))
+        _enough(env.name, dev + test, len(judge))
+        panels = {"train": learn[:train], "dev": judge[:dev], "test": judge[dev : dev + test]}
+    for name in ("train", "test"):
+        if not panels[name]:
+            raise UserError(f"reflect_rl.tasks: {env.name} has too few tasks to leave any for {name}; make more.")
+    if cfg.few_data:
+        panels["train"] = panels["train"][: cfg.few_data]
+    return panels
+
+
+def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
+    if cfg.train is not None and cfg.dev is not None and cfg.test is not None:
+        return cfg.train, cfg.dev, cfg.test
+    train, dev = round(0.7 * n), round(0.2 * n)
+    return train, dev, n - train - dev
+
+
+def _enough(name: str, asked: int, there: int) -> None:
+    if asked > there:
+        raise UserError(f"reflect_rl.tasks: {asked} tasks of {name} are asked for, it has {there}; ask for fewer.")
+
+
+def panel_hash(ids: Sequence[int]) -> str:
+    """Names a panel: its ids in order."""
+    return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
+
+
+def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows of a panel file, which ``load_panel`` reads back."""
+    return [{"env": env_name, "task_id": task_id} for task_id in ids]
+
+
+def load_panel(folder: Path, panel: Panel, env_name: str) -> list[int]:
+    """Task ids of a panel.
+
+    Raises:
+        UserError: the file is missing, or a line has no task id or is of another environment.
+    """
+    path = folder / f"{panel}.jsonl"
+    ids = []
+    for line, row in read_rows(path, may_be_empty=True):
+        task_id = row.get("task_id")
+        if not isinstance(task_id, int) or isinstance(task_id, bool) or row.get("env") != env_name:
+            raise UserError(f"{path}, line {line}: no task of {env_name}; run reflect_rl-data again, which writes it.")
+        ids.append(task_id)
+    return ids
+
+
+def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    """The original's task file: a JSON list (spec §4)."""
+    rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

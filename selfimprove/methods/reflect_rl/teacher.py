@@ -1,0 +1,154 @@
+"""Who reflects and acts for the models to learn from: the environment's scripted teacher, or a chat model (row 6).
+
+A chat model is asked in two turns a step, as the original asks GPT-4 (spec reflect_rl §1, Data with negatives)::
+
+    user       <the state>  Analyze the situation in at most 50 words. Do not choose a command yet.
+    assistant  The task is about events, so the folder core is promising.
+    user       <the list of actions>  Choose one: answer with its label only.
+    assistant  2
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.envs.enumerated import EnumeratedEnv, Last, State, oracle_label
+from selfimprove.methods.reflect_rl.params import GenerateParams
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+
+SYSTEM = (
+    "You play a text game step by step. At each step you read the state of the game, analyze it, and choose one of "
+    "the listed actions."
+)
+ANALYZE = "Analyze the situation in at most 50 words. Do not choose an action yet."
+ANALYZE_FIRST = "Describe in one sentence, of at most 100 words, what matters now."
+ANALYZE_LATER = (
+    "Write two sentences, of at most 100 words together: first what the last action did, good or bad, then what "
+    "matters now."
+)
+WRONG = (
+    "The last action was a mistake. Explain in at most 50 words why it was wrong and what should be done instead. Do "
+    "not choose an action yet."
+)
+SPOILER = (
+    "For your eyes only: the best next action is {command}. Explain the situation so that a player could find it, but "
+    "never name that action."
+)
+CHOOSE = "Choose one of them: answer with its label and nothing else."
+TELLING_TRIES = 3
+"""How often a teacher that told the secret is asked again before the step is left out."""
+
+_AFTER_ACTION = re.compile(r"\baction\b[\s:#*\"'`(]*([0-9A-Za-z]+)\b", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w-])")
+
+
+def read_label(text: str, labels: Collection[str]) -> str | None:
+    """The label that a chat model chose, None if it named none that is listed.
+
+    The answer itself, with a dot or with text after it; else what follows the word "action", exactly; else the first
+    number that stands alone. Never a part of a number, never a guess (spec §6, trap 25).
+    """
+    answer = text.strip().strip("*`\"'()[]").strip()
+    for said in (answer, answer.rstrip("."), answer.partition(".")[0], answer.partition(":")[0]):
+        if said in labels:
+            return said
+    named = _AFTER_ACTION.search(text)
+    if named is not None and named[1] in labels:
+        return named[1]
+    number = _NUMBER.search(text) if named is None or not named[1].isdigit() else None
+    return number[0] if number is not None and number[0] in labels else None
+
+
+class Teacher(Protocol):
+    """Reflects on states and, for complete trajectories, acts."""
+
+    @property
+    def name(self) -> str:
+        """Who is named as the data's author."""
+        ...
+
+    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+        """A reflection on the state; None: it told a secret each time it was asked.
+
+        Args:
+            exploring: somebody else acts, and the last action may have been wrong.
+        """
+        ...
+
+    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
+        """The label of the action it takes after its reflection; None: it chose none that is listed."""
+        ...
+
+
+class ScriptedTeacher:
+    """The environment's own: knows a shortest way and why, in words drawn by the key."""
+
+    name = "scripted"
+
+    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+        """See ``Teacher``."""
+        said = env.explain(last, key)
+        return None if env.reveals(said) else said
+
+    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
+        """See ``Teacher``."""
+        return oracle_label(env)
+
+
+class ChatTeacher:
+    """A chat model over any engine, usually an OpenAI-compatible endpoint. ``name``: the model's."""
+
+    def __init__(self, engine: Engine, name: str, cfg: GenerateParams) -> None:
+        self.name = name
+        self._engine, self._cfg = engine, cfg
+
+    async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
+        """See ``Teacher``; a teacher that tells the secret is asked again under another key (§6, trap 11)."""
+        dialogue = analysis_request(env, last, exploring=exploring)
+        for attempt in range(TELLING_TRIES):
+            said = (await self._ask(dialogue, key.at(2 * attempt))).text.strip()
+            if said and not env.reveals(said):
+                return said
+        return None
+
+    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
+        """See ``Teacher``: the second turn."""
+        state = env.state()
+        dialogue = [
+            *analysis_request(env, None, exploring=False),
+            Message(role="assistant", content=reflection),
+            Message(role="user", content=f"{state.post.strip()}\n\n{CHOOSE}"),
+        ]
+        return read_label((await self._ask(dialogue, key.at(1))).text, state.labels)
+
+    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> Completion:
+        cfg = self._cfg
+        (answer,) = await self._engine.generate(
+            Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
+        )
+        return answer
+
+
+def analysis_request(env: EnumeratedEnv, last: Last | None, *, exploring: bool) -> list[Message]:
+    """The first turn: the state without its actions, and what kind of analysis is wanted.
+
+    The spoiler stands in this request only, which nothing is trained on.
+    """
+    state: State = env.state()
+    if not exploring:
+        wanted = ANALYZE
+    elif env.name == "autoexplore":
+        wanted = WRONG
+    else:
+        wanted = ANALYZE_FIRST if last is None else ANALYZE_LATER
+        way = env.oracle()
+        if way and env.reveals(way[0]):
+            wanted = f"{SPOILER.format(command=way[0])} {wanted}"
+    return [
+        Message(role="system", content=SYSTEM),
+        Message(role="user", content=f"{env.instruction}{state.pre.strip()}\n\n{wanted}"),
+    ]

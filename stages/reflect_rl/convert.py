@@ -1,0 +1,30 @@
+"""reflect_rl-convert: the trajectories become the five supervised sets, and what the tokenizer is trained on."""
+
+from selfimprove.envs.enumerated import instruction_of
+from selfimprove.methods.reflect_rl.convert import convert, figures, texts
+from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import read_jsonl, write_jsonl, write_rows
+
+
+@stage("reflect_rl-convert", "reflect_rl", ReflectRLParams)
+def main(stage: Stage[ReflectRLParams]) -> None:
+    trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), Trajectory)
+    markers, instruction = MARKERS[stage.params.prompt.markers], instruction_of(stage.params.env.name)
+    stage.narrow((stage.params.env.name, stage.params.prompt))
+
+    sets = convert(trajectories, instruction, markers)
+
+    folder = stage.output("data/reflect_rl/base/train")
+    folder.mkdir()
+    for name, examples in sets.items():
+        write_jsonl(folder / f"{name}.jsonl", examples)
+    write_rows(stage.output("data/reflect_rl/texts.jsonl"), texts(sets, trajectories, instruction, markers))
+    write_json(stage.output("results/reflect_rl/base/convert.json"), figures(trajectories, sets))
+
+
+if __name__ == "__main__":
+    main()

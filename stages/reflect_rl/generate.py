@@ -1,0 +1,55 @@
+"""reflect_rl-generate: the teacher's trajectories with reflections, complete ones and negatives, hundreds at once."""
+
+import asyncio
+
+from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.tasks import load_panel
+from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
+from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("reflect_rl-generate", "reflect_rl", ReflectRLParams)
+def main(stage: Stage[ReflectRLParams]) -> None:
+    reflect_rl, cfg = stage.params, stage.params.generate
+    folder, config = stage.input("data/reflect_rl/tasks"), reflect_rl.engines[cfg.teacher]
+    stage.own_files(reflect_rl.env.repos)
+    stage.narrow((reflect_rl.env, config, cfg))
+
+    env = make_enumerated(reflect_rl.env.model_copy(update={"horizon": cfg.horizon}), folder)
+    asked, seed = jobs(load_panel(folder, "train", env.name), cfg), key_bits(stage.run.seed, stage.name)
+    chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
+
+    async def run() -> None:
+        with stage.journal("completions") as journal, stage.progress(len(asked)) as progress:
+            async with open_engines(
+                reflect_rl.engines, chat, policy_dir=folder, threads=stage.run.threads, journal=journal
+            ) as engines:
+                teacher: Teacher = ScriptedTeacher()
+                if chat:
+                    name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher
+                    teacher = ChatTeacher(engines[cfg.teacher], name, cfg)
+
+                async def one(job: Job) -> list[Trajectory]:
+                    made = await teach(job, env, teacher, cfg, seed)
+                    return [] if made is None else [made]
+
+                mine = shard_of(asked, stage.shard)
+                made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= figures(engines)
+        trajectories = [trajectory for found in made for trajectory in found]
+        say_blocked(stage.name, trajectories)
+        stage.end_shard()
+        write_jsonl(stage.output("data/reflect_rl/trajectories.jsonl"), trajectories)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
