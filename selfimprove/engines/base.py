@@ -17,7 +17,14 @@ class Request:
     Sample i draws its noise from ``seed.at(seed.sample + i)`` and from nothing else. ``temperature`` 0 is greedy. A
     completion ends at the model's end-of-turn token, just before the first of ``stop``, or after ``max_tokens``.
     ``allowed`` limits the completion to one of these strings (constrained decoding; remote engines that cannot
-    promise it refuse).
+    promise it refuse). ``top_k`` 0 keeps every token; filters apply in the order top_k, top_p.
+
+    ``choice``: one token decides (an action's label, say), and the answer tells how likely it was and how open the
+    decision: see ``Choice``. ``max_tokens`` is then 1, and each of ``allowed`` one token of its own; without
+    ``allowed`` the choice is among the whole vocabulary. ``cut_left``: a prompt too long for the context loses its
+    first tokens; without it the request fails. ``keep_stop``: the stop string that ended a completion stays in its
+    text, and in its ids where they spell exactly that text (else there are none); remote engines, which cannot tell
+    it from an end of turn, refuse.
     """
 
     messages: Sequence[Message]
@@ -28,6 +35,30 @@ class Request:
     max_tokens: int = 1000
     stop: Sequence[str] = ()
     allowed: Sequence[str] | None = None
+    top_k: int = 0
+    choice: bool = False
+    cut_left: bool = False
+    keep_stop: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision by one token: what a policy gradient needs of it (spec reflect_rl §1, shrink_head).
+
+    All under the softmax of logits / temperature over the allowed tokens alone, which is the full softmax
+    renormalised; top_p and top_k, which narrow what is drawn, do not count. Temperature 0 counts as 1.
+
+    Attributes:
+        prompt_ids: the prompt as it was read.
+        token: the token drawn.
+        logprob: its natural log-probability.
+        entropy: of the decision, in nats.
+    """
+
+    prompt_ids: list[int]
+    token: int
+    logprob: float
+    entropy: float
 
 
 @dataclass(frozen=True)
@@ -42,6 +73,13 @@ class Completion:
     finish: Finish
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    choice: Choice | None = None
+
+
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """(start, end) of the first of ``stops`` in ``text``; of those that begin at one place, the one named first."""
+    places = [(at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(places, key=lambda place: place[0], default=None)
 
 
 class EngineError(Exception):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import blake2b
+from typing import Any
 
-from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import Choice, Completion, Engine, EngineStats, Request
 from selfimprove.pipeline.journal import Journal
 from selfimprove.records import Message
 
@@ -35,7 +36,7 @@ class JournaledEngine:
         """As the inner engine, but asked at most once for the same request. Errors: as the inner engine."""
         key = f"{self._name} {request.seed} {_digest(request)}"
         if key in self._journal:
-            return [Completion(**row) for row in self._journal[key]]
+            return [_completion(row) for row in self._journal[key]]
         completions = await self._inner.generate(request)
         self._journal.add(key, [asdict(completion) for completion in completions])
         return completions
@@ -45,12 +46,18 @@ class JournaledEngine:
         await self._inner.close()
 
 
+def _completion(row: dict[str, Any]) -> Completion:
+    choice = row.get("choice")
+    return Completion(**{**row, "choice": Choice(**choice) if choice else None})
+
+
 def _digest(request: Request) -> str:
     text = repr(
         (
             [(m.role, m.content, m.token_ids, m.finish) for m in request.messages],
             request.n, request.temperature, request.top_p, request.max_tokens,
             tuple(request.stop), request.allowed and tuple(request.allowed),
+            request.top_k, request.choice, request.cut_left, request.keep_stop,
         )
     )  # fmt: skip
     return blake2b(text.encode(), digest_size=12).hexdigest()

@@ -91,7 +91,7 @@ class Llama:
             or inner.rotary_emb.rope_type not in ROTATIONS
         ):
             return None
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: a trainer's own weights, joined, must stay fit for gradients
             made = cls(model, context)
             return made if made._agrees(model) else None
 

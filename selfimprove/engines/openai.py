@@ -67,11 +67,20 @@ class OpenAiEngine:
 
         Raises:
             EngineError: the tries are used up, or the endpoint refuses this request (too long, say).
-            UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed`` is set.
+            UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed``, ``choice``,
+                ``top_k`` or ``keep_stop`` is set.
         """
         if request.allowed is not None:
             raise UserError(
                 "engine openai cannot limit answers to an allowed list; name engine transformers or vllm instead."
+            )
+        if request.keep_stop:
+            raise UserError(
+                "engine openai cannot tell a stop string from an end of turn; name engine transformers or vllm instead."
+            )
+        if request.choice or request.top_k:
+            raise UserError(
+                "engine openai has no choices with their probabilities and no top_k; name engine transformers instead."
             )
         self.stats.requests += 1
         done: list[Completion] = []

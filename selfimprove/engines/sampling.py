@@ -29,7 +29,8 @@ def choose(
     uniform: torch.Tensor,
     temperature: torch.Tensor,
     top_p: torch.Tensor | None,
-    allowed: Sequence[tuple[int, Sequence[int]]] = (),
+    allowed: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
+    top_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The next token of each row and its log-probability under the model (untempered, unfiltered).
 
@@ -41,7 +42,9 @@ def choose(
         temperature: [rows], float32; 0 is greedy.
         top_p: [rows], float32 in (0, 1], or None when every row has 1. Of the most probable tokens, those that
             reach ``top_p`` together stay in, the one that crosses it too.
-        allowed: (row, ids) pairs: the row may only take one of ids.
+        allowed: (rows, ids) pairs: those rows may only take one of ids.
+        top_k: [rows], int64, or None when every row has 0: only so many of the most probable tokens stay in (those
+            as probable as the last of them too), before ``top_p`` counts.
 
     Returns:
         ids [rows] int64, log-probabilities [rows] float32.
@@ -49,18 +52,21 @@ def choose(
     weights = logits
     if allowed:
         weights = logits.clone()
-        for row, ids in allowed:
+        for rows, ids in allowed:
+            at = torch.as_tensor(rows, device=logits.device)
             kept = torch.as_tensor(ids, device=logits.device)
-            weights[row] = -torch.inf
-            weights[row, kept] = logits[row, kept]
+            weights[at] = -torch.inf
+            weights[at[:, None], kept] = logits[at[:, None], kept]
     greedy = temperature == 0
     chosen = weights.argmax(-1)
     if not bool(greedy.all()):
         scale = torch.where(greedy, 1.0, temperature)[:, None]
+        if top_k is not None:
+            weights = _most_probable(weights, top_k)
         probability = torch.softmax(weights / scale, -1)
         if top_p is not None:
-            rows = (top_p < 1).nonzero()[:, 0]
-            probability[rows] = _nucleus(probability[rows], top_p[rows])
+            narrow = (top_p < 1).nonzero()[:, 0]
+            probability[narrow] = _nucleus(probability[narrow], top_p[narrow])
         total = probability.cumsum(-1, dtype=torch.float64)
         drawn = torch.searchsorted(total, (uniform * total[:, -1])[:, None], right=True)[:, 0]
         chosen = torch.where(greedy, chosen, drawn)
@@ -72,6 +78,36 @@ def _nucleus(probability: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     ordered, order = probability.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1, dtype=torch.float64) - ordered
     return torch.zeros_like(probability).scatter_(1, order, ordered.masked_fill(before >= top_p[:, None], 0.0))
+
+
+def _most_probable(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
+    size = weights.shape[-1]
+    kept = torch.where(top_k == 0, size, top_k).clamp(max=size)
+    ordered = weights.sort(dim=-1, descending=True).values
+    least = ordered.gather(1, kept[:, None] - 1)
+    return weights.masked_fill(weights < least, -torch.inf)
+
+
+def score_choices(
+    logits: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor, ids: Sequence[int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of the drawn token and entropy (nats) of softmax(logits / temperature) over ``ids`` alone.
+
+    Both [rows] float64, each row's the same whoever else is in the batch.
+
+    Args:
+        logits: [rows, vocabulary].
+        temperature: [rows]; 0 counts as 1.
+        drawn: [rows] int64, among ``ids``.
+        ids: what could be drawn; None is the whole vocabulary.
+    """
+    scale = torch.where(temperature == 0, 1.0, temperature)[:, None]
+    if ids is not None:
+        kept = torch.as_tensor(ids, device=logits.device)
+        logits, drawn = logits[:, kept], (drawn[:, None] == kept).int().argmax(-1)
+    logs = torch.log_softmax(logits.double() / scale, -1)
+    entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
+    return logs.gather(1, drawn[:, None])[:, 0], entropy
 
 
 class TokenTrie:

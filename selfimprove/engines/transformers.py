@@ -18,17 +18,19 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from selfimprove.chat import ChatFormat
-from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
 from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
-from selfimprove.engines.sampling import TokenTrie, choose, uniforms
+from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
 from selfimprove.engines.slots import PrefixCache
 from selfimprove.records import Finish, Message
 
@@ -37,6 +39,9 @@ CACHE_BYTES = 256 * 2**20
 
 PATIENCE = 0.125
 """A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
+
+LISTS_KNOWN = 4096
+"""Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
 
 
 @dataclass(eq=False)
@@ -63,8 +68,12 @@ class TransformersEngine:
             ``prefill_blocks`` read and ``prefill_block_slots`` offered (their ratio: how full the reading passes were).
     """
 
-    def __init__(self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> None:
-        """Load the model.
+    def __init__(
+        self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, model: Any | None = None
+    ) -> None:
+        """Load the model, or take ``model`` as it is: a trainer's own, whose tokenizer ``model_dir`` holds.
+
+        A trainer that changes the weights in place calls ``forget_prefixes`` then; nothing else is kept of them.
 
         Raises:
             UserError: no such folder, no weights, no chat template, a tokenizer of another model, or a context that
@@ -72,7 +81,10 @@ class TransformersEngine:
         """
         torch.set_num_threads(threads)
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)
-        model = load_causal_lm(model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
+        if model is None:
+            model = load_causal_lm(
+                model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code
+            )
         check_vocabulary(model_dir, model, self.chat.vocab_size)
         check_context(model_dir, model, cfg.context)
         self._cfg = cfg
@@ -108,6 +120,7 @@ class TransformersEngine:
         self._limit = np.ones(slots, dtype=np.int64)
         self._temperature = np.zeros(slots, dtype=np.float32)
         self._top_p = np.ones(slots, dtype=np.float32)
+        self._top_k = np.zeros(slots, dtype=np.int64)
         self._drawn = np.zeros((slots, cfg.context), dtype=np.int64)
         self._logprob = np.zeros((slots, cfg.context), dtype=np.float32)
         self._ends = np.zeros(model.get_input_embeddings().num_embeddings, dtype=bool)
@@ -115,6 +128,9 @@ class TransformersEngine:
         self._every_slot = np.arange(slots)
         self._with_stop: set[int] = set()
         self._nodes: dict[int, dict] = {}
+        self._choosing: set[int] = set()
+        self._choices: dict[int, tuple[float, float]] = {}
+        self._trie = lru_cache(maxsize=LISTS_KNOWN)(self._make_trie)
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens the prompt of these messages has."""
@@ -134,11 +150,15 @@ class TransformersEngine:
             EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
         """
         ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
+        if request.cut_left:
+            ids = ids[-max(1, self._cfg.context - request.max_tokens) :]
         self._check(request, len(ids))
         trie = None
         if request.allowed is not None:
-            outputs = (self.chat.content_ids(Message(role="assistant", content=text)) for text in request.allowed)
-            trie = TokenTrie(outputs, self.chat.end_id)
+            try:
+                trie = self._trie(tuple(request.allowed), request.choice)
+            except ValueError as error:
+                raise EngineError(f"{request.seed}: {error}") from None
         # The last token is not read but fed to the slot: its logits give the first draw.
         job = _Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
         self.stats.requests += 1
@@ -180,12 +200,28 @@ class TransformersEngine:
                 f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
                 f"engine's context of {context}"
             )
-        if request.allowed is not None:
-            if not request.allowed:
-                raise EngineError(f"{request.seed}: allowed is empty, so no completion is possible")
-            for text in request.allowed:
-                if not self.chat.token_bytes_known(text):
-                    raise EngineError(f"{request.seed}: the tokenizer cannot write the allowed output {text!r}")
+        if request.top_k < 0 or (request.choice and request.max_tokens != 1):
+            raise EngineError(
+                f"{request.seed}: top_k {request.top_k} is negative, or a choice has max_tokens "
+                f"{request.max_tokens} instead of 1"
+            )
+
+    def _make_trie(self, allowed: tuple[str, ...], choice: bool) -> TokenTrie:
+        """What may be written token by token.
+
+        Raises:
+            ValueError: nothing is allowed, the tokenizer cannot write something that is, or, of a choice, not in one
+                token of its own.
+        """
+        if not allowed:
+            raise ValueError("allowed is empty, so no completion is possible")
+        for text in allowed:
+            if not self.chat.token_bytes_known(text):
+                raise ValueError(f"the tokenizer cannot write the allowed output {text!r}")
+        outputs = [self.chat.content_ids(Message(role="assistant", content=text)) for text in allowed]
+        if choice and (len({tuple(ids) for ids in outputs}) < len(outputs) or any(len(ids) != 1 for ids in outputs)):
+            raise ValueError("a choice is among outputs of one token each, all different; these are not")
+        return TokenTrie(outputs, self.chat.end_id)
 
     def _drop(self, job: _Job) -> None:
         """Forget a job whose caller has gone."""
@@ -290,6 +326,9 @@ class TransformersEngine:
             self._key[slot] = request.seed.at(request.seed.sample + job.placed).bits()
             self._count[slot], self._limit[slot] = 0, request.max_tokens
             self._temperature[slot], self._top_p[slot] = request.temperature, request.top_p
+            self._top_k[slot] = request.top_k
+            if request.choice:
+                self._choosing.add(slot)
             if request.stop:
                 self._with_stop.add(slot)
             if job.trie is not None:
@@ -305,14 +344,17 @@ class TransformersEngine:
         logits = self._decoder.step(self._token, self._position, int(self._position[busy].max()))
         with torch.inference_mode():
             device = logits.device
-            filtered = bool((self._top_p < 1).any())
+            temperature = torch.from_numpy(self._temperature).to(device)
             drawn, logprob = choose(
                 logits,
                 torch.from_numpy(uniforms(self._key, self._count.astype(np.uint64))).to(device),
-                torch.from_numpy(self._temperature).to(device),
-                torch.from_numpy(self._top_p).to(device) if filtered else None,
-                [(slot, list(node)) for slot, node in self._nodes.items()],
+                temperature,
+                torch.from_numpy(self._top_p).to(device) if (self._top_p < 1).any() else None,
+                self._alike(self._nodes),
+                torch.from_numpy(self._top_k).to(device) if self._top_k.any() else None,
             )
+            if self._choosing:
+                self._score(logits, temperature, drawn)
             ids, logprobs = drawn.cpu().numpy(), logprob.cpu().numpy()
         self._drawn[self._every_slot, self._count] = ids
         self._logprob[self._every_slot, self._count] = logprobs
@@ -333,6 +375,25 @@ class TransformersEngine:
         for slot, node in self._nodes.items():
             self._nodes[slot] = node[int(ids[slot])]
 
+    def _score(self, logits: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor) -> None:
+        """Note how likely the choices just drawn were."""
+        free = [slot for slot in self._choosing if slot not in self._nodes]
+        groups: list[tuple[list[int], list[int] | None]] = [(free, None)] if free else []
+        groups += self._alike({slot: self._nodes[slot] for slot in self._choosing if slot in self._nodes})
+        for slots, ids in groups:
+            at = torch.as_tensor(slots, device=logits.device)
+            scores = score_choices(logits[at], temperature[at], drawn[at], ids)
+            for slot, logprob, entropy in zip(slots, *(score.tolist() for score in scores), strict=True):
+                self._choices[slot] = logprob, entropy
+
+    @staticmethod
+    def _alike(nodes: dict[int, dict]) -> list[tuple[list[int], list[int]]]:
+        """Slots that may draw the same tokens next, together, with those tokens."""
+        groups: dict[int, tuple[list[int], list[int]]] = {}
+        for slot, node in nodes.items():
+            groups.setdefault(id(node), ([], list(node)))[0].append(slot)
+        return list(groups.values())
+
     def _look_for_stop(self, slot: int) -> None:
         """Finish the slot if its text now holds a stop string."""
         job = self._slot_job[slot]
@@ -346,18 +407,27 @@ class TransformersEngine:
             return
         ids = self._drawn[slot, :count].tolist()
         text = self.chat.decode(ids)
-        places = [text.find(stop) for stop in stops]
-        found = [place for place in places if place >= 0]
-        if found:
-            text = text[: min(found)]
-            kept = next(k for k in range(count, -1, -1) if text.startswith(self.chat.decode(ids[:k])))
+        found = first_stop(text, stops)
+        if found is None:
+            return
+        keep = job.request.keep_stop
+        text = text[: found[1] if keep else found[0]]
+        kept = next(k for k in range(count, -1, -1) if text.startswith(self.chat.decode(ids[:k])))
+        if keep and self.chat.decode(ids[:kept]) != text:
+            self._deliver(slot, Completion(text, "stop"))
+        else:
             self._deliver(slot, Completion(text, "stop", ids[:kept], self._logprob[slot, :kept].tolist()))
 
     def _finish(self, slot: int, *, ended: bool) -> None:
         count = int(self._count[slot])
         ids = self._drawn[slot, : count - ended].tolist()
         finish: Finish = "stop" if ended else "length"
-        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, self._logprob[slot, :count].tolist()))
+        logprobs, choice = self._logprob[slot, :count].tolist(), None
+        if slot in self._choices:
+            job = self._slot_job[slot]
+            assert job is not None
+            choice = Choice(job.ids, int(self._drawn[slot, 0]), *self._choices[slot])
+        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, logprobs, choice))
 
     def _deliver(self, slot: int, completion: Completion) -> None:
         job = self._slot_job[slot]
@@ -374,7 +444,9 @@ class TransformersEngine:
         self._slot_job[slot] = None
         self._busy[slot] = False
         self._token[slot], self._position[slot], self._count[slot] = self.chat.pad_id, 0, 0
-        self._temperature[slot], self._top_p[slot] = 0.0, 1.0
+        self._temperature[slot], self._top_p[slot], self._top_k[slot] = 0.0, 1.0, 0
+        self._choosing.discard(slot)
+        self._choices.pop(slot, None)
         self._with_stop.discard(slot)
         self._nodes.pop(slot, None)
 

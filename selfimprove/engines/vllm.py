@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selfimprove.chat import ChatFormat
-from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.base import Completion, EngineError, EngineStats, Request, first_stop
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.errors import UserError
 from selfimprove.records import Message
@@ -93,10 +93,14 @@ class VllmEngine:
 
         Raises:
             EngineError: prompt and ``max_tokens`` exceed the context, or vLLM refuses the request.
-            UserError: the chat template refuses the messages, or vLLM has broken down.
+            UserError: the chat template refuses the messages, ``choice`` is set, or vLLM has broken down.
         """
+        if request.choice:
+            raise UserError("engine vllm tells no probabilities of a choice; name engine transformers instead.")
         self.stats.requests += 1
         ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
+        if request.cut_left:
+            ids = ids[-max(1, self.context - request.max_tokens) :]
         if len(ids) + request.max_tokens > self.context:
             self.stats.failures += 1
             raise EngineError(
@@ -138,6 +142,7 @@ class VllmEngine:
         return SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
+            top_k=request.top_k,
             max_tokens=request.max_tokens,
             seed=request.seed.at(request.seed.sample + index).bits() >> 1,  # vLLM takes 63 bits
             stop=list(request.stop) or None,
@@ -188,9 +193,9 @@ class VllmEngine:
         if sample.finish_reason == "stop" and not by_text and ids[-1:] and ids[-1] in self.chat.stop_ids:
             ids = ids[:-1]  # the end-of-turn token; its log-probability stays
         text = self.chat.decode(ids)
-        cuts = [at for at in (text.find(word) for word in request.stop) if at >= 0]
-        if cuts:
-            return self._cut(text[: min(cuts)], ids, logprobs)
+        found = first_stop(text, request.stop)
+        if found is not None:
+            return self._cut(text[: found[1] if request.keep_stop else found[0]], ids, logprobs)
         if by_text:  # vLLM saw the stop string where our decoder does not
             return self._cut(sample.text, ids, logprobs)
         return Completion(text, "length" if sample.finish_reason == "length" else "stop", ids, logprobs)

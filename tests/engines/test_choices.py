@@ -1,0 +1,177 @@
+"""Decisions by one token: their log-probabilities and entropies, whole label sets, cut prompts, an engine over a
+trainer's own weights (spec reflect_rl §1; rows 34, 36, 42)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selfimprove.engines.base import Choice, Completion, EngineError, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.models import load_causal_lm
+from selfimprove.engines.openai import OpenAiEngine, OpenAiEngineConfig
+from selfimprove.engines.sampling import choose, score_choices, uniforms
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.errors import UserError
+from selfimprove.pipeline.journal import Journal
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+from tests.tiny import make_tiny_model
+
+LABELS = ("0", "1", "2", "a", "b")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> TransformersEngine:
+    return make_engine(folder)
+
+
+def make_engine(folder: Path, model: object = None, **changes: object) -> TransformersEngine:
+    settings = {"engine": "transformers", "slots": 8, "context": 96, "prefill_rows": 4, "prefill_block": 16}
+    cfg = TransformersEngineConfig.model_validate(settings | changes)
+    return TransformersEngine(cfg, folder, threads=1, model=model)
+
+
+def ask(index: int, **changes: object) -> Request:
+    question = Message(role="user", content=f"Mia has {index} apples and buys {7 * index}. How many has she now?")
+    settings = {"seed": SeedKey(1, f"t{index}"), "max_tokens": 1, "choice": True, "allowed": LABELS}
+    return Request(messages=[question], **(settings | changes))  # type: ignore[arg-type]
+
+
+def run(engine: object, requests: list[Request]) -> list[Completion]:
+    async def everything() -> list[Completion]:
+        return [one for (one,) in await asyncio.gather(*(engine.generate(request) for request in requests))]  # type: ignore[attr-defined]
+
+    return asyncio.run(everything())
+
+
+def choice_of(completion: Completion) -> Choice:
+    assert completion.choice is not None
+    return completion.choice
+
+
+def expected(folder: Path, choice: Choice, ids: list[int] | None, temperature: float) -> tuple[float, float]:
+    """Log-probability and entropy of the model's softmax, renormalised over ``ids``."""
+    with torch.inference_mode():
+        logits = load_causal_lm(folder)(input_ids=torch.tensor([choice.prompt_ids])).logits[0, -1].double()
+    full = torch.softmax(logits / temperature, -1)
+    kept = full if ids is None else torch.zeros_like(full).index_copy(0, torch.tensor(ids), full[ids])
+    kept = kept / kept.sum()
+    return float(kept[choice.token].log()), float(-torch.special.xlogy(kept, kept).sum())
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("allowed", [LABELS, None])
+def test_reflect_rl_36_a_choice_carries_the_full_softmax_renormalised_over_what_is_allowed(
+    engine: TransformersEngine, folder: Path, allowed: tuple[str, ...] | None, temperature: float
+) -> None:
+    ids = None if allowed is None else [engine.chat.content_ids(Message(role="user", content=x))[0] for x in allowed]
+    for index, answer in enumerate(run(engine, [ask(i, allowed=allowed, temperature=temperature) for i in range(12)])):
+        choice = choice_of(answer)
+        assert choice.prompt_ids == engine.chat.encode(ask(index).messages, add_generation_prompt=True).ids
+        logprob, entropy = expected(folder, choice, ids, temperature or 1.0)
+        assert (choice.logprob, choice.entropy) == pytest.approx((logprob, entropy), abs=1e-5)
+        assert answer.token_ids == ([choice.token] if answer.finish == "length" else [])
+        assert allowed is None or answer.text in allowed
+
+
+def test_reflect_rl_42_choices_of_different_lists_do_not_depend_on_who_else_is_asked(folder: Path) -> None:
+    requests = [ask(i, allowed=LABELS[: 2 + i % 4]) for i in range(20)] + [ask(i, allowed=None) for i in range(4)]
+    requests += [ask(i, choice=False, allowed=None, max_tokens=9) for i in range(6)]
+    together = run(make_engine(folder), requests)
+    alone = make_engine(folder)
+    assert [run(alone, [request])[0] for request in requests] == together
+    assert run(make_engine(folder), requests[::-1])[::-1] == together
+    assert all(
+        (answer.choice is not None) == request.choice for answer, request in zip(together, requests, strict=True)
+    )
+
+
+def test_reflect_rl_34_a_choice_among_outputs_that_are_not_one_token_each_is_refused(
+    engine: TransformersEngine,
+) -> None:
+    for allowed in (("0", "12"), ("0", "0"), ()):
+        with pytest.raises(EngineError, match=r"one token each|empty"):
+            run(engine, [ask(0, allowed=allowed)])
+    with pytest.raises(EngineError, match="max_tokens"):
+        run(engine, [ask(0, max_tokens=2)])
+    assert run(engine, [ask(0)])[0].text in LABELS
+
+
+def test_reflect_rl_34_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_are_kept_free(
+    engine: TransformersEngine,
+) -> None:
+    long = [Message(role="user", content="Tom reads 12 pages a day. " * 30)]
+    with pytest.raises(EngineError, match="do not fit"):
+        run(engine, [replace(ask(0), messages=long)])
+    (answer,) = run(engine, [replace(ask(0), messages=long, cut_left=True)])
+    whole = engine.chat.encode(long, add_generation_prompt=True).ids
+    assert choice_of(answer).prompt_ids == whole[-95:]
+    (short,) = run(engine, [ask(0, cut_left=True)])
+    assert short == run(engine, [ask(0)])[0]
+
+
+def test_reflect_rl_42_an_engine_over_a_trainers_weights_follows_them_and_leaves_them_trainable(folder: Path) -> None:
+    model = load_causal_lm(folder)
+    live = make_engine(folder, model)
+    before = run(live, [ask(1), ask(2)])
+    assert before == run(make_engine(folder), [ask(1), ask(2)])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    logits = model(input_ids=torch.tensor([choice_of(before[0]).prompt_ids])).logits[0, -1]
+    (-torch.log_softmax(logits, -1)[choice_of(before[0]).token]).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    optimizer.step()
+    live.forget_prefixes()
+    after = run(live, [ask(1, seed=SeedKey(1, "t1")), ask(2)])
+    assert choice_of(after[0]).entropy != choice_of(before[0]).entropy
+    fresh = make_engine(folder, model)  # nothing of the old weights is left anywhere
+    assert run(fresh, [ask(1), ask(2)]) == after
+
+
+def test_a_journaled_choice_is_told_again_word_for_word(engine: TransformersEngine, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal") as journal:
+        first = run(JournaledEngine(engine, journal, "policy"), [ask(3)])
+    with Journal(tmp_path / "journal") as journal:
+        again = JournaledEngine(engine, journal, "policy")
+        asked = engine.stats.requests
+        assert run(again, [ask(3)]) == first
+        assert engine.stats.requests == asked
+        run(again, [ask(3, choice=False)])  # another question
+        assert engine.stats.requests == asked + 1
+
+
+def test_a_remote_engine_refuses_choices_and_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = OpenAiEngineConfig(engine="openai", base_url="http://127.0.0.1:9", model="m", api_key_env=None)
+    for changes in ({"choice": True}, {"top_k": 5, "choice": False}):
+        with pytest.raises(UserError, match="name engine transformers"):
+            run(OpenAiEngine(cfg), [ask(0, allowed=None, **changes)])
+
+
+def test_top_k_keeps_the_most_probable_and_their_proportions() -> None:
+    logits = torch.log(torch.tensor([0.4, 0.1, 0.3, 0.2])).repeat(4000, 1)
+    noise = torch.from_numpy(uniforms(np.arange(4000, dtype=np.uint64) * 7919, np.zeros(4000, dtype=np.uint64)))
+    warm = torch.ones(4000)
+    drawn, logprob = choose(logits, noise, warm, None, (), torch.full((4000,), 2))
+    counts = torch.bincount(drawn, minlength=4) / 4000
+    assert counts[[1, 3]].sum() == 0
+    assert counts[[0, 2]].tolist() == pytest.approx([4 / 7, 3 / 7], abs=0.03)
+    assert logprob.exp().tolist() == pytest.approx(logits.exp()[0, drawn].tolist())  # the unfiltered model's
+    everything, _ = choose(logits, noise, warm, None, (), torch.zeros(4000, dtype=torch.int64))
+    assert torch.equal(everything, choose(logits, noise, warm, None)[0])
+
+
+def test_a_certain_choice_has_no_entropy_and_no_nan() -> None:
+    logits = torch.tensor([[0.0, 1000.0, -torch.inf]])
+    logprob, entropy = score_choices(logits, torch.ones(1), torch.tensor([1]), None)
+    assert (float(logprob), float(entropy)) == (0.0, 0.0)
