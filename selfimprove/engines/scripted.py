@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from selfimprove.engines.base import Completion, EngineStats, Request
+from selfimprove.engines.base import Completion, EngineStats, Request, first_stop
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 
@@ -49,8 +49,9 @@ class ScriptedEngine:
 
     @staticmethod
     def _limit(text: str, request: Request) -> str:
-        cuts = [at for at in (text.find(word) for word in request.stop) if at >= 0]
-        text = text[: min(cuts)] if cuts else text
+        found = first_stop(text, request.stop)
+        if found is not None:
+            text = text[: found[1] if request.keep_stop else found[0]]
         if request.allowed is not None and text not in request.allowed:
             raise UserError(
                 f"engine scripted: the expert answered {text!r}, which is not allowed here; name another engine."
