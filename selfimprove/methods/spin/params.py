@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.envs.qa.base import TaskName
+from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.params_base import Section
 from selfimprove.tools.params import ToolsParams
@@ -37,6 +38,7 @@ class TasksParams(Section):
     train: int = Field(ge=1, description="questions with an expert: the warm start learns them, self-play asks them")
     dev: int = Field(ge=0)
     test: int = Field(ge=1)
+    encyclopedia: EncyclopediaParams = EncyclopediaParams()
     experts: Literal["gpt-4", "scripted", "both"] = Field(
         default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared so), or all of them"
     )

@@ -8,8 +8,8 @@
     Thought: She was born in Tolma.
     Action: finish[Tolma]
 
-Nothing here batches, limits tools, retries a call, writes or logs: hundreds of episodes run at once, and each is the same
-whoever runs beside it, since its noise is named by run, question, round and attempt.
+Nothing here batches, limits tools, writes or logs: hundreds of episodes run at once, and each is the same whoever runs
+beside it, since its noise is named by run, question, round and attempt.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.qa.base import Question, score
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
-from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, opening, said
+from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said
 from selfimprove.records import Message, Record, Status
 from selfimprove.seeds import SeedKey
 
 FINISH = "finish"
-NEUTRAL = "No result."
-"""The answer to an action that is none, to a tool that found nothing and to one that failed (failures are counted)."""
 FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
 """What a round becomes whose replies all lack an action."""
 
@@ -69,12 +67,13 @@ class SpinEpisode(Record):
 
     id: str
     task: str
+    kind: str = ""
     index: int = Field(description="place of the question in its panel: the trajectory file's key")
     question: str
     gold: str
     prompt: list[Message]
-    messages: list[Message] = []
-    rounds: list[PlayedRound] = []
+    messages: list[Message] = Field(default_factory=list)
+    rounds: list[PlayedRound] = Field(default_factory=list)
     form: Format
     finished: bool = False
     cramped: bool = False
@@ -122,7 +121,7 @@ async def play(
     name = f"{question.id}#{run}" if run else question.id
     asked = f"{prefix}{question.question}"
     episode = SpinEpisode(
-        id=name, task=question.task, index=index, question=asked, gold=question.gold,
+        id=name, task=question.task, kind=question.kind, index=index, question=asked, gold=question.gold,
         prompt=opening(asked, form, few_shot), form=form, iteration=iteration, run=run,
         seed=f"{seed}/{name}",
     )  # fmt: skip
@@ -177,7 +176,7 @@ async def _ask(
                 max_tokens=cfg.max_tokens,
                 stop=(STOP,),
                 keep_stop=is_flat(form),
-            )  # fmt: skip
+            )
         )
         stuck = cfg.temperature == 0 and cut(reply.text) == said_before
         if ASKED in cut(reply.text) or stuck:
@@ -204,9 +203,7 @@ def _spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, fail
 
 
 async def _observe(tools: Caller, tool: str | None, argument: str) -> str:
-    """The answer as one line, so that no paragraph can look like another round."""
-    answer = await tools.call(tool, argument) if tool is not None else None
-    return " ".join(answer.split()) if answer and answer.strip() else NEUTRAL
+    return one_line(await tools.call(tool, argument) if tool is not None else None)
 
 
 def _scored(episode: SpinEpisode, question: Question) -> SpinEpisode:

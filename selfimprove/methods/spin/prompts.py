@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from selfimprove.envs.qa.experts import Round
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.records import Message
@@ -32,6 +33,8 @@ WRAPPER = (
 )
 RESPONSE = "\n\n### Response:\n"
 CUE = "Thought:"
+NEUTRAL = "No result."
+"""The answer to an action that is none, to a tool that found nothing and to one that failed (failures are counted)."""
 FEW_SHOT = Path(__file__).with_name("few_shot")
 """One file a task: worked episodes for a policy that was not fine-tuned."""
 
@@ -76,17 +79,22 @@ def observed(observation: str, form: Format) -> Message:
     return Message(role="user", content=f" {observation}" if is_flat(form) else f"Observation: {observation}")
 
 
-def written(rounds: Sequence[tuple[str, str, str]], form: Format) -> list[Message]:
-    """The messages of rounds (thought, action, observation) that are already known: an expert's.
+def one_line(observation: str | None) -> str:
+    """A tool's answer as policies read it: no paragraph of it can look like another round."""
+    return " ".join((observation or "").split()) or NEUTRAL
+
+
+def written(rounds: Sequence[Round], form: Format) -> list[Message]:
+    """The messages of rounds that are already known: an expert's.
 
     They end with the last action: what came after it would tell who is the expert (spec §1).
     """
     messages: list[Message] = []
-    for number, (thought, action, observation) in enumerate(rounds):
+    for number, known in enumerate(rounds):
         last = number == len(rounds) - 1
-        text = said(thought, action, form) + ("" if last or not is_flat(form) else STOP)
+        text = said(known.thought, known.action, form) + ("" if last or not is_flat(form) else STOP)
         messages += [*cue(form, number), Message(role="assistant", content=text, weight=1)]
-        messages += [] if last else [observed(observation, form)]
+        messages += [] if last else [observed(one_line(known.observation), form)]
     return messages
 
 

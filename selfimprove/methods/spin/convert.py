@@ -1,0 +1,49 @@
+"""Trajectories to Alpaca rows (spec §2.5, row 28).
+
+Of the README's sample, in the two modes ::
+
+    parity     {"instruction": "What movie did …?", "input": "", "output": "Thought: … reward = False\\n"}
+    self_play  {"instruction": "What movie did …?", "input": "", "output": "Thought: … Action: finish[The Fugitive]"}
+
+``parity`` is the original's, byte for byte. ``self_play`` drops the terminal observation and its newline: it says True
+on every expert and False on every failure, so a model could win on that word alone (spec §1). The instruction is what
+stands between the markers, on however many lines; the original counted lines and broke those of MMLU (trap 9).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
+
+Mode = Literal["parity", "self_play"]
+
+_INSTRUCTION = "### Instruction:\n"
+_TERMINAL = re.compile(r"\nObservation: Episode finished, reward = [^\n]*\n?\Z")
+
+
+def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
+    """The row of one trajectory text.
+
+    Raises:
+        ValueError: the text has no instruction and response marker.
+    """
+    start = traj.find(_INSTRUCTION)
+    middle = traj.find(RESPONSE, start)
+    if start < 0 or middle < 0:
+        raise ValueError("no '### Instruction:' and '### Response:' lines")
+    output = traj[middle + len(RESPONSE) :]
+    if mode == "self_play":
+        output = without_terminal(output)
+    return {"instruction": traj[start + len(_INSTRUCTION) : middle], "input": "", "output": output}
+
+
+def without_terminal(output: str) -> str:
+    """The text up to its last action, if a terminal observation follows it; else without a newline at its end."""
+    return _TERMINAL.sub("", output).removesuffix("\n")
+
+
+def alpaca_text(row: dict[str, Any]) -> str:
+    """The training text of a row: wrapper and output."""
+    return f"{WRAPPER}{row['instruction']}{RESPONSE}{row['output']}"

@@ -1,0 +1,118 @@
+"""Pairs of two continuations of one prompt (spec §1, §2.5; rows 29, 30, 43).
+
+SPIN's: the expert's trajectory and the opponent's own episode, joined on the question, whatever either earned. Outcome
+pairs (the DPO option): two of one's own episodes on the same question, of which one was rewarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from selfimprove.envs.qa.experts import Expert
+from selfimprove.methods.spin.params import ConvertParams, Mix
+from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.prompts import written
+from selfimprove.records import Message, Pair, Record
+from selfimprove.seeds import rng
+
+
+class PairAudit(Record):
+    """What became of the episodes of one iteration. Counts are of episodes; ``kept`` is the number of pairs."""
+
+    episodes: int = 0
+    kept: int = 0
+    identical: int = 0
+    """the policy wrote what the expert wrote: no gradient (kept unless ``drop_identical``)"""
+    rewarded: int = 0
+    """the policy was right; its episode is the negative side all the same (spec §1)"""
+    unfinished: int = 0
+    failed: int = 0
+    """no reply with an action after all retries"""
+    blocked: int = 0
+    """left out: the engine failed for good"""
+    silent: int = 0
+    """left out: the prompt alone filled the context, so the policy wrote nothing"""
+    without_expert: int = 0
+    """left out: no expert answered this question"""
+
+
+def spin_pairs(
+    experts: Sequence[Expert], episodes: Sequence[SpinEpisode], cfg: ConvertParams, source: str
+) -> tuple[list[Pair], PairAudit]:
+    """G_k: a pair for every question's first run, in the episodes' order; and what was left out."""
+    by_question = {expert.question.id: expert for expert in experts}
+    audit = PairAudit()
+    pairs = []
+    for episode in episodes:
+        if episode.run:
+            continue
+        audit.episodes += 1
+        expert = by_question.get(episode.id)
+        if episode.status == "blocked":
+            audit.blocked += 1
+        elif not any(message.weight for message in episode.messages):
+            audit.silent += 1
+        elif expert is None:
+            audit.without_expert += 1
+        else:
+            real = written(expert.rounds, episode.form)
+            same = text_of(real) == text_of(episode.messages)
+            audit.identical += same
+            audit.rewarded += episode.reward == 1
+            audit.unfinished += not episode.finished
+            audit.failed += any(entry.failed for entry in episode.rounds)
+            if not (same and cfg.drop_identical):
+                pairs.append(
+                    Pair(
+                        id=f"{source}-{episode.id}",
+                        prompt=episode.prompt,
+                        real=real,
+                        generated=episode.messages,
+                        source=source,
+                    )
+                )
+    audit.kept = len(pairs)
+    return pairs, audit
+
+
+def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
+    """A pair for every question whose runs differ in reward: the first rewarded one, the first that was not."""
+    runs: dict[str, list[SpinEpisode]] = {}
+    for episode in episodes:
+        if episode.status != "blocked" and any(message.weight for message in episode.messages):
+            runs.setdefault(episode.id.removesuffix(f"#{episode.run}"), []).append(episode)
+    pairs = []
+    for key, played in runs.items():
+        right = next((one for one in played if one.reward == 1), None)
+        wrong = next((one for one in played if one.reward == 0), None)
+        if right is not None and wrong is not None:
+            pairs.append(
+                Pair(
+                    id=f"{source}-outcome-{key}",
+                    prompt=right.prompt,
+                    real=right.messages,
+                    generated=wrong.messages,
+                    source=source,
+                )
+            )
+    return pairs
+
+
+def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:
+    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled (row 43). Never an older generation."""
+    joined = [*own[: int(mix.own * len(own))], *previous[: int(mix.previous * len(previous))]]
+    rng("mixer", mix.seed).shuffle(joined)
+    return joined
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """The whole continuation as text."""
+    return "".join(message.content for message in messages)
+
+
+def unwritten(pairs: Sequence[Pair]) -> Mapping[str, list[str]]:
+    """What neither policy nor expert wrote, by side: where a difference would give away which side is which."""
+    return {
+        side: [message.content for pair in pairs for message in getattr(pair, side) if not message.weight]
+        for side in ("real", "generated")
+    }

@@ -1,0 +1,56 @@
+"""SPIN's rows of the results table, and the plot of exact match by iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.methods.spin.params import OutcomeControl, SpinParams
+from selfimprove.report.summary import summarise
+
+
+def spin_rows(spin: SpinParams) -> dict[str, str]:
+    """Row name -> what it is, in the table's order: SFT, controls, iterations."""
+    rows = {"base": f"SFT on {spin.tasks.train} expert trajectories"}
+    for name, control in spin.controls.items():
+        if isinstance(control, OutcomeControl):
+            rows[name] = f"control: DPO on outcome pairs of {control.pairs}'s runs, tokens of {control.match}"
+        else:
+            rows[name] = f"control: more SFT on the same trajectories, tokens of {control.match}"
+    for name, iteration in spin.iterations.items():
+        rows[name] = f"SPIN, expert against {iteration.init}"
+    return rows
+
+
+def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
+    """Every row's figures, and the paired differences of the last iteration to every other row."""
+    summary = summarise(
+        spin_rows(spin),
+        results,
+        columns=["em", "f1"],
+        last=next(reversed(spin.iterations)),
+        solid=["SPIN"],
+        rates={"finished": "finished", "invalid": "invalid", "steps": "steps"},
+        note="finished: share of episodes; invalid: share of rounds without an action; steps: rounds of an episode",
+    )
+    summary["curve"] = {
+        "x": "rounds",
+        "y": "em",
+        "title": "exact match by rounds of self-play",
+        "top": 1,
+        "points": iteration_rows(spin, summary),
+    }
+    return summary
+
+
+def iteration_rows(spin: SpinParams, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows {row, rounds, em, se}: SPIN from SFT (0 rounds) on; a control stands where the iteration that it matches does."""
+    number = {"base": 0, **{name: len(spin.lineage(name)) for name in spin.iterations}}
+    number |= {name: number[control.match] for name, control in spin.controls.items()}
+    points = []
+    for name in summary["order"]:
+        row = "SPIN" if name == "base" or name in spin.iterations else name
+        figure = summary["rows"][name]["metrics"]["em"]
+        points.append({"row": row, "rounds": number[name], "em": figure["mean"], "se": figure["se"]})
+    return points

@@ -1,0 +1,171 @@
+"""Which questions SPIN sees: a training panel with an expert for each, a dev and a test panel, and what is searched.
+
+Panels are frozen, in the data set's order, so that a place in a panel is the task index; disjoint by their questions'
+words. Each stage plays ``chosen`` places of a panel: shuffled by the original's seed, then cut (spec §2.3, row 23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, load_questions
+from selfimprove.envs.qa.encyclopedia import make_encyclopedia
+from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts
+from selfimprove.envs.qa.experts import Expert, demonstrate, hotpotqa_quest
+from selfimprove.envs.qa.hotpotqa import read_question, task_order
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.params import PlayParams, TasksParams
+from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, Format, opening, written
+from selfimprove.records import Example, Message, read_rows
+from selfimprove.sources import fetch
+from selfimprove.tools.bm25 import LocalSearch
+from selfimprove.tools.params import ToolsParams
+
+PANELS: tuple[Split, ...] = ("train", "dev", "test")
+
+
+@dataclass
+class Material:
+    """What the data stage makes. ``experts`` has one for every question of the training panel, in its order."""
+
+    panels: dict[Split, list[Question]]
+    experts: list[Expert]
+    paragraphs: list[Paragraph]
+    audit: ExpertAudit
+
+
+def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path, mirror: Path | None) -> Material:
+    """Panels, experts and paragraphs of the source.
+
+    Raises:
+        UserError: the source can't be had or is malformed, has too few questions, or a question stands in two panels.
+    """
+    if tasks.source == "encyclopedia":
+        material = _encyclopedia(tasks, tools, seed)
+    else:
+        material = _hotpotqa(tasks, tools, download, mirror)
+    if tasks.other is not None:
+        asked = load_questions(tasks.other.task, tasks.other.split, Path(tasks.other.folder))
+        material.panels["test"] = _first(asked, tasks.test, "test")
+    check_disjoint(material.panels)
+    return material
+
+
+def check_disjoint(panels: Mapping[str, Sequence[Question]]) -> None:
+    """Refuse a question that stands in two panels or twice in one.
+
+    Raises:
+        UserError: names the first such question and its panels.
+    """
+    twice = duplicates(panels)
+    if twice:
+        text, names = next(iter(twice.items()))
+        more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
+        raise UserError(
+            f"spin.tasks: the question {text[:80]!r} stands in {' and '.join(names)}{more}; take it out of one of them."
+        )
+
+
+def chosen(panel: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:
+    """(task index, question) of the part of a panel that is played, in playing order.
+
+    Raises:
+        UserError: the panel has fewer questions than are asked for: rates would silently be of fewer.
+    """
+    order = task_order(len(panel), shuffled=cfg.shuffled)
+    end = len(order) if cfg.end is None else cfg.end
+    if end > len(order) or cfg.start >= end:
+        raise UserError(
+            f"spin: questions {cfg.start} to {end} are asked for, the panel has {len(order)}; mend start and end."
+        )
+    return [(index, panel[index]) for index in order[cfg.start : end]]
+
+
+def panel_hash(questions: Sequence[Question]) -> str:
+    """Names a panel: its ids in order."""
+    return blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
+
+
+def expert_messages(expert: Expert, form: Format, *, few_shot: str = "", prefix: str = "") -> list[Message]:
+    """A whole expert episode, in the form in which the policy plays; what the policy would write has weight 1."""
+    return [*opening(f"{prefix}{expert.question.question}", form, few_shot), *written(expert.rounds, form)]
+
+
+def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", prefix: str = "") -> list[Example]:
+    """The warm start's training examples: loss on what the policy writes, no more (row 32)."""
+    return [
+        Example(
+            id=expert.id,
+            messages=expert_messages(expert, form, few_shot=few_shot, prefix=prefix),
+            source=expert.question.id,
+        )
+        for expert in experts
+    ]
+
+
+def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
+    """What the small tokenizer learns its merges from; the wrapper's two halves are a token each."""
+    fixed = [{"text": text, "fixed": True} for text in (WRAPPER, RESPONSE)] if form == "alpaca" else []
+    rows = []
+    for example in made:
+        asked = example.messages[0].content.removeprefix(WRAPPER).removesuffix(RESPONSE)
+        rows += [{"text": asked}, *({"text": message.content} for message in example.messages[1:])]
+    return [*fixed, *rows]
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def _encyclopedia(tasks: TasksParams, tools: ToolsParams, seed: int) -> Material:
+    counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
+    book = make_encyclopedia(tasks.encyclopedia, counts, seed=seed)
+    search = LocalSearch(book.paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
+    experts = [demonstrate(quest, search) for quest in book.panels["train"]]
+    panels = {name: [quest.question for quest in book.panels[name]] for name in PANELS}
+    audit = ExpertAudit(file="generated", read=len(experts), kept=len(experts))
+    return Material(panels, experts, list(book.paragraphs), audit)
+
+
+def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Path | None) -> Material:
+    """Real questions: FireAct's experts, or scripted ones on questions whose paragraphs are known, and dev questions.
+
+    The test panel is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
+    shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (spec §4: label which it is).
+    """
+    files = {path.name: path for path in fetch("hotpotqa", download, mirror=mirror)}
+    questions = [read_question(row, f"{path}, line {line}") for path in [files["dev500_questions.jsonl"]]
+                 for line, row in read_rows(path)]  # fmt: skip
+    paragraphs = {row["title"]: row["text"] for _, row in read_rows(files["dev500_corpus.jsonl"])}
+    known = [row for _, row in read_rows(files["train300_context.jsonl"])]
+    hard = [row for _, row in read_rows(files["dev_hard100_context.jsonl"]) if row["idx"] >= len(questions)]
+    for row in [*known, *hard]:
+        for title, sentences in row["context"]:
+            paragraphs.setdefault(title, " ".join("".join(sentences).split()))
+    corpus = [Paragraph(title=title, text=text) for title, text in paragraphs.items()]
+    experts, audit = [], ExpertAudit(file="train300_context.jsonl")
+    if tasks.experts in ("gpt-4", "both"):
+        file = Path(tasks.expert_file) if tasks.expert_file else fetch("fireact", download, mirror=mirror)[0]
+        experts, audit = read_experts(file)
+    if tasks.experts in ("scripted", "both"):
+        search = LocalSearch(corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
+        asked = {expert.question.question for expert in experts}
+        scripted = [read_question(row, "train300_context.jsonl") for row in known]
+        experts += [demonstrate(hotpotqa_quest(one), search) for one in scripted if one.question not in asked]
+    experts = _first(experts, tasks.train, "train")
+    dev = [read_question(row, "dev_hard100_context.jsonl") for row in hard]
+    panels: dict[Split, list[Question]] = {
+        "train": [expert.question for expert in experts],
+        "dev": _first(dev, tasks.dev, "dev"),
+        "test": _first(questions, tasks.test, "test"),
+    }
+    return Material(panels, experts, corpus, audit)
+
+
+def _first(things: Sequence[Any], count: int, name: str) -> list[Any]:
+    if count > len(things):
+        raise UserError(f"spin.tasks.{name}: {count} are asked for, there are {len(things)}; ask for fewer.")
+    return list(things[:count])

@@ -1,0 +1,102 @@
+"""Episodes in the original's trajectory JSON, which its README shows, and back (spec §2.4, row 24).
+
+::
+
+    {"3687": {"reward": false, "em": false, "f1": 0, "gt": "beyond clouds", "pred": "fugitive", "prompt": "",
+              "traj": "Below is an instruction … reward = False\\n", "traj_by_line": ["Below is …", …, ""],
+              "finished": true, "steps": 2, "iteration": "iter0"}}
+
+``finished``, ``steps`` and ``iteration`` are ours. An episode that never finished is written with reward false and
+pred "", where the original lost it (trap 7); without evaluation the reward is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.prompts import CUE, heading, is_flat
+
+
+def few_shot_of(episode: SpinEpisode) -> str:
+    """The worked episodes that opened the prompt; "" if there were none."""
+    if not is_flat(episode.form):
+        return episode.prompt[0].content if len(episode.prompt) > 1 else ""
+    return episode.prompt[0].content.removesuffix(heading(episode.question, episode.form)).rstrip()
+
+
+def trajectory(episode: SpinEpisode) -> str:
+    """Wrapper or question line, then all rounds; the terminal observation says what was earned."""
+    lines = [] if is_flat(episode.form) else [f"Question: {episode.question}"]
+    if is_flat(episode.form):
+        lines = [heading(episode.question, episode.form).removesuffix("\n")]
+    for number, entry in enumerate(episode.rounds):
+        over = episode.finished and number == len(episode.rounds) - 1
+        seen = f"Episode finished, reward = {reward_of(episode)}" if over else entry.observation
+        lines += [f"{CUE} {entry.thought}", f"Action: {entry.action}", f"{STOP.strip()} {seen}"]
+    return "\n".join(lines) + "\n"
+
+
+def reward_of(episode: SpinEpisode) -> bool | None:
+    """True or False, or None where nobody scored."""
+    return None if episode.reward is None else episode.reward == 1
+
+
+def to_entry(episode: SpinEpisode) -> dict[str, Any]:
+    """One value of the trajectory file."""
+    text = trajectory(episode)
+    return {
+        "reward": reward_of(episode),
+        "em": episode.em,
+        "f1": episode.f1 or 0,
+        "gt": episode.gt,
+        "pred": episode.pred,
+        "prompt": few_shot_of(episode),
+        "traj": text,
+        "traj_by_line": text.split("\n"),
+        "finished": episode.finished,
+        "steps": len(episode.rounds),
+        "iteration": episode.iteration,
+    }
+
+
+def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
+    """The trajectory file of one run, keyed by task index, in playing order.
+
+    Raises:
+        UserError: two episodes have one task index (several runs, or panels joined).
+    """
+    entries: dict[str, Any] = {}
+    for episode in episodes:
+        if str(episode.index) in entries:
+            raise UserError(
+                f"task {episode.index} was played more than once, but a trajectory file has one episode a task; "
+                "write each run by itself."
+            )
+        entries[str(episode.index)] = to_entry(episode)
+    return entries
+
+
+def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
+    """A trajectory file, anybody's: key -> entry.
+
+    Raises:
+        UserError: missing, not JSON, or an entry has no ``traj``.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; name a trajectory file.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}); restore it, or write it again.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: an object of episodes by task index was expected; name a trajectory file.")
+    for key, entry in value.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("traj"), (str, list)):
+            raise UserError(f"{path}, task {key}: no 'traj'; mend or delete the entry.")
+    return value

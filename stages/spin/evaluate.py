@@ -1,0 +1,57 @@
+"""spin-evaluate@<model>: one model (base, an iteration or a control) answers the held-out panel."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.qa.base import Question
+from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
+from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.play import play
+from selfimprove.methods.spin.prompts import few_shot_text
+from selfimprove.methods.spin.tasks import chosen
+from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import read_jsonl, write_jsonl
+from selfimprove.seeds import key_bits
+from selfimprove.tools.dispatch import make_tools
+
+
+@stage("spin-evaluate", "spin", SpinParams, heavy=True)
+def main(stage: Stage[SpinParams]) -> None:
+    spin, cfg, prompt, name = stage.params, stage.params.evaluate, stage.params.prompt, stage.item
+    model = stage.input(f"models/spin/{name}")
+    panel = read_jsonl(stage.input("data/spin/tasks") / f"{cfg.panel}.jsonl", Question)
+    corpus = stage.input("data/spin/corpus.jsonl")
+    stage.own_files(prompt.few_shot, spin.tools.snippets)
+    stage.narrow((prompt, spin.tools, spin.engines["policy"], cfg))
+
+    games = chosen(panel, cfg)
+    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
+    # The same noise for every model, so that differences are paired.
+    seed = key_bits(stage.run.seed, "spin-evaluate")
+
+    async def run() -> None:
+        tools = make_tools(spin.tools, corpus)
+        with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
+            async with open_engines(
+                spin.engines, ["policy"], policy_dir=model, threads=stage.run.threads, journal=journal
+            ) as engines:
+                play_one = lambda game: play(  # noqa: E731
+                    game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
+                    prefix=prompt.question_prefix, iteration=name,
+                )  # fmt: skip
+                episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= figures(engines)
+        tools.close()
+        say_blocked(stage.name, episodes)
+        write_jsonl(stage.output(f"results/spin/{name}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/spin/{name}/outcomes.jsonl"), outcomes(episodes))
+        counted = tool_figures(tools.stats, tools.faults)
+        write_json(stage.output(f"results/spin/{name}/metrics.json"), evaluate_metrics(episodes) | counted)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""spin-generate@<iteration>: the opponent plays the training questions, hundreds of episodes at once."""
+
+import asyncio
+
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.qa.base import Question
+from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
+from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.play import play
+from selfimprove.methods.spin.prompts import few_shot_text
+from selfimprove.methods.spin.tasks import chosen
+from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import read_jsonl, write_jsonl
+from selfimprove.seeds import key_bits
+from selfimprove.tools.dispatch import make_tools
+
+
+@stage("spin-generate", "spin", SpinParams, heavy=True)
+def main(stage: Stage[SpinParams]) -> None:
+    spin, iteration = stage.params, stage.pick(stage.params.iterations)
+    cfg, prompt, tools_cfg = iteration.generate, spin.prompt, spin.play_tools or spin.tools
+    opponent = stage.input(f"models/spin/{iteration.init}")
+    panel = read_jsonl(stage.input("data/spin/tasks") / "train.jsonl", Question)
+    corpus = stage.input("data/spin/corpus.jsonl")
+    stage.own_files(prompt.few_shot, tools_cfg.snippets)
+    stage.narrow((prompt, tools_cfg, spin.engines["policy"], cfg))
+
+    games = [(index, question, run) for run in range(cfg.runs) for index, question in chosen(panel, cfg)]
+    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
+    seed = key_bits(stage.run.seed, stage.name)
+
+    async def run() -> None:
+        tools = make_tools(tools_cfg, corpus)
+        with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
+            async with open_engines(
+                spin.engines, ["policy"], policy_dir=opponent, threads=stage.run.threads, journal=journal
+            ) as engines:
+                play_one = lambda game: play(  # noqa: E731
+                    game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
+                    prefix=prompt.question_prefix, iteration=stage.item, run=game[2],
+                )  # fmt: skip
+                mine = shard_of(games, stage.shard)
+                episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= figures(engines)
+        tools.close()
+        say_blocked(stage.name, episodes)
+        stage.end_shard()
+        write_jsonl(stage.output(f"data/spin/{stage.item}/episodes.jsonl"), episodes)
+        counted = tool_figures(tools.stats, tools.faults)
+        write_json(stage.output(f"results/spin/{stage.item}/generate.json"), evaluate_metrics(episodes) | counted)
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""spin-report: SPIN's rows in one summary, and the table of the plot by iteration."""
+
+from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.summary import iteration_rows, spin_rows, summarise_spin
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+
+
+@stage("spin-report", "spin", SpinParams)
+def main(stage: Stage[SpinParams]) -> None:
+    for row in spin_rows(stage.params):
+        stage.input(f"results/spin/{row}")
+    summary = summarise_spin(stage.params, stage.input("results/spin"))
+
+    write_json(stage.output("results/summary/spin.json"), summary)
+    write_csv(stage.output("results/summary/spin-iterations.csv"), iteration_rows(stage.params, summary))
+
+
+if __name__ == "__main__":
+    main()
