@@ -15,11 +15,11 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch.distributed
 
@@ -33,12 +33,25 @@ LAST_WORDS_SECONDS = 5.0
 """How long the other processes may still tell why they ended once one has failed."""
 
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which of how many processes one is, its threads, and the file by which they find each other."""
+
+    rank: int
+    world: int
+    threads: int
+    meeting: Path
+
+
 @dataclass
 class _Process:
     rank: int
     pid: int
     line: Connection
-    """where its progress, its report or its error comes from"""
+    """where its progress, its result or its error comes from"""
 
 
 def train_forked(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
@@ -47,24 +60,45 @@ def train_forked(job: Job, examples: Sequence[EncodedExample], progress: Progres
     Raises:
         UserError: what one of them raised, or that it was killed. Any other error of theirs comes with its traceback.
     """
-    count = job.params.launcher.processes
-    meeting, log_file = job.checkpoints / "meeting", job.checkpoints / "worker.log"
+    return run_forked(
+        lambda tell: train(job, examples, tell),
+        processes=job.params.launcher.processes,
+        threads=job.threads,
+        folder=job.checkpoints,
+        progress=progress,
+    )
+
+
+def run_forked(
+    work: Callable[[Progress], T], *, processes: int, threads: int, folder: Path, progress: Progress | None = None
+) -> T:
+    """``work`` by several processes at once, joined as one torch.distributed group (gloo); what the first returns.
+
+    Args:
+        work: called in each process with a function that passes progress on; its result must survive being sent.
+        threads: CPU threads of each.
+        folder: where they meet and log.
+
+    Raises:
+        UserError: what one of them raised, or that it was killed. Any other error of theirs comes with its traceback.
+    """
+    meeting, log_file = folder / "meeting", folder / "worker.log"
     meeting.unlink(missing_ok=True)  # a killed run's
     alive, held = os.pipe()
-    processes: list[_Process] = []
+    started: list[_Process] = []
     try:
         with log_file.open("wb") as log:
-            for rank in range(count):
+            for rank in range(processes):
                 receiver, sender = Pipe(duplex=False)
                 pid = os.fork()
                 if pid == 0:
                     os.close(held)
-                    _become(job, examples, rank, meeting, sender, alive, log.fileno())
+                    _become(work, _Place(rank, processes, threads, meeting), sender, alive, log.fileno())
                 sender.close()
-                processes.append(_Process(rank, pid, receiver))
-        return _follow(processes, progress, log_file)
+                started.append(_Process(rank, pid, receiver))
+        return cast(T, _follow(started, progress, log_file))
     finally:
-        for process in processes:
+        for process in started:
             os.kill(process.pid, signal.SIGKILL)  # not waited for yet, so it is still the one that we started
             os.waitpid(process.pid, 0)
             process.line.close()
@@ -72,9 +106,9 @@ def train_forked(job: Job, examples: Sequence[EncodedExample], progress: Progres
         os.close(held)
 
 
-def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> TrainReport:
-    """Read what the processes send until all have ended; the first one's report, or the most telling error."""
-    report: TrainReport | None = None
+def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> Any:
+    """Read what the processes send until all have ended; the first one's result, or the most telling error."""
+    result: Any = None
     errors: list[Exception] = []
     at_work = {process.line: process for process in processes}
     while at_work:
@@ -99,11 +133,10 @@ def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: 
                     error.add_note(f"in training process {process.rank}:\n{trace}")
                 errors.append(error)
             elif process.rank == 0:
-                report = value
+                result = value
     if errors:  # one that ends takes the others' connections with it: their errors say nothing
         raise min(errors, key=lambda error: not isinstance(error, UserError))
-    assert report is not None
-    return report
+    return result
 
 
 def _killed(process: _Process, log_file: Path) -> UserError:
@@ -118,10 +151,8 @@ def _killed(process: _Process, log_file: Path) -> UserError:
     )
 
 
-def _become(
-    job: Job, examples: Sequence[EncodedExample], rank: int, meeting: Path, line: Connection, alive: int, log: int
-) -> NoReturn:
-    """In the forked process: train in a new thread, wait in this one; never returns into the caller's code."""
+def _become(work: Callable[[Progress], Any], place: _Place, line: Connection, alive: int, log: int) -> NoReturn:
+    """In the forked process: work in a new thread, wait in this one; never returns into the caller's code."""
     try:
         gc.freeze()  # collections need not look through what was imported, which would copy its memory
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, ends us
@@ -129,15 +160,15 @@ def _become(
         os.dup2(log, 2)
         # Not the inherited ones: another thread of the caller may have held their lock.
         sys.stdout = sys.stderr = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
-        threading.Thread(target=_work, args=(job, examples, rank, meeting, line), daemon=True).start()
+        threading.Thread(target=_work, args=(work, place, line), daemon=True).start()
         os.read(alive, 1)  # returns when the caller is gone, however it ended
     finally:
         os._exit(ORPHANED)
 
 
-def _work(job: Job, examples: Sequence[EncodedExample], rank: int, meeting: Path, line: Connection) -> None:
+def _work(work: Callable[[Progress], Any], place: _Place, line: Connection) -> None:
     try:
-        line.send(("report", _train(job, examples, rank, meeting, line)))
+        line.send(("result", _join_and_do(work, place, line)))
     except BaseException as error:
         line.send(("error", (_portable(error), traceback.format_exc())))
     finally:
@@ -145,28 +176,25 @@ def _work(job: Job, examples: Sequence[EncodedExample], rank: int, meeting: Path
         os._exit(0)
 
 
-def _train(
-    job: Job, examples: Sequence[EncodedExample], rank: int, meeting: Path, line: Connection
-) -> TrainReport | None:
-    """Join the group as torchrun's processes do, by the environment, and train this process's share."""
-    world = job.params.launcher.processes
+def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connection) -> Any:
+    """Join the group as torchrun's processes do, by the environment, and do this process's share."""
+    rank, world = str(place.rank), str(place.world)
     os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
-        OMP_NUM_THREADS=str(job.threads),
-    )  # fmt: skip
+        RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, OMP_NUM_THREADS=str(place.threads)
+    )
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # nobody else can connect
-    store = torch.distributed.FileStore(str(meeting), world)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    store = torch.distributed.FileStore(str(place.meeting), place.world)
+    torch.distributed.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world)
 
-    def tell(*step: Any) -> None:
-        line.send(("step", step))
+    def tell(done: int, total: int, note: str) -> None:
+        line.send(("step", (done, total, note)))
 
-    report = train(job, examples, tell)
+    result = work(tell)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    return report if rank == 0 else None
+    return result if place.rank == 0 else None
 
 
 def _portable(error: BaseException) -> Exception:
