@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -92,7 +93,18 @@ def load_questions(name: str, split: str, folder: Path) -> list[Question]:
         loaders[name] = mmlu.load
     if name not in loaders:
         raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(TASKS[1:])}.")
-    return loaders[name](split, folder)
+    return _own_ids(loaders[name](split, folder))
+
+
+def _own_ids(questions: list[Question]) -> list[Question]:
+    """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
+    seen: Counter[str] = Counter()
+    own = []
+    for question in questions:
+        seen[question.id] += 1
+        times = seen[question.id]
+        own.append(question if times == 1 else question.model_copy(update={"id": f"{question.id}-{times}"}))
+    return own
 
 
 def _metric(task: TaskName) -> Callable[[str, str], Score]:

@@ -1,0 +1,183 @@
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import combinations
+
+import pytest
+from pydantic import ValidationError
+
+from selfimprove.envs.qa import encyclopedia_words as words
+from selfimprove.envs.qa.base import duplicates, score
+from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
+from selfimprove.envs.qa.encyclopedia_world import build_world, most_people
+from selfimprove.envs.qa.experts import demonstrate, trajectory_text
+from selfimprove.errors import UserError
+from selfimprove.seeds import rng
+from selfimprove.tools.bm25 import LocalSearch
+
+COUNTS = {"train": 900, "dev": 120, "test": 500}
+
+
+@pytest.fixture(scope="module")
+def world():
+    return make_encyclopedia(EncyclopediaParams(), COUNTS, seed=17)
+
+
+@pytest.fixture(scope="module")
+def search(world):
+    return LocalSearch(world.paragraphs)
+
+
+def test_spin_12_the_expert_finds_every_paragraph_and_solves_every_panel(world, search):
+    text = {paragraph.title: paragraph.text for paragraph in world.paragraphs}
+    assert {panel: len(quests) for panel, quests in world.panels.items()} == COUNTS
+    for quests in world.panels.values():
+        for quest in quests:
+            expert = demonstrate(quest, search)
+            assert score(expert.answer, quest.question).reward == 1
+            assert [part.observation for part in expert.rounds[:-1]] == [text[t] for t in quest.question.titles]
+            assert expert.source == "scripted"
+
+
+@pytest.mark.parametrize("params", [{"people": 60, "distractors": 0}, {"people": 700, "distractors": 500}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_spin_12_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
+    small = make_encyclopedia(EncyclopediaParams(**params), {"train": 60, "dev": 15, "test": 30}, seed=seed)
+    search = LocalSearch(small.paragraphs)
+    text = {paragraph.title: paragraph.text for paragraph in small.paragraphs}
+    for quest in [quest for quests in small.panels.values() for quest in quests]:
+        assert [search(lookup.query) for lookup in quest.lookups] == [text[lookup.title] for lookup in quest.lookups]
+
+
+def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world, search):
+    for quest in world.panels["test"]:
+        question = quest.question
+        last = search(quest.lookups[-1].query)
+        assert last is not None
+        if question.kind == "bridge":
+            assert question.gold.lower() in last.lower()  # copied from what was read
+            assert question.gold not in re.findall(r"\w+", question.question)
+        else:
+            a, b = question.titles
+            assert question.gold in ("yes", "no", a, b)
+            assert a in question.question
+            assert b in question.question
+
+
+def test_comparisons_are_right_by_the_facts():
+    world = build_world(300, 0, rng("encyclopedia", 5))
+    made = make_encyclopedia(EncyclopediaParams(people=300, distractors=0, comparisons=1), {"test": 200}, seed=5)
+    golds = Counter()
+    for quest in made.panels["test"]:
+        question, (a, b) = quest.question, (world.entries[t].facts for t in quest.question.titles)
+        if question.gold in ("yes", "no"):
+            facts = {"craft": "craft", "born": "birthplace", "from": "birthplace", "birthplace": "birthplace"}
+            facts |= {"shown": "stage", "stage?": "stage", "seat": "seat", "seat?": "seat"}
+            asked = question.question.replace("birthplace?", "birthplace").replace("craft?", "craft").split()
+            fact = next(facts[word] for word in asked if word in facts)
+            assert (question.gold == "yes") == (a[fact] == b[fact])
+        else:
+            fact = "birth year" if "birth year" in a else "year"
+            later = any(word in question.question.split() for word in ("last,", "younger,", "after"))
+            first, second = question.titles if (a[fact] < b[fact]) != later else question.titles[::-1]
+            assert question.gold == first != second
+        golds["yes/no" if question.gold in ("yes", "no") else "which"] += 1
+        golds[question.gold] += 1
+    assert min(golds["yes"], golds["no"], golds["which"]) > 20
+
+
+def test_panels_are_disjoint_by_question_and_by_entry(world):
+    assert duplicates({panel: [q.question for q in quests] for panel, quests in world.panels.items()}) == {}
+    common = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS} | {*words.LANDS, *words.RIVERS}
+    entries = {
+        panel: {title for quest in quests for title in quest.question.titles} - common
+        for panel, quests in world.panels.items()
+    }
+    for one, other in combinations(entries, 2):
+        assert not entries[one] & entries[other]
+
+
+def test_a_panel_is_the_same_whatever_the_sizes_of_all(world):
+    fewer = make_encyclopedia(EncyclopediaParams(), {"train": 10, "test": 300}, seed=17)
+    assert fewer.paragraphs == world.paragraphs
+    assert fewer.panels["test"] == world.panels["test"][:300]
+    assert fewer.panels["dev"] == ()
+    assert make_encyclopedia(EncyclopediaParams(), {"test": 5}, seed=18).panels["test"] != fewer.panels["test"][:5]
+
+
+def test_the_world_does_not_depend_on_the_hash_salt():
+    program = """
+from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
+print(make_encyclopedia(EncyclopediaParams(people=90), {"test": 20}, seed=3))
+"""
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": salt}, capture_output=True, text=True, check=True
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+def test_difficulty_params_set_the_kinds_of_questions():
+    def kinds(**params):
+        made = make_encyclopedia(EncyclopediaParams(**params), {"train": 300}, seed=1)
+        return Counter((q.question.kind, len(q.lookups)) for q in made.panels["train"])
+
+    assert set(kinds(comparisons=0, hops={3: 1.0})) == {("bridge", 3)}
+    assert set(kinds(comparisons=1)) == {("comparison", 2)}
+    mixed = kinds(comparisons=0.5, hops={1: 0.5, 2: 0.5})
+    assert 120 < mixed["comparison", 2] < 180
+    assert 50 < mixed["bridge", 1] < 100
+
+    easy = make_encyclopedia(EncyclopediaParams(hard_wordings=0), {"train": 200}, seed=1)
+    hard = make_encyclopedia(EncyclopediaParams(hard_wordings=1), {"train": 200}, seed=1)
+    starts = [{q.question.question.split()[0] for q in made.panels["train"]} for made in (easy, hard)]
+    assert {"Of", "Name"} <= starts[1] - starts[0]
+
+
+def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_short(world, search):
+    quests = world.panels["train"]
+    assert len({quest.question.question.split(" ")[0] for quest in quests}) > 8
+    assert len({quest.lookups[0].thought.split(" the ")[0] for quest in quests}) == len(words.FIRST_THOUGHTS)
+    assert max(len(paragraph.text.split()) for paragraph in world.paragraphs) <= 25
+    assert max(len(quest.question.gold.split()) for quest in quests) <= 3
+    rounds = {len(demonstrate(quest, search).rounds) for quest in quests}
+    assert rounds == {2, 3, 4}
+    text = trajectory_text(demonstrate(quests[0], search).rounds)
+    assert text.startswith("Thought: ")
+    assert text.splitlines()[-1] == f"Action: finish[{quests[0].question.gold}]"
+    assert "[" not in "".join(paragraph.title + paragraph.text for paragraph in world.paragraphs)
+
+
+def test_no_title_is_a_word_of_another_kind():
+    towns = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS}
+    pools = [words.FIRST_NAMES, words.LAST_NAMES, towns, words.LANDS, words.RIVERS, words.ADJECTIVES, words.NOUNS]
+    for one, other in combinations([{word.lower() for word in pool} for pool in pools], 2):
+        assert not one & other
+    assert all(len(set(pool)) == len(pool) for pool in pools)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"hops": {4: 1.0}},
+        {"hops": {}},
+        {"hops": {1: 0.0}},
+        {"hops": {1: -1.0, 2: 1.0}},
+        {"people": most_people(), "distractors": 1},
+        {"people": 10},
+        {"comparisons": 1.5},
+    ],
+)
+def test_params_that_fit_no_world_are_refused(params):
+    with pytest.raises(ValidationError):
+        EncyclopediaParams(**params)
+
+
+def test_a_world_too_small_for_the_questions_says_so():
+    with pytest.raises(UserError, match=r"questions for the dev panel, 400 are asked for; raise people"):
+        make_encyclopedia(
+            EncyclopediaParams(people=60, distractors=0, comparisons=0, hops={1: 1.0}), {"dev": 400}, seed=1
+        )

@@ -1,0 +1,86 @@
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.qa.hotpotqa import grade
+from selfimprove.envs.qa.normalise import exact_match, f1, normalise
+
+texts = st.text(max_size=40) | st.lists(
+    st.sampled_from(["the", "a", "an", "yes", "no", "noanswer", "cat", "hat", ".", "A.", "theme"]), max_size=6
+).map(" ".join)
+
+
+@pytest.mark.parametrize(
+    ("raw", "normal"),
+    [
+        ("The Cat", "cat"),
+        ("the  cat,\tan hat!", "cat hat"),
+        ("theme an analysis", "theme analysis"),  # whole words only
+        ("a.b", "ab"),  # punctuation goes before articles: no word "a" is left
+        ("a-the", "athe"),
+        ("the-a cat", "thea cat"),
+        ("A", ""),
+        ("U.S.A.", "usa"),
+        ("naïve café", "naïve café"),  # no Unicode folding
+        ("“The” hat", "“ ” hat"),  # only ASCII punctuation is deleted
+        ("the_cat", "thecat"),
+        ("", ""),
+    ],
+)
+def test_spin_06_normaliser_lower_punctuation_articles_spaces_in_this_order(raw, normal):
+    assert normalise(raw) == normal
+
+
+@given(texts)
+def test_spin_06_normalised_text_has_no_capitals_ascii_punctuation_or_loose_spaces(text):
+    normal = normalise(text)
+    assert normal == " ".join(normal.split())
+    assert not set(normal) & set(string.punctuation + string.ascii_uppercase)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "mark"),
+    [
+        ("Tolma", "tolma", 1.0),
+        ("the town Tolma", "Tolma", 2 / 3),
+        ("Tolma Tolma", "Tolma", 2 / 3),  # a multiset: a word counts as often as both have it
+        ("a b c", "d", 0.0),
+        ("yes", "Yes.", 1.0),
+        ("yes", "no", 0.0),
+        ("yes it is", "yes", 0.0),  # one side is yes: half marks are forbidden
+        ("yes", "yes it is", 0.0),
+        ("noanswer", "yes", 0.0),
+        ("no answer", "no", 0.0),
+        ("no one", "no one else", 0.8),  # the guard is about the whole answer
+    ],
+)
+def test_spin_07_f1_with_the_guard_for_yes_no_and_noanswer(answer, gold, mark):
+    assert f1(answer, gold) == pytest.approx(mark)
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\n"])
+def test_spin_08_an_empty_answer_is_never_rewarded(empty):
+    for gold in ("", "Tolma", "the", " "):
+        mark = grade(empty, gold)
+        assert (mark.reward, mark.em, mark.f1) == (0.0, False, 0.0)
+
+
+def test_spin_08_where_nothing_is_left_of_both_the_raw_texts_are_compared():
+    assert grade("The", "the").reward == 1
+    assert grade("The", "the").f1 == 1
+    assert grade("A", "the").reward == 0  # both normalise to nothing, and are not the same
+    assert grade("A", "the").f1 == 0
+    assert grade("?", "!").reward == 0
+    assert grade("the", "cat").reward == 0
+
+
+@given(texts, texts)
+def test_spin_01_marks_are_consistent(answer, gold):
+    mark = grade(answer, gold)
+    assert mark.reward == float(mark.em) == float(exact_match(answer, gold))
+    assert 0 <= mark.f1 <= 1
+    assert mark.f1 == 1 or not mark.em
+    assert not answer.strip() or grade(answer, answer).em
+    assert mark.f1 == pytest.approx(f1(gold, answer)) or not gold.strip() or not answer.strip()

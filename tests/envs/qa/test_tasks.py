@@ -1,0 +1,168 @@
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.qa.base import TASKS, Question, duplicates, load_questions, score
+from selfimprove.envs.qa.hotpotqa import read_question, task_order
+from selfimprove.envs.qa.mmlu import letter_of
+from selfimprove.envs.qa.strategyqa import first_word
+from selfimprove.errors import UserError
+
+
+def question(task, gold):
+    return Question(id="q", task=task, question="?", gold=gold)
+
+
+def test_spin_01_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
+    rows = [{"question": f"q{i}", "answer": f"a{i}", "type": "bridge"} for i in range(5)]
+    (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
+    dev = load_questions("hotpotqa", "dev", tmp_path)
+    assert [(q.question, q.gold, q.kind) for q in dev] == [(f"q{i}", f"a{i}", "bridge") for i in range(5)]
+    assert len({q.id for q in dev}) == 5
+    mark = score("The A3!", dev[3])
+    assert (mark.reward, mark.em, mark.f1, mark.pred, mark.gt) == (1.0, True, 1.0, "a3", "a3")
+    with pytest.raises(UserError, match=r"no split 'test' with answers; choose train or dev"):
+        load_questions("hotpotqa", "test", tmp_path)
+    with pytest.raises(UserError, match=r"train_simplified\.json does not exist"):
+        load_questions("hotpotqa", "train", tmp_path)
+
+
+def test_spin_01_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path):
+    rows = [{"question": q, "answer": "a"} for q in ("x", "y", "x")]
+    (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
+    ids = [q.id for q in load_questions("hotpotqa", "dev", tmp_path)]
+    assert ids[2] == ids[0] + "-2"
+    (tmp_path / "dev_simplified.json").write_text(json.dumps(rows[::-1]))
+    assert {q.id for q in load_questions("hotpotqa", "dev", tmp_path)} == set(ids)
+
+
+def test_spin_01_supporting_titles_each_once_in_the_order_of_the_facts():
+    row = {"id": "5a", "question": "q", "answer": "a", "supporting_facts": [["B", 0], ["A", 1], ["B", 2]]}
+    assert read_question(row, "here").titles == ["B", "A"]
+    assert read_question(row, "here").id == "hotpotqa-5a"
+    assert read_question({"question": "q", "answer": "a", "gold_titles": ["A", "B"]}, "here").titles == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "reward"),
+    [
+        ("yes", "yes", 1),
+        ("Yes, it will.", "yes", 1),
+        ("YES!", "yes", 1),
+        ("no.", "no", 1),
+        ("not sure", "no", 0),  # trap 11: a prefix is no word
+        ("nothing", "no", 0),
+        ("yesterday", "yes", 0),
+        ("It is so: yes", "yes", 0),  # the first word decides
+        ("yes", "no", 0),
+        ("true", "yes", 0),
+        ("", "no", 0),
+        ("...", "no", 0),
+    ],
+)
+def test_spin_02_strategyqa_first_word_decides(answer, gold, reward):
+    assert score(answer, question("strategyqa", gold)).reward == reward
+
+
+def test_spin_02_strategyqa_reads_booleans(tmp_path):
+    rows = [{"qid": "e0", "question": "Will it?", "answer": False}, {"question": "Is it?", "answer": True}]
+    (tmp_path / "strategyqa_dev.json").write_text(json.dumps(rows))
+    assert [q.gold for q in load_questions("strategyqa", "dev", tmp_path)] == ["no", "yes"]
+    (tmp_path / "strategyqa_dev.json").write_text(json.dumps([{"question": "Will it?", "answer": "no"}]))
+    with pytest.raises(UserError, match=r"strategyqa_dev\.json, item 0: field 'answer' must be true or false"):
+        load_questions("strategyqa", "dev", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("B", "B"),
+        ("b", "B"),
+        ("(B)", "B"),
+        (" B. Because", "B"),
+        ("B: eating", "B"),
+        ("**B**", "B"),
+        ("[B]", "B"),
+        ("B eating", "B"),
+        ("Both B and C", ""),  # trap 11: the original read B
+        ("Because", ""),
+        ("Dinosaurs", ""),
+        ("A and B", ""),
+        ("A or B", ""),
+        ("a cat", ""),  # an article
+        ("A's", ""),
+        ("E", ""),
+        ("The answer is B", ""),  # leading, or not at all
+        ("", ""),
+        ("B2", ""),
+    ],
+)
+def test_spin_03_mmlu_a_leading_letter_by_itself_decides(answer, letter):
+    assert letter_of(answer) == letter
+    assert score(answer, question("mmlu", "B")).reward == float(letter == "B")
+
+
+def test_spin_03_mmlu_files_are_sorted_and_options_lettered(tmp_path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "virology_test.csv").write_text("Why?,no,yes,maybe,never,B\n")
+    (tmp_path / "test" / "anatomy_test.csv").write_text('"What, then?",1,2,"3, or 4",5,D\nWhen?,1,2,3,4,A\n')
+    questions = load_questions("mmlu", "test", tmp_path)
+    assert [(q.kind, q.gold) for q in questions] == [("anatomy", "D"), ("anatomy", "A"), ("virology", "B")]
+    assert questions[0].question == "Question: What, then?\nA. 1\nB. 2\nC. 3, or 4\nD. 5"
+    (tmp_path / "test" / "anatomy_test.csv").write_text("When?,1,2,3,4,A\nWhy?,1,2,3,4,E\n")
+    with pytest.raises(UserError, match=r"anatomy_test\.csv, line 2: a question, four options and a letter"):
+        load_questions("mmlu", "test", tmp_path)
+    with pytest.raises(UserError, match=r"dev holds no \*\.csv"):
+        load_questions("mmlu", "dev", tmp_path)
+
+
+def test_spin_04_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
+    (tmp_path / "bamboogle_test.csv").write_text('Question,Answer\nWhen?,"April 30, 1789"\nWho?,the Owl\n')
+    questions = load_questions("bamboogle", "test", tmp_path)
+    assert [q.gold for q in questions] == ["April 30, 1789", "the Owl"]
+    assert score("owl", questions[1]).reward == 1
+    assert score("april 1789", questions[0]).f1 == pytest.approx(0.8)
+    (tmp_path / "bamboogle_test.csv").write_text("Question,Answer\nWhen?\n")
+    with pytest.raises(UserError, match=r"bamboogle_test\.csv, line 2: a question and an answer were expected"):
+        load_questions("bamboogle", "test", tmp_path)
+
+
+def test_spin_05_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path):
+    with pytest.raises(UserError, match=r"no task 'squad'.*hotpotqa, strategyqa, bamboogle, mmlu"):
+        load_questions("squad", "dev", tmp_path)
+    for task in TASKS:
+        assert score("x", question(task, "y")).reward == 0
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[]", '["x"]', '[{"question": "q"}]', '[{"question": " "}]'])
+def test_spin_05_a_malformed_file_is_one_sentence_that_names_it(tmp_path, content):
+    (tmp_path / "dev_simplified.json").write_text(content)
+    with pytest.raises(UserError, match=r"dev_simplified\.json"):
+        load_questions("hotpotqa", "dev", tmp_path)
+
+
+def test_spin_23_the_original_order_is_pythons_shuffle_by_233():
+    expected = list(range(7405))
+    random.Random(233).shuffle(expected)
+    assert task_order(7405) == expected
+    assert task_order(7405)[:3] == [3687, 6238, 5388]  # 6238 opens FireAct's released trajectories
+    assert task_order(4, shuffled=False) == [0, 1, 2, 3]
+
+
+def test_questions_that_stand_in_two_panels_are_found_case_and_spaces_aside():
+    panels = {"train": [Question(id="1", task="hotpotqa", question="Who  is IT?", gold="x")]}
+    panels["test"] = [Question(id="2", task="hotpotqa", question="who is it?", gold="y")]
+    assert duplicates(panels) == {"who is it?": ["train", "test"]}
+    assert duplicates({"train": panels["train"]}) == {}
+
+
+@given(st.text(max_size=30))
+def test_any_answer_is_scored_under_every_task(answer):
+    for task, gold in zip(TASKS, ("Tolma", "Tolma", "yes", "Tolma", "A"), strict=True):
+        mark = score(answer, question(task, gold))
+        assert mark.reward in (0.0, 1.0)
+        assert mark.reward <= mark.f1 <= 1
+    assert len(first_word(answer).split()) <= 1
