@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ def summarise(
     solid: Sequence[str],
     rates: Mapping[str, str],
     note: str = "",
+    untrained: Collection[str] = (),
 ) -> dict[str, Any]:
     """Every row's figures, and the paired differences of row ``last`` to every other one.
 
@@ -30,13 +31,14 @@ def summarise(
         solid: rows that are the method itself, drawn in solid lines.
         rates: metric -> heading of further figures that the table shows without error.
         note: what the headings of ``rates`` mean.
+        untrained: rows without a train.json, such as agents that only play.
     """
     found: dict[str, Any] = {}
     outcomes: dict[str, list[Outcome]] = {}
     for name, text in rows.items():
         folder = results / name
         outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
-        trained = _json(folder / "train.json")
+        trained = {"real_tokens": 0, "steps": 0} if name in untrained else _json(folder / "train.json")
         found[name] = {
             "what": text,
             "metrics": _json(folder / "metrics.json"),

@@ -19,6 +19,8 @@ from rich.table import Table
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
+MANY = 15
+"""So many points make a line, without a mark and a tick for each."""
 
 
 def main() -> None:
@@ -85,7 +87,7 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
-    """One PNG a method: its curve for every row, with error bars; the method's own rows in solid lines."""
+    """A PNG for each curve of each method, a line a row, with error bars; the method's own rows in solid lines."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -93,21 +95,26 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
 
     folder.mkdir(exist_ok=True)
     for method, summary in summaries.items():
-        curve = summary["curve"]
-        x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
-        figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-        for name in dict.fromkeys(point["row"] for point in curve["points"]):
-            points = [point for point in curve["points"] if point["row"] == name]
-            solid = name in summary["solid"]
-            axes.errorbar(
-                [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
-                label=name, marker="o", linestyle="-" if solid else "--", linewidth=2 if solid else 1,
-            )  # fmt: skip
-        axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}", ylim=(0, curve["top"]))
-        axes.set_xticks(sorted({point[x] for point in curve["points"]}))
-        axes.legend(fontsize=8)
-        figure.savefig(folder / f"{method}-{curve['title'].replace(' ', '-')}.png", dpi=130)
-        pyplot.close(figure)
+        for curve in summary.get("curves") or [summary["curve"]]:
+            x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
+            figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+            for name in dict.fromkeys(point["row"] for point in curve["points"]):
+                points = [point for point in curve["points"] if point["row"] == name]
+                mark = "o" if len(points) < MANY else ""
+                line, width = ("-", 2) if name in summary["solid"] else ("--", 1)
+                axes.errorbar(
+                    [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
+                    label=name, marker=mark, linestyle=line, linewidth=width,
+                )  # fmt: skip
+            axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}")
+            if curve["top"] is not None:
+                axes.set_ylim(0, curve["top"])
+            places = sorted({point[x] for point in curve["points"]})
+            if len(places) < MANY:
+                axes.set_xticks(places)
+            axes.legend(fontsize=8)
+            figure.savefig(folder / f"{method}-{curve['title'].replace(' ', '-')}.png", dpi=130)
+            pyplot.close(figure)
 
 
 def _figure(figure: dict[str, float], column: str) -> str:
@@ -130,10 +137,11 @@ def _short(value: float, column: str) -> str:
 def _seconds(method: str, row: str) -> tuple[str, str]:
     """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
     found = []
-    for step in ("finetune", "evaluate"):
+    for steps in (("finetune", "sft"), ("evaluate",)):
         # One script serves base, iterations and controls, and names its run after the script and the row.
-        path = TIMING / f"{method}-{step}@{row}.json"
-        found.append(f"{json.loads(path.read_text())['seconds']:.0f}" if path.is_file() else "-")
+        paths = [TIMING / f"{method}-{step}@{row}.json" for step in steps]
+        seconds = [json.loads(path.read_text())["seconds"] for path in paths if path.is_file()]
+        found.append(f"{seconds[0]:.0f}" if seconds else "-")
     return found[0], found[1]
 
 

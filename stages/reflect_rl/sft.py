@@ -2,6 +2,8 @@
 
 import json
 
+from selfimprove.chat import ChatFormat
+from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.pipeline.finetuning import train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
@@ -26,6 +28,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     examples = read_jsonl(stage.input(f"data/reflect_rl/base/train/{data}.jsonl"), Example)
     stage.narrow((cfg, budget))
 
+    examples = shortened(examples, ChatFormat.load(model), cfg.max_length)
     train_and_publish(stage, "reflect_rl", model, examples, cfg, budget=budget)
 
 

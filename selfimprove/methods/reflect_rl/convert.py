@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from selfimprove.chat import ChatFormat
 from selfimprove.envs.enumerated import State
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.generate import TaughtStep, Trajectory
@@ -27,7 +28,7 @@ from selfimprove.methods.reflect_rl.prompts import (
     policy_example,
     reflection_example,
 )
-from selfimprove.records import Example
+from selfimprove.records import Example, Message
 
 
 def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:
@@ -65,6 +66,26 @@ def convert(trajectories: Sequence[Trajectory], instruction: str, markers: Marke
             "teacher play more tasks (reflect_rl.generate.tasks), or name a better one."
         )
     return sets
+
+
+def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list[Example]:
+    """The examples, with prompts that lost as many tokens of their left side as ``limit`` tokens in all ask for.
+
+    The answer is never cut: an example whose answer alone is too long stays as it is, and training counts it.
+    """
+    kept = []
+    for example in examples:
+        prompt, answer = example.messages
+        over = len(chat.encode(example.messages).ids) - limit
+        ids = chat.content_ids(prompt)
+        if 0 < over < len(ids):
+            example = example.model_copy(update={"messages": [_with_ids(prompt, ids[over:], chat), answer]})
+        kept.append(example)
+    return kept
+
+
+def _with_ids(message: Message, ids: list[int], chat: ChatFormat) -> Message:
+    return message.model_copy(update={"content": chat.decode(ids), "token_ids": ids})
 
 
 def texts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from selfimprove.envs.kitchen_things import Kind
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
+from selfimprove.training.rl_config import ActingParams, RLParams
 
 EnvName = Literal["taxi", "autoexplore", "alfworld"]
 DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
@@ -114,7 +115,7 @@ class Iteration(Section):
 
     init: str
     reflector: str | None = None
-    rl: dict[str, Any]
+    rl: RLParams = RLParams()
 
 
 class Control(Section):
@@ -126,7 +127,7 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-class EvaluateParams(Section):
+class EvaluateParams(ActingParams):
     """A policy plays a panel, each task several times (spec §3, evaluate)."""
 
     panel: Literal["dev", "test"] = "test"
@@ -134,12 +135,19 @@ class EvaluateParams(Section):
     eval_reps: int = Field(default=10, ge=1, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")
     sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
-    temperature: float = Field(default=1.0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    reflect_temperature: float = Field(default=1.0, ge=0)
-    max_new_tokens: int = Field(default=100, ge=1, description="of a reflection")
-    mask_invalid: bool = Field(default=True, description="choose among the labels listed now")
     concurrency: int = Field(default=512, ge=1)
+
+
+class ReportParams(Section):
+    """The curves of success, cost and loss over the steps of reinforcement learning (spec §3, Plot)."""
+
+    window: int = Field(default=99, ge=1, description="points of the centred mean; odd")
+
+    @model_validator(mode="after")
+    def _has_a_middle(self) -> ReportParams:
+        if self.window % 2 == 0:
+            raise ValueError(f"window {self.window} has no middle; use an odd number")
+        return self
 
 
 class Agent(Section):
@@ -176,6 +184,7 @@ class ReflectRLParams(Section):
     controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
     agents: dict[str, Agent] = Field(default={}, description="players without trained weights; may be empty")
     evaluate: EvaluateParams = EvaluateParams()
+    report: ReportParams = ReportParams()
 
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:

@@ -14,15 +14,15 @@ The reflection model reads ``instr + pre + analyse`` and the policy, with a refl
      # Action:
 
 Without a reflection model the policy reads ``pre + post + act``. Each text is one user message and the answer the
-assistant's; under the chat template ``text`` the token stream is the original's plain completion.
+assistant's; under the chat template ``text`` the token stream is the original's plain completion. A prompt too long for
+the context loses its left side, never the marker nor room for the answer: ``Request.cut_left`` in play, ``shortened``
+(``convert.py``) in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from selfimprove.engines.base import Engine
 from selfimprove.envs.enumerated import State
 from selfimprove.records import Example, Message
 
@@ -69,24 +69,6 @@ def split_state(text: str, heading: str) -> State:
     """
     pre, found, post = text.rpartition(heading)
     return State(pre, found + post, ()) if found else State(text, "", ())
-
-
-def left_cut(messages: Sequence[Message], engine: Engine, max_tokens: int) -> list[Message]:
-    """The prompt without as much of its left side as the engine's context asks for, ``max_tokens`` kept free.
-
-    The shortest cut that fits, found by bisection over characters; the empty text if even one doesn't.
-    """
-    if engine.fits(messages, max_tokens):
-        return list(messages)
-    (message,) = messages
-    low, high = 0, len(message.content)  # dropping ``low`` characters is too few, ``high`` enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        if engine.fits([Message(role="user", content=message.content[middle:])], max_tokens):
-            high = middle
-        else:
-            low = middle
-    return [Message(role="user", content=message.content[high:])]
 
 
 def reflection_example(

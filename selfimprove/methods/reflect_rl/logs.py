@@ -1,0 +1,174 @@
+"""Curves of reinforcement learning: success, cost and loss by step, of runs and of the runs they go on from (row 55).
+
+A run that started from another run's weights goes on where that one stopped: its steps are counted on from there, and
+of the ancestor only what came before counts. The original halved its offsets and lost the ancestors' last part
+(spec reflect_rl §6, trap 26).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from selfimprove.errors import UserError
+from selfimprove.pipeline.params import read_yaml
+
+COLUMNS = ("success", "cost", "loss")
+WINDOW = 99
+"""The original's: the mean of a point, of the 49 before it and of the 49 after it."""
+
+
+class Point(NamedTuple):
+    """One iteration. None: the figure was not measured then (an update without a loss)."""
+
+    step: float
+    success: float | None
+    cost: float | None
+    loss: float | None
+
+
+class Log(NamedTuple):
+    """One run's points by iteration; ``limit``: the iteration at which its child took over, None if it has none."""
+
+    points: Sequence[Point]
+    accumulation: int = 1
+    limit: int | None = None
+
+
+def stitch(lineage: Sequence[Log]) -> list[Point]:
+    """One curve of a run and its ancestors, oldest first; steps are optimiser steps.
+
+    A child's offset is its parent's plus the parent's iterations before the child, over the parent's accumulation.
+    """
+    curve, offset = [], 0.0
+    for log in lineage:
+        kept = [point for point in log.points if log.limit is None or point.step <= log.limit]
+        curve += [point._replace(step=offset + point.step / log.accumulation) for point in kept]
+        last = log.limit if log.limit is not None else max((point.step for point in log.points), default=0)
+        offset += last / log.accumulation
+    return curve
+
+
+def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[float | None]:
+    """The mean of what is known within ``window`` around each place; windows are cut at the ends, None if nothing is.
+
+    Raises:
+        UserError: the window has no middle.
+    """
+    if window < 1 or window % 2 == 0:
+        raise UserError(f"reflect_rl.report.window: a centred mean needs an odd window, not {window}; mend it.")
+    half = window // 2
+    means: list[float | None] = []
+    for i in range(len(values)):
+        known = [value for value in values[max(0, i - half) : i + half + 1] if value is not None]
+        means.append(math.fsum(known) / len(known) if known else None)
+    return means
+
+
+def smoothed(points: Sequence[Point], window: int = WINDOW) -> list[Point]:
+    """Every column's centred mean."""
+    columns = [centred_mean([getattr(point, name) for point in points], window) for name in COLUMNS]
+    return [Point(point.step, *values) for point, values in zip(points, zip(*columns, strict=True), strict=True)]
+
+
+def read_curve(path: Path) -> list[Point]:
+    """The points of a run's curves.csv (step, success, cost, loss; an empty cell: not measured).
+
+    Raises:
+        UserError: the file is missing, or a row has no step or something that is no number.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; run the stage that trains it.")
+    points = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), start=2):
+            try:
+                cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
+            except (KeyError, ValueError):
+                raise UserError(f"{path}, line {number}: no step, success, cost and loss; mend or delete it.") from None
+            if cells[0] is None:
+                raise UserError(f"{path}, line {number}: no step; mend or delete the line.")
+            points.append(Point(cells[0], *cells[1:]))
+    return points
+
+
+def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:
+    """Rows {row, step, success, cost, loss} of a table for plots, run by run."""
+    return [
+        {"row": name, **{key: "" if value is None else value for key, value in point._asdict().items()}}
+        for name, points in curves.items()
+        for point in points
+    ]
+
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)/?")
+
+
+def read_original(folder: Path) -> list[Log]:
+    """A run of the original's ``results/NNN_rl_finetune``, and those it was loaded from, oldest first.
+
+    Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json; the newest is read, of
+    an ancestor the one that its child was loaded from.
+
+    Raises:
+        UserError: a file is missing or malformed, a ``load_dir`` is no checkpoint, or the runs form a cycle.
+    """
+    lineage: list[Log] = []
+    seen: set[Path] = set()
+    here: Path | None = folder
+    limit: int | None = None
+    while here is not None:
+        if here.resolve() in seen:
+            raise UserError(f"{here}: the runs' load_dir form a cycle; mend setting.yml.")
+        seen.add(here.resolve())
+        setting = read_yaml(here / "setting.yml") if (here / "setting.yml").is_file() else {}
+        numbers = [int(m[1]) for path in here.glob("checkpoint-*") if (m := _CHECKPOINT.fullmatch(path.name))]
+        if not numbers:
+            raise UserError(f"{here} has no checkpoint-K; name a folder that a training run wrote.")
+        number = max(numbers) if limit is None else limit
+        points = original_points(here / f"checkpoint-{number}" / "logs.json")
+        lineage.append(Log(points, int(setting.get("gradient_accumulation_steps") or 1), limit))
+        loaded = setting.get("load_dir")
+        found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
+        if loaded and found is None:
+            raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; mend it.")
+        parent = None if found is None else _beside(here, Path(str(loaded)).parent)
+        # What it was loaded from may be supervised: that has no log to stitch.
+        if parent is not None and found is not None and not (parent / found[0].rstrip("/") / "logs.json").is_file():
+            parent = None
+        here, limit = parent, int(found[1]) if found else None
+    return lineage[::-1]
+
+
+def _beside(run: Path, named: Path) -> Path:
+    """The parent's folder: as it is named, or the one of that name beside the run (results are moved as a whole)."""
+    return named if named.is_dir() else run.parent / named.name
+
+
+def original_points(path: Path) -> list[Point]:
+    """The points of the original's logs.json: [{iter, loss: [current, replay], critic_loss, cost, succ, log}, …].
+
+    The loss is that of the current episodes; missing figures are skipped, not counted as 0 (trap 26).
+
+    Raises:
+        UserError: the file is missing or no such list.
+    """
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return [_point(row) for row in rows]
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); restore it.") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise UserError(f"{path}: no list of iterations with iter, loss, cost and succ; restore it.") from None
+
+
+def _point(row: Mapping[str, Any]) -> Point:
+    loss = row["loss"]
+    current = loss[0] if isinstance(loss, list) else loss
+    success, cost, lost = (None if x is None else float(x) for x in (row["succ"], row["cost"], current))
+    return Point(float(row["iter"]), success, cost, lost)

@@ -1,0 +1,132 @@
+"""The figures Reflect-RL reports: success and cost of a policy that plays each task several times (spec §3; row 51).
+
+===========  ========================================================================================================
+success      share of successful episodes, judged as the environment's spec says (§2)
+cost         mean of an episode's total cost, Q₀ without entropies
+steps        actions of an episode
+invalid      share of those actions whose label was not listed, or which could not be done
+blocked      share of episodes that an engine or the environment failed for good; they count as failed
+levels       success, cost and the number of episodes at each level
+===========  ========================================================================================================
+
+The original prints bare means. Episodes of one task are not independent, so the standard errors here are over tasks: a
+task's mean over its episodes is one observation, and ``n`` counts tasks; ``episodes`` counts episodes [R].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from selfimprove.outcomes import Figure, Outcome, ratio
+from selfimprove.records import mean_and_error
+
+
+class PlayedStep(Protocol):
+    """A step of an episode."""
+
+    @property
+    def cost(self) -> float:
+        """Of this step."""
+        ...
+
+    @property
+    def valid(self) -> bool:
+        """Whether the label was listed and what it stands for could be done."""
+        ...
+
+
+class PlayedEpisode(Protocol):
+    """An episode of a policy or of an agent."""
+
+    @property
+    def task_id(self) -> int:
+        """The task: the cluster that the episode belongs to."""
+        ...
+
+    @property
+    def level(self) -> str:
+        """Of the curriculum."""
+        ...
+
+    @property
+    def success(self) -> bool:
+        """Judged at the end."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """``blocked``: engine or environment failed it for good."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[PlayedStep]:
+        """What was done."""
+        ...
+
+
+def total_cost(episode: PlayedEpisode) -> float:
+    """Σ c over the steps."""
+    return math.fsum(step.cost for step in episode.steps)
+
+
+def outcomes(env: str, episodes: Sequence[PlayedEpisode]) -> list[Outcome]:
+    """One outcome a task, over all its episodes, for paired differences, and by level if there are several.
+
+    Tasks stand in the order in which they first occur.
+    """
+    levels = list(dict.fromkeys(episode.level for episode in episodes))
+    found = []
+    for task in dict.fromkeys(episode.task_id for episode in episodes):
+        mine = [episode for episode in episodes if episode.task_id == task]
+        values = _values(mine)
+        if len(levels) > 1:
+            for level in levels:
+                here = [episode for episode in mine if episode.level == level]
+                if here:
+                    values |= {f"{key}_{level}": value for key, value in _values(here).items()}
+        found.append(Outcome(id=f"{env}-{task}", values=values))
+    return found
+
+
+def _values(episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
+    n = len(episodes)
+    return {
+        "success": sum(episode.success for episode in episodes) / n,
+        "cost": math.fsum(map(total_cost, episodes)) / n,
+        "steps": sum(len(episode.steps) for episode in episodes) / n,
+    }
+
+
+def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
+    """Every figure as {mean, se, n}; see the file's head."""
+    figures: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
+    figures["invalid"] = ratio(
+        (sum(not step.valid for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
+        for mine in _by_task(episodes)
+    )
+    figures["blocked"] = mean_and_error(
+        sum(episode.status == "blocked" for episode in mine) / len(mine) for mine in _by_task(episodes)
+    )
+    figures["episodes"] = len(episodes)
+    figures["levels"] = {
+        level: {
+            **{name: _clustered(here, name) for name in ("success", "cost")},
+            "episodes": len(here),
+        }
+        for level in dict.fromkeys(episode.level for episode in episodes)
+        if (here := [episode for episode in episodes if episode.level == level])
+    }
+    return figures
+
+
+def _clustered(episodes: Sequence[PlayedEpisode], name: str) -> Figure:
+    return mean_and_error(_values(mine)[name] for mine in _by_task(episodes))
+
+
+def _by_task(episodes: Sequence[PlayedEpisode]) -> Iterable[list[PlayedEpisode]]:
+    groups: dict[int, list[PlayedEpisode]] = {}
+    for episode in episodes:
+        groups.setdefault(episode.task_id, []).append(episode)
+    return groups.values()

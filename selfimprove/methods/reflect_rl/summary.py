@@ -1,0 +1,92 @@
+"""Reflect-RL's rows of the results table, the paired differences, and the curves of its runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.methods.reflect_rl.logs import Log, Point, curve_rows, read_curve, smoothed, stitch
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.report.summary import summarise
+
+SOLID = "reflect_rl"
+"""The row that is the method itself."""
+
+_SAID = {
+    "rl_only": "RL only, no supervised start",
+    "no_reflection": "SFT and RL without reflection",
+    "no_negatives": "Reflect-RL, supervised on complete trajectories only",
+    "no_curriculum": "Reflect-RL without a curriculum",
+    "reflect_rl": "Reflect-RL",
+}
+_AGENTS = {
+    "random": "chance",
+    "expert": "the oracle",
+    "direct": "a chat model, label at once",
+    "react": "a chat model, ReAct",
+    "chat": "a chat model, analysis then label",
+}
+
+
+def reflect_rl_rows(params: ReflectRLParams) -> dict[str, str]:
+    """Row -> what it is, in the table's order: agents, SFT only, controls, the runs."""
+    rows = {name: f"agent: {_AGENTS[agent.kind]}" for name, agent in params.agents.items()}
+    rows[params.evaluate.sft_only] = "SFT only"
+    for name, control in params.controls.items():
+        rows[name] = f"control: more SFT on {control.data}, tokens of {control.match}"
+    for name, run in params.iterations.items():
+        reflects = f"reflector {run.reflector}" if run.reflector else "no reflection"
+        rows[name] = f"{_SAID.get(name, 'RL')}; from {run.init}, {reflects}"
+    return rows
+
+
+def main_row(params: ReflectRLParams) -> str:
+    """The row that the others are compared with: ``reflect_rl``, or the last run."""
+    return SOLID if SOLID in params.iterations else next(reversed(params.iterations))
+
+
+def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, Any]:
+    """Every row's figures, and the paired differences of Reflect-RL to every other row."""
+    summary = summarise(
+        reflect_rl_rows(params),
+        results,
+        columns=["success", "cost"],
+        last=main_row(params),
+        solid=[main_row(params)],
+        rates={"steps": "steps", "invalid": "invalid"},
+        note="n counts tasks, each played several times; steps: an episode's; invalid: share of actions",
+        untrained=list(params.agents),
+    )
+    levels = [level for level in summary["rows"][main_row(params)]["metrics"]["levels"] if level]
+    summary["levels"] = levels if len(levels) > 1 else []
+    points = curve_rows(curves(params, results))
+    x = "step"
+    summary["curves"] = [
+        {"x": x, "y": name, "title": f"{name} over RL steps", "top": top, "points": _drawn(points, name)}
+        for name, top in (("success", 1), ("cost", None), ("loss", None))
+    ]
+    return summary
+
+
+def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
+    """Run -> its curve, stitched to those of the runs that it goes on from, each point a centred mean."""
+    found = {}
+    for name in params.iterations:
+        lineage = params.lineage(name)
+        logs = []
+        for run in lineage:
+            steps = int(json.loads((results / run / "train.json").read_text(encoding="utf-8"))["steps"])
+            logs.append(Log(read_curve(results / run / "curves.csv"), 1, steps if run != name else None))
+        found[name] = smoothed(stitch(logs), params.report.window)
+    return found
+
+
+def _drawn(points: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The points of one figure, in the form that ``report.table`` draws."""
+    return [
+        {"row": point["row"], "step": point["step"], name: point[name], "se": 0.0}
+        for point in points
+        if point[name] != ""
+    ]

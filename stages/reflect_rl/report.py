@@ -1,0 +1,23 @@
+"""reflect_rl-report: Reflect-RL's rows in one summary, and the table of the curves over the steps of RL."""
+
+from selfimprove.methods.reflect_rl.logs import curve_rows
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+
+
+@stage("reflect_rl-report", "reflect_rl", ReflectRLParams)
+def main(stage: Stage[ReflectRLParams]) -> None:
+    for row in reflect_rl_rows(stage.params):
+        stage.input(f"results/reflect_rl/{row}")
+    results = stage.input("results/reflect_rl")
+    summary = summarise_reflect_rl(stage.params, results)
+
+    write_json(stage.output("results/summary/reflect_rl.json"), summary)
+    write_csv(stage.output("results/summary/reflect_rl-curves.csv"), curve_rows(curves(stage.params, results)))
+
+
+if __name__ == "__main__":
+    main()
