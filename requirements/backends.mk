@@ -38,6 +38,49 @@ $(XTUNER_STAMP): | $(XTUNER_LOCK)
 	$(XTUNER_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(XTUNER_LOCK)
 	touch $@
 
+# ALFWorld's games run in a worker process with packages of its own; selfimprove itself is not installed there.
+ALFWORLD_ENV := .venvs/alfworld
+ALFWORLD_LOCK := requirements/alfworld.lock
+ALFWORLD_STAMP := $(ALFWORLD_ENV)/.ready-$(firstword $(shell cat $(ALFWORLD_LOCK) | cksum))
+
+$(ALFWORLD_STAMP): | $(ALFWORLD_LOCK)
+	@echo "installing into $(ALFWORLD_ENV) (once; about two minutes, 400 MB)"
+	rm -rf $(ALFWORLD_ENV)
+	$(PYTHON) -m venv $(ALFWORLD_ENV)
+	$(ALFWORLD_ENV)/bin/python -m pip install -qq --require-hashes --no-deps -r $(ALFWORLD_LOCK)
+	touch $@
+
+.PHONY: env-alfworld test-backends-alfworld
+env-alfworld: $(ALFWORLD_STAMP) ## create .venvs/alfworld: ALFWorld's text games, in their own environment
+
+test-backends-alfworld: $(READY) $(ALFWORLD_STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_alfworld.py -p no:cacheprovider
+
+# lm-evaluation-harness reads the models with the main environment's torch and transformers. MODEL names a folder or a
+# model of the hub (name@revision), TASKS: auto, leaderboard, local, or some of the six tasks with commas between them.
+LEADERBOARD_ENV := .venvs/leaderboard
+LEADERBOARD_LOCK := requirements/leaderboard.lock
+LEADERBOARD_STAMP := $(LEADERBOARD_ENV)/.ready-$(firstword $(shell (cat $(LEADERBOARD_LOCK); echo '$(TORCH)') | cksum))
+TASKS ?= auto
+
+$(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
+	@echo "installing into $(LEADERBOARD_ENV) (once; about a minute, 1.5 GB)"
+	rm -rf $(LEADERBOARD_ENV)
+	$(PYTHON) -m venv $(LEADERBOARD_ENV)
+	$(LEADERBOARD_ENV)/bin/python -m pip install -qq --no-compile $(TORCH_ARGS) $(TORCH)
+	$(LEADERBOARD_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(LEADERBOARD_LOCK)
+	touch $@
+
+.PHONY: env-leaderboard leaderboard test-backends-leaderboard
+env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard: lm-evaluation-harness, in its own environment
+
+leaderboard: $(LEADERBOARD_STAMP) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
+	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.leaderboard \
+	  "$(or $(MODEL),$(error make leaderboard MODEL=<a model folder, or a model of the hub>))" --tasks $(TASKS) $(ARGS)
+
+test-backends-leaderboard: $(LEADERBOARD_STAMP)
+	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -45,7 +88,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: vLLM for CPUs, in its own environ
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner ## the tests of optional heavy parts, each in its own environment
+test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm.py -p no:cacheprovider

@@ -18,3 +18,7 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
 # ScienceWorld goes into the main environment: two packages that bring nothing with them.
 "$uv" pip compile requirements/sciworld.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
   -o requirements/sciworld.lock
+
+# ALFWorld's text games: no torch.
+"$uv" pip compile requirements/alfworld.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
+  -o requirements/alfworld.lock

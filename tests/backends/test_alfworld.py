@@ -1,0 +1,400 @@
+"""ALFWorld for real: its interpreter and planner in its own process, our games and a game set in a folder (rows 31-33).
+
+``make test-backends-alfworld``. Every process that a test starts has to be gone after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from selfimprove.envs.agent import EnvError
+from selfimprove.envs.alfworld import AlfWorld, Blacklist
+from selfimprove.envs.alfworld_games import TYPES, make_games
+from selfimprove.envs.alfworld_process import PYTHON, AlfWorldProcess, GameFailed, ProcessGone
+from selfimprove.envs.kitchen import Kitchen
+from selfimprove.envs.kitchen_things import KINDS
+
+pytestmark = pytest.mark.backend
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[AlfWorldProcess]:
+    process = AlfWorldProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def none_left() -> Iterator[None]:
+    yield
+    assert [child.pid for child in workers(os.getpid())] == []
+
+
+def workers(pid: int) -> list[psutil.Process]:
+    """The worker processes that ``pid`` started."""
+    children = psutil.Process(pid).children(recursive=True)
+    return [child for child in children if any("alfworld_worker" in word for word in cmdline(child))]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(pid: int, seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("task", [*range(6), *range(6000, 6006)])
+def test_reflect_rl_31_32_a_game_of_every_type_is_won_by_the_planner(process, task):
+    """Also with what the built-in kitchen answers, word for word, and the commands that it admits."""
+    env, kitchen = AlfWorld(process=process), Kitchen()
+    assert env.reset(task) == kitchen.reset(task)
+    assert env._game(task).goal.kind == KINDS[task % 6]
+    moves = env.expert()
+    assert 1 < len(moves) <= 15
+    assert all(move.thought.endswith(".") for move in moves)
+    for i, move in enumerate(moves):
+        assert move.action in env.valid_actions()
+        assert env.valid_actions() == kitchen.valid_actions()
+        step = env.step(move.action)
+        assert step == kitchen.step(move.action)
+        assert (step.reward, step.done) == ((1.0, True) if i == len(moves) - 1 else (0.0, False))
+    assert env.valid_actions() == env.oracle() == []
+    env.close()
+
+
+def test_reflect_rl_31_the_six_types_are_alfworlds():
+    assert len(TYPES) == 6
+    code = (
+        "from alfworld.agents.environment.alfred_tw_env import TASK_TYPES; import json; print(json.dumps(TASK_TYPES))"
+    )
+    named = in_alfworld(code)
+    assert sorted(json.loads(named.strip().splitlines()[-1]).values()) == sorted(TYPES)
+    assert sorted(TYPES.values()) == sorted(KINDS)
+
+
+def in_alfworld(code: str, *arguments: str, stdin: str = "") -> str:
+    """Run code with the package itself; it makes a folder for data where it is told."""
+    done = subprocess.run(
+        [str(PYTHON), "-c", code, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ALFWORLD_DATA": "/tmp", "PYTHONHASHSEED": "0"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+THEIRS = """
+import json, sys
+from importlib.util import find_spec
+from pathlib import Path
+import textworld
+from textworld.envs.pddl import PddlEnv
+from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+data = Path(find_spec("alfworld").origin).parent / "data"
+given = json.load(sys.stdin)
+grammar = (data / "alfred.twl2").read_text().replace("UNKNOWN GOAL", given["goal"])
+env = AlfredDemangler(PddlEnv(textworld.EnvInfos(admissible_commands=True)))
+env.load({"pddl_domain": (data / "alfred.pddl").read_text(), "grammar": grammar, "pddl_problem": given["problem"]})
+state = env.reset()
+seen = [[state.feedback, state.admissible_commands, False]]
+for action in given["actions"]:
+    state, _, done = env.step(action)
+    seen.append([state.feedback, state.admissible_commands, done])
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("task", [1, 5, 6003])
+def test_reflect_rl_31_texts_and_commands_are_those_that_the_package_itself_gives(process, task):
+    env = AlfWorld(process=process, horizon=40)
+    seen: list[list[Any]] = [[env.reset(task), env.valid_actions(), False]]
+    draw, actions = random.Random(task), []
+    for _ in range(12):
+        action = draw.choice(env.valid_actions())
+        step = env.step(action)
+        actions.append(action)
+        seen.append([step.observation, env.valid_actions(), step.done])
+    for action in env.oracle():
+        step = env.step(action)
+        actions.append(action)
+        seen.append([step.observation, env.valid_actions() or seen[-1][1], step.done])
+    game = env._game(task)
+    given = json.dumps({"goal": game.sentence, "problem": game.problem, "actions": actions})
+    theirs = json.loads(in_alfworld(THEIRS, stdin=given))
+    assert [row[::2] for row in theirs] == [row[::2] for row in seen]
+    assert [row[1] for row in theirs[:-1]] == [row[1] for row in seen[:-1]]
+    assert theirs[-1][2]
+    env.close()
+
+
+def test_reflect_rl_31_ids_get_the_names_that_the_package_gives():
+    ids = ["sink_bar_01_bar_sinkbasin", "sink_bar_00_bar_sinkbasin", "egg_bar_00", "egg_bar_01", "egg_bar_10", "agent1"]
+    code = (
+        "import json, sys; from types import SimpleNamespace as N; from alfworld.agents.utils.misc import Demangler;"
+        "ids = json.load(sys.stdin); d = Demangler(game_infos={i: N(id=i) for i in ids});"
+        "print(json.dumps({i: d.demangle_alfred_name(i) for i in ids}))"
+    )
+    from selfimprove.envs.alfworld_worker import named
+
+    assert json.loads(in_alfworld(code, stdin=json.dumps(ids)).splitlines()[-1]) == named(ids)
+
+
+def test_reflect_rl_31_what_is_not_understood_changes_nothing_but_time_passes(process):
+    env = AlfWorld(process=process, horizon=3)
+    env.reset(2)
+    before = env.valid_actions()
+    for action in ("", "go to the moon", "x" * 10_000, "a\nb\x00\x1b[31m", "\ud800", "go to cabinet 1; ls"):
+        env.reset(2)
+        step = env.step(action)
+        assert (step.observation, step.reward, step.done, step.info["valid"]) == ("Nothing happens.", 0.0, False, False)
+        assert env.valid_actions() == before
+    env.step(before[0])
+    step = env.step("nonsense")
+    assert (step.done, step.info["truncated"], env.valid_actions()) == (True, True, [])
+    assert env.step(before[0]).done
+    env.close()
+
+
+def test_reflect_rl_31_an_episode_is_the_same_in_any_process_and_after_any_other():
+    first, second = AlfWorldProcess(), AlfWorldProcess()
+    played = []
+    for process, order in ((first, (3, 4)), (second, (4, 1, 3, 4))):
+        env, seen = AlfWorld(process=process), {}
+        for task in order:
+            seen[task] = [env.reset(task), env.expert(), env.valid_actions()]
+            seen[task] += [env.step(move.action) for move in seen[task][1]]
+        played.append({task: seen[task] for task in (3, 4)})
+    assert played[0] == played[1]
+    first.close()
+    second.close()
+
+
+def test_reflect_rl_31_copies_in_one_process_do_not_touch_each_other(process):
+    env, other = AlfWorld(process=process), AlfWorld(process=process)
+    moves = {task: (env.reset(task), env.expert())[1] for task in (2, 3)}
+    env.reset(2)
+    other.reset(3)
+    for i in range(max(map(len, moves.values()))):
+        for place, task in ((env, 2), (other, 3)):
+            if i < len(moves[task]):
+                step = place.step(moves[task][i].action)
+                assert step.reward == float(i == len(moves[task]) - 1)
+    env.close()
+    other.close()
+
+
+def test_reflect_rl_31_a_restored_moment_goes_on_as_the_original_in_any_copy(process):
+    env, other = AlfWorld(process=process), AlfWorld(process=process)
+    env.reset(4)
+    moves = env.expert()
+    env.step(moves[0].action)
+    env.step("nonsense")
+    moment = env.snapshot()
+    hash(moment)
+    ahead = [env.step(move.action) for move in moves[1:]]
+    other.reset(0)
+    for place in (other, env):
+        place.restore(moment)
+        assert [place.step(move.action) for move in moves[1:]] == ahead
+    assert ahead[-1].reward == 1.0
+    env.close()
+    other.close()
+
+
+def test_reflect_rl_33_a_game_that_can_not_be_begun_goes_to_the_blacklist(process, tmp_path):
+    folder = game_set(tmp_path / "games", [0, 1, 2])
+    broken = sorted(folder.rglob("game.tw-pddl"))[1]
+    broken.write_text(json.dumps({"pddl_problem": "(define (problem x) (:domain alfred) (:objects", "solvable": True}))
+    black = tmp_path / "kept" / "blacklist.json"
+    env = AlfWorld(process=process, folder=folder, blacklist=Blacklist(black, folder))
+    assert list(env.task_ids()) == [0, 1, 2]
+    for _ in range(2):
+        with pytest.raises(EnvError, match="blacklist"):
+            env.reset(1)
+    assert list(env.task_ids()) == [0, 2]
+    assert list(json.loads(black.read_text())) == [broken.parent.relative_to(folder).as_posix()]
+    env.reset(2)  # the process and the others are well
+    assert list(AlfWorld(process=process, folder=folder, blacklist=Blacklist(black)).task_ids()) == [0, 2]
+    env.close()
+
+
+def game_set(folder: Path, tasks: list[int]) -> Path:
+    """Generated games, laid out as the downloaded ones are, with a grammar that must not be run."""
+    games = make_games(None, 0, KINDS, None, None)
+    names = {kind: name for name, kind in TYPES.items()}
+    for task in tasks:
+        game = games.game(task)
+        kind, thing, place = game.goal
+        split = ("train", "valid_seen", "valid_unseen")[task % 3]
+        trial = folder / split / f"{names[kind]}-{thing.title()}-None-{place.title()}-{task}" / "trial_T1"
+        trial.mkdir(parents=True)
+        wanted = {"object_target": thing.title(), "object_sliced": False, "mrecep_target": ""}
+        toggled = kind == "look_in_light"
+        wanted |= {"parent_target": "" if toggled else place.title(), "toggle_target": place.title() if toggled else ""}
+        data = {"task_type": names[kind], "pddl_params": wanted}
+        (trial / "traj_data.json").write_text(json.dumps(data))
+        grammar = f'"task": [{{"rhs": "Your task is to: {game.sentence}."}}] {{open("/tmp/pwned", "w")}}'
+        made = {"pddl_domain": "ignored", "grammar": grammar, "pddl_problem": game.problem, "solvable": True}
+        (trial / "game.tw-pddl").write_text(json.dumps(made))
+    return folder
+
+
+def test_reflect_rl_31_a_game_set_is_played_and_left_as_it_was(process, tmp_path):
+    folder = game_set(tmp_path / "games", [0, 1, 2, 3, 4, 5])
+    [first] = (folder / "train").glob("pick_and_place_simple-*/trial_T1")
+    problem = json.loads((first / "game.tw-pddl").read_text())["pddl_problem"]
+    (first / "game.tw-pddl").unlink()  # as ALFRED's data is before games are made of it
+    (first / "initial_state.pddl").write_text(problem)
+    before = hashes(folder)
+    env, ours = AlfWorld(process=process, folder=folder), AlfWorld(process=process)
+    assert (len(env.task_ids("train")), len(env.task_ids("valid"))) == (2, 4)
+    for task in env.task_ids():
+        opening = env.reset(task)
+        number = int(env._game(task).id.split("/")[1].rpartition("-")[2])
+        if number:  # of the first, only the words of its task are drawn
+            assert opening == ours.reset(number)
+        assert [env.step(action).reward for action in env.oracle()][-1] == 1.0
+    assert hashes(folder) == before
+    assert not Path("/tmp/pwned").exists()
+    env.close()
+    ours.close()
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_reflect_rl_33_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted():
+    process = AlfWorldProcess(seconds=60)
+    env, other = AlfWorld(process=process), AlfWorld(process=process)
+    env.reset(3)
+    other.reset(2)
+    moves = other.expert()
+    other.step(moves[0].action)
+    pid = process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    process._seconds = 0.5
+    with pytest.raises(EnvError, match=r"kitchen-0-3 goes to the blacklist: no answer within 0.5 s"):
+        env.step(env.valid_actions()[0])
+    assert not psutil.pid_exists(pid)  # reaped, not only told to end
+    process._seconds = 60
+    with pytest.raises(EnvError, match="on the blacklist"):
+        env.reset(3)
+    assert [other.step(move.action) for move in moves[1:]][-1].reward == 1.0  # in a new process, from where it was
+    env.reset(0)
+    process.close()
+    assert process.pid is None
+
+
+def test_reflect_rl_33_a_process_that_is_killed_is_replaced_and_the_episode_goes_on():
+    process = AlfWorldProcess()
+    env = AlfWorld(process=process)
+    env.reset(1)
+    moves = env.expert()
+    for i, move in enumerate(moves):
+        if i in (1, 3):
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        step = env.step(move.action)
+    assert step.reward == 1.0
+    assert process.life == 3
+    process.close()
+
+
+def test_reflect_rl_33_a_request_that_fails_leaves_the_process_alive(process):
+    process.ask("hello")
+    pid = process.pid
+    for fields in ({"operation": "nothing"}, {"operation": "step", "session": 10**6, "command": "look"}):
+        with pytest.raises(GameFailed):
+            process.ask(**fields)
+    assert process.pid == pid
+
+
+def test_reflect_rl_33_ended_in_the_middle_of_planning(process):
+    game = make_games(None, 0, KINDS, None, None).game(5)
+    own = AlfWorldProcess()
+    session = own.ask("open", problem=game.problem, goal=game.sentence)["session"]
+    pid = own.pid
+    with pytest.raises(ProcessGone) as raised:
+        own.ask("plan", seconds=0.01, session=session)
+    assert raised.value.late
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+    own.close()
+
+
+OWNER = """
+import os, sys, time
+from selfimprove.envs.alfworld import AlfWorld
+from selfimprove.envs.alfworld_process import AlfWorldProcess
+process = AlfWorldProcess()
+env = AlfWorld(process=process)
+env.reset(5)
+print(process.pid, flush=True)
+if sys.argv[1] == "raises":
+    raise RuntimeError("a stage failed")
+if sys.argv[1] == "exits":
+    os._exit(3)
+while sys.argv[1] == "busy":
+    env.oracle()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
+def test_reflect_rl_33_no_process_is_left_however_its_owner_ends(end):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    )
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    if end in ("idle", "busy"):
+        assert psutil.pid_exists(pid)
+        time.sleep(0.3)
+        owner.kill()
+    assert owner.wait(timeout=60) == {"raises": 1, "exits": 3}.get(end, -signal.SIGKILL)
+    assert gone(pid)
+    owner.stdout.close()
+
+
+def test_reflect_rl_33_games_that_nobody_needs_make_room(process):
+    game = make_games(None, 0, KINDS, None, None).game(0)
+    for _ in range(300):
+        AlfWorld(process=process).reset(0)
+    numbers = [process.ask("open", problem=game.problem, goal=game.sentence)["session"] for _ in range(2)]
+    assert numbers[1] == numbers[0] + 1
+    assert process.pid is not None
+    libraries = [m for m in psutil.Process(process.pid).memory_maps(grouped=False) if "libdownward" in m.path]
+    assert len({(m.path, m.addr.split("-")[0]) for m in libraries}) < 60  # a few libraries of several segments each
+    process.left += [(process.life, number) for number in numbers]
