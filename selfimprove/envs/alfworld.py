@@ -33,8 +33,9 @@ import json
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.envs.agent import EnvError, Move, Step
 from selfimprove.envs.alfworld_games import AlfGame, make_games
@@ -45,6 +46,9 @@ from selfimprove.envs.kitchen_games import Game
 from selfimprove.envs.kitchen_rules import Deed
 from selfimprove.envs.kitchen_things import KINDS, Kind
 from selfimprove.errors import UserError
+
+if TYPE_CHECKING:
+    from selfimprove.methods.reflect_rl.params import EnvParams
 
 T = TypeVar("T")
 Split = Literal["train", "valid"]
@@ -257,7 +261,7 @@ class _Live:
         self._process = process
         self._session, self._life, self._task = 0, 0, -1
         self.actions: list[str] = []
-        self._gone = weakref.finalize(self, list)
+        self._gone: weakref.finalize[..., Any] | None = None
 
     def follows(self, task: int, actions: list[str]) -> bool:
         """Whether these actions go on from where the game is."""
@@ -282,7 +286,8 @@ class _Live:
         return list(self._process.ask("plan", session=self._session)["plan"])
 
     def close(self) -> None:
-        self._gone()
+        if self._gone is not None:
+            self._gone()
         self._session = 0
 
     def _alive(self) -> bool:
@@ -316,3 +321,29 @@ def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
     if verb in ("take", "move", "clean", "heat", "cool"):
         return Deed(verb, at(things, first), at(receptacles, last))
     return Deed(verb)
+
+
+def make_textworld(params: EnvParams, horizon: int) -> AlfWorld:
+    """ALFWorld with the goals, games, time limit and blacklist of the params; all copies share one process.
+
+    Raises:
+        UserError: as ``AlfWorld`` and ``Blacklist``. A missing environment: at ``reset``.
+    """
+    folder = None if params.games is None else Path(params.games)
+    blacklist = Blacklist(None if params.blacklist is None else Path(params.blacklist), folder)
+    process = _process(params.step_seconds)
+    return AlfWorld(
+        params.seed,
+        params.kinds,
+        params.thing,
+        params.place,
+        horizon,
+        folder=folder,
+        process=process,
+        blacklist=blacklist,
+    )
+
+
+@lru_cache(maxsize=1)
+def _process(seconds: float) -> AlfWorldProcess:
+    return AlfWorldProcess(seconds=seconds)

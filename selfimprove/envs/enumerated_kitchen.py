@@ -157,11 +157,17 @@ class EnumeratedKitchen:
 
 
 def make_alfworld(params: EnvParams) -> EnumeratedKitchen:
-    """The built-in kitchen with the params' goals.
+    """The built-in kitchen, or ALFWorld itself, with the params' goals.
 
     Raises:
-        UserError: no goal with that thing and place.
+        UserError: no goal with that thing and place; ALFWorld's environment or its folder of games is missing.
     """
     horizon = 10_000  # the adapter cuts the episode; the game itself never does, so that any way can be told
-    game = Kitchen(params.seed, params.kinds, params.thing, params.place, horizon)
+    game: PlannedGame
+    if params.backend == "textworld":
+        from selfimprove.envs.alfworld import make_textworld
+
+        game = make_textworld(params, horizon)
+    else:
+        game = Kitchen(params.seed, params.kinds, params.thing, params.place, horizon)
     return EnumeratedKitchen(game, params.horizon, LABELS[params.labels], params.shuffle_action, params.seed)

@@ -60,6 +60,12 @@ class EnvParams(Section):
     kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="alfworld: which goals")
     thing: str | None = Field(default="tomato", description="alfworld: the goal's thing; null: any")
     place: str | None = Field(default="microwave", description="alfworld: the goal's place; null: any")
+    backend: Literal["kitchen", "textworld"] = Field(
+        default="kitchen", description="alfworld: built in, or ALFWorld itself (make env-alfworld)"
+    )
+    games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
+    step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
+    blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
 
 
 class TaskParams(Section):
