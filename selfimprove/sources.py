@@ -31,10 +31,10 @@ def _relative(path: str) -> str:
 
 
 class SourceFile(Section):
-    """One file: where it is on the network, where below a mirror, and the hash of its bytes."""
+    """One file: where it is on the network (None: nowhere in this form), where below a mirror, and its hash."""
 
     path: Annotated[str, AfterValidator(_relative)]
-    url: str = Field(pattern=r"^https?://")
+    url: str | None = Field(default=None, pattern=r"^https?://")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -104,6 +104,10 @@ def fetch(
                 if mirror is not None:
                     origin = str(mirror / file.path)
                     _copy(mirror / file.path, part)
+                elif file.url is None:
+                    raise UserError(
+                        f"{file.path} of {name} is on no server; set DATA_MIRROR to a folder that holds it."
+                    )
                 else:
                     origin = file.url
                     _download(file.url, part, tries=tries, backoff=backoff, timeout=timeout)

@@ -155,3 +155,18 @@ def test_the_mirror_holds_what_is_declared(tmp_path):
     for name in load_sources(ROOT / SOURCES):
         for path in fetch(name, tmp_path / name, sources_file=ROOT / SOURCES, mirror=MIRROR):
             assert path.stat().st_size > 100_000
+
+
+def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path):
+    sources = tmp_path / "sources.yaml"
+    sources.write_text(
+        "made:\n  about: rows\n  licence: MIT\n  files:\n"
+        f"    - {{path: made/rows.jsonl, sha256: {sha256(ROWS).hexdigest()}}}\n"
+    )
+    with pytest.raises(UserError, match=r"made/rows\.jsonl of made is on no server; set DATA_MIRROR"):
+        fetch("made", tmp_path / "data", sources_file=sources)
+    assert left_in(tmp_path / "data") == []
+    (tmp_path / "mirror" / "made").mkdir(parents=True)
+    (tmp_path / "mirror" / "made" / "rows.jsonl").write_bytes(ROWS)
+    (path,) = fetch("made", tmp_path / "data", mirror=tmp_path / "mirror", sources_file=sources)
+    assert path.read_bytes() == ROWS

@@ -166,8 +166,9 @@ def own_tool(spec: str, place: str) -> Tool:
     module_name, _, function = spec.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{place}: module {module_name!r} can't be imported ({error}); mend the name.") from None
+    except Exception as error:  # whatever a person's module does when it is read
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); mend it or the name.") from None
     tool = getattr(module, function, None)
     if not callable(tool):
         raise UserError(f"{place}: {module_name} has no function {function!r}; mend the name.")

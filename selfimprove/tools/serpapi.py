@@ -9,6 +9,7 @@ The key is read from the environment when the tool is made; it goes into the req
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +51,8 @@ class SerpApiSearch:
                 "name local or replay instead of serpapi."
             )
         self._params = params
+        # The library logs addresses, and the service wants the key in there.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._client = httpx.Client(timeout=params.timeout)
 
     def __call__(self, query: str) -> str | None:

@@ -18,10 +18,13 @@ split is refused: nothing could be scored on it.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
+from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split, read_records, text_of
 from selfimprove.envs.qa.normalise import compared, exact_match, f1
+from selfimprove.errors import UserError
 
 FILES = {"train": "train_simplified.json", "dev": "dev_simplified.json"}
 SHUFFLE_SEED = 233
@@ -37,7 +40,7 @@ def load(split: str, folder: Path) -> list[Question]:
     return [read_question(row, place) for place, row in read_records(path)]
 
 
-def read_question(row: dict[str, object], place: str) -> Question:
+def read_question(row: Mapping[str, Any], place: str) -> Question:
     """A question of any of the data set's files: {question, answer, type?, id?, gold_titles? or supporting_facts?}.
 
     Raises:
@@ -56,7 +59,7 @@ def read_question(row: dict[str, object], place: str) -> Question:
     )
 
 
-def gold_titles(row: dict[str, object]) -> list[str]:
+def gold_titles(row: Mapping[str, Any]) -> list[str]:
     """The titles of the paragraphs that hold the facts, each once, in the row's order; [] where it names none."""
     titles = row.get("gold_titles")
     if isinstance(titles, list):
@@ -65,6 +68,25 @@ def gold_titles(row: dict[str, object]) -> list[str]:
     if isinstance(facts, list):
         return list(dict.fromkeys(str(fact[0]) for fact in facts if isinstance(fact, (list, tuple)) and fact))
     return []
+
+
+def context_paragraphs(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Paragraph]:
+    """A corpus of the rows' contexts, [[title, [sentence, …]], …]: each title once, in the order of the rows.
+
+    ``rows``: (place, row) pairs.
+
+    Raises:
+        UserError: a row has no context of that shape.
+    """
+    paragraphs: dict[str, Paragraph] = {}
+    for place, row in rows:
+        try:
+            for title, sentences in row["context"]:
+                text = " ".join("".join(sentences).split())
+                paragraphs.setdefault(title, Paragraph(title=title, text=text))
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{place}: 'context' must hold [title, [sentences]] pairs; mend or delete it.") from None
+    return list(paragraphs.values())
 
 
 def task_order(count: int, *, shuffled: bool = True) -> list[int]:

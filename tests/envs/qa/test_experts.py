@@ -1,0 +1,171 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.qa.base import Paragraph, Question
+from selfimprove.envs.qa.expert_files import read_experts
+from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest, trajectory_text
+from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
+from selfimprove.errors import UserError
+from selfimprove.tools.bm25 import LocalSearch
+
+GOOD = (
+    "Thought: I need Tolma.\nAction: search[Tolma]\nObservation: Tolma is a town.\n\nof two parts.\n"
+    "Thought: So it is a\ntown.\nAction: finish[a town]\nObservation: Episode finished, reward = True\n"
+)
+ENDED = "\nObservation: Episode finished, reward = 1"
+
+
+def alpaca(question, output, **more):
+    return {"instruction": question, "input": "", "output": output, **more}
+
+
+def read(tmp_path, rows, **options):
+    file = tmp_path / "experts.json"
+    file.write_text(json.dumps(rows))
+    return read_experts(file, **options)
+
+
+def test_spin_31_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
+    (expert,), audit = read(tmp_path, [alpaca("What is Tolma?", GOOD)])
+    assert expert.question.question == "What is Tolma?"
+    assert expert.question.gold == expert.answer == "a town"
+    assert [part.thought for part in expert.rounds] == ["I need Tolma.", "So it is a\ntown."]
+    assert [part.action for part in expert.rounds] == ["search[Tolma]", "finish[a town]"]
+    assert [part.observation for part in expert.rounds] == ["Tolma is a town.\n\nof two parts.", None]
+    assert expert.source == "gpt-4"
+    assert "Episode finished" not in trajectory_text(expert.rounds)
+    assert (audit.read, audit.kept, audit.dropped, audit.repaired) == (1, 1, {}, {})
+
+
+def test_spin_31_chat_rows_give_the_same_experts(tmp_path):
+    parts = [
+        ("user", "What is Tolma?"),
+        ("assistant", "Thought: I need Tolma.\nAction: search[Tolma]"),
+        ("user", "Observation: Tolma is a town.\n\nof two parts."),
+        ("assistant", "Thought: So it is a\ntown.\nAction: finish[a town]"),
+        ("user", "Observation: Episode finished, reward = True"),
+    ]
+    chat = {"messages": [{"role": role, "content": content} for role, content in parts]}
+    assert read(tmp_path, [chat])[0] == read(tmp_path, [alpaca("What is Tolma?", GOOD)])[0]
+    chat["messages"].insert(0, {"role": "system", "content": "Be good."})
+    assert read(tmp_path, [chat])[0] == read(tmp_path, [alpaca("What is Tolma?", GOOD)])[0]
+
+
+def test_spin_31_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path):
+    options = "A. making\nB. eating\nC. crying\nD. noting\n"
+    rows = [alpaca("Question: What is D?", options + GOOD.replace("a town]", "D]"))]
+    rows += [alpaca("Is it so", "or not?\n" + GOOD), alpaca("Which?\n" + options.strip(), GOOD)]
+    experts, audit = read(tmp_path, rows)
+    assert experts[0].question.question == "Question: What is D?\n" + options.strip()
+    assert [expert.question.task for expert in experts] == ["mmlu", "hotpotqa", "mmlu"]
+    assert experts[1].question.question == "Is it so\nor not?"
+    assert experts[0].rounds[0].thought == "I need Tolma."
+    assert audit.repaired == {"options moved back to the question": 1, "question continued in the output": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (alpaca("q", GOOD.replace("True", "False")), "failed"),
+        (alpaca("q", GOOD.replace("True", "0")), "failed"),
+        (alpaca("q", GOOD.partition("\nObservation: Episode")[0]), "no end"),
+        (alpaca("q", "It is a town."), "no rounds"),
+        (alpaca("q", ""), "no rounds"),
+        (alpaca("q", "Action: finish[x]" + ENDED), "a round lacks its thought, action or observation"),
+        (
+            alpaca("q", "Thought: t\nThought: u\nAction: finish[x]" + ENDED),
+            "a round lacks its thought, action or observation",
+        ),
+        (alpaca("q", "Thought: t\nAction: finish x" + ENDED), "a round is no thought with one action"),
+        (alpaca("q", "Thought:\nAction: finish[x]" + ENDED), "a round is no thought with one action"),
+        (alpaca("q", "Thought: t\nAction: finish[]" + ENDED), "empty answer"),
+        (alpaca("q", "Thought: t\nAction: search[x]" + ENDED), "a round is no thought with one action"),
+        (alpaca("q", GOOD.replace("search[Tolma]", "look up[Tolma]")), "a round is no thought with one action"),
+        (alpaca("What is Tolma?", GOOD), "duplicate question"),
+        ({"instruction": "q"}, "malformed row"),
+        ({"instruction": None, "input": "", "output": GOOD}, "malformed row"),
+        ({"messages": [{"role": "user"}]}, "malformed row"),
+        ({"messages": "x"}, "malformed row"),
+        ({}, "malformed row"),
+    ],
+)
+def test_spin_31_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path, row, reason):
+    experts, audit = read(tmp_path, [alpaca("What is Tolma?", GOOD), row])
+    assert len(experts) == audit.kept == 1
+    assert audit.dropped == {reason: 1}
+    assert audit.places == {reason: [1]}
+
+
+def test_spin_31_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path):
+    rows = [alpaca("q", "Thought: t\nAction: finish[x]" + ENDED), alpaca("r", GOOD)]
+    experts, audit = read(tmp_path, rows)
+    assert (len(experts), audit.without_search, audit.dropped) == (2, 1, {})
+    experts, audit = read(tmp_path, rows, searching=True)
+    assert [expert.question.question for expert in experts] == ["r"]
+    assert audit.dropped == {"no search": 1}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[1]", json.dumps([alpaca("q", "nothing")])])
+def test_spin_31_a_file_without_a_usable_row_is_one_sentence(tmp_path, content):
+    (tmp_path / "experts.json").write_text(content)
+    with pytest.raises(UserError, match=r"experts\.json"):
+        read_experts(tmp_path / "experts.json")
+
+
+@given(st.text(max_size=60) | st.lists(st.sampled_from(GOOD.splitlines()), max_size=8).map("\n".join))
+def test_spin_31_any_output_is_kept_whole_or_dropped(tmp_path_factory, output):
+    folder = tmp_path_factory.mktemp("experts")
+    experts, audit = read(folder, [alpaca("What is Tolma?", GOOD), alpaca("q", output)])
+    assert audit.read == 2 == audit.kept + sum(audit.dropped.values())
+    for expert in experts:
+        assert expert.rounds[-1].action == f"finish[{expert.answer}]"
+        assert all(part.observation is not None for part in expert.rounds[:-1])
+
+
+# --- scripted ones ---------------------------------------------------------------------------------------------------
+
+ROW = {
+    "id": "5a",
+    "question": "Where was the author born?",
+    "answer": "Tolma",
+    "supporting_facts": [["The Gate", 0], ["Mara Venn", 1], ["The Gate", 1]],
+    "context": [
+        ["Mara Venn", ["Mara Venn is a poet.", " She is from Tolma."]],
+        ["The Gate", ["The Gate is by Mara Venn."]],
+    ],
+}
+
+
+def test_spin_31_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer():
+    search = LocalSearch(context_paragraphs([("here", ROW)]))
+    expert = demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
+    assert [part.action for part in expert.rounds] == ["search[The Gate]", "search[Mara Venn]", "finish[Tolma]"]
+    assert expert.rounds[1].observation == "Mara Venn is a poet. She is from Tolma."
+    assert expert.rounds[2].observation is None
+    assert expert.source == "scripted"
+    assert expert == demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
+
+
+def test_contexts_make_a_corpus_with_each_title_once():
+    again = {"context": [["The Gate", ["Another text."]], ["New", ["Text."]]]}
+    corpus = context_paragraphs([("a", ROW), ("b", again)])
+    assert [paragraph.title for paragraph in corpus] == ["Mara Venn", "The Gate", "New"]
+    assert corpus[1] == Paragraph(title="The Gate", text="The Gate is by Mara Venn.")
+    for context in ([["t"]], "x", [[1, ["s"]]], None):
+        with pytest.raises(UserError, match=r"line 3: 'context' must hold"):
+            context_paragraphs([("line 3", {"context": context})])
+
+
+def test_a_plan_that_leads_nowhere_is_refused():
+    question = Question(id="q", task="hotpotqa", question="Where?", gold="Tolma", titles=["The Gate"])
+    lookup = Lookup("I look.", "The Gate", "The Gate")
+    with pytest.raises(UserError, match=r"question q: the search finds nothing for 'The Gate'"):
+        demonstrate(Quest(question, (lookup,), "So."), lambda _: None)
+    empty = question.model_copy(update={"gold": " "})
+    with pytest.raises(UserError, match=r"question q: the gold answer ' ' earns no reward"):
+        demonstrate(Quest(empty, (lookup,), "So."), lambda _: "found")
+    with pytest.raises(UserError, match=r"question q names no paragraphs"):
+        hotpotqa_quest(question.model_copy(update={"titles": []}))
