@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from selfimprove.methods.reflect_rl.params import EnvParams
 
 T = TypeVar("T")
+LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning
 Split = Literal["train", "valid"]
 Ending = Literal["", "success", "horizon"]
 
@@ -92,7 +93,7 @@ class Blacklist:
 
 
 class AlfWorld:
-    """The environment; copies share the process and the blacklist, and each has a game of its own in it.
+    """The environment; copies share the process and the blacklist, and each has games of its own in it.
 
     ``seed``, ``kinds``, ``thing``, ``place``, ``horizon``: as ``Kitchen`` has them; ``folder``: the downloaded games,
     None for our own; ``process``, ``blacklist``: shared between copies.
@@ -123,7 +124,7 @@ class AlfWorld:
         self._horizon = horizon
         self._process = process if process is not None else AlfWorldProcess()
         self._blacklist = blacklist if blacklist is not None else Blacklist()
-        self._live = _Live(self._process)
+        self._lives: list[_Live] = []  # games in the process, the one used last at the end
         self._known: tuple[int, AlfGame] | None = None
         self._now: AlfMoment | None = None
 
@@ -143,7 +144,7 @@ class AlfWorld:
             EnvError: the game is on the blacklist, or came to be.
         """
         game = self._game(task_id)
-        told = self._guarded(game, lambda: self._live.begin(task_id, game))
+        told = self._guarded(game, lambda: self._free().begin(task_id, game))
         self._now = AlfMoment(task_id, told["text"], (), tuple(told["commands"]), "success" if told["won"] else "")
         return str(told["text"])
 
@@ -210,8 +211,10 @@ class AlfWorld:
         return [Move(*move) for move in zip(explained(self._game(now.task), way), way, strict=True)]
 
     def close(self) -> None:
-        """Leave the game in the process; the process goes on for the others."""
-        self._live.close()
+        """Leave the games in the process; the process goes on for the others."""
+        for live in self._lives:
+            live.close()
+        self._lives.clear()
 
     def _game(self, task: int) -> AlfGame:
         if self._known is None or self._known[0] != task:
@@ -227,12 +230,22 @@ class AlfWorld:
     def _at(self, now: AlfMoment) -> _Live:
         """The game in the process, brought to this moment."""
         done = [action for action in now.actions if action]
-        live = self._live
-        if not live.follows(now.task, done):
+        near = [live for live in self._lives if live.follows(now.task, done)]
+        if near:
+            live = max(near, key=lambda live: len(live.actions))
+            self._lives.remove(live)
+            self._lives.append(live)
+        else:
+            live = self._free()
             live.begin(now.task, self._game(now.task))
         for action in done[len(live.actions) :]:
             live.step(action)
         return live
+
+    def _free(self) -> _Live:
+        """A game to begin: a new one, or the one that was used longest ago."""
+        self._lives.append(_Live(self._process) if len(self._lives) < LIVES else self._lives.pop(0))
+        return self._lives[-1]
 
     def _guarded(self, game: AlfGame, ask: Callable[[], T]) -> T:
         """Ask; where the process is found dead, once more in a new one. Then the game is to blame."""

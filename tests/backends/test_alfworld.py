@@ -228,6 +228,27 @@ def test_reflect_rl_31_a_restored_moment_goes_on_as_the_original_in_any_copy(pro
     other.close()
 
 
+def test_reflect_rl_31_episodes_side_by_side_in_one_environment_are_as_alone(process):
+    """As the methods play: one environment, put into each episode's moment before every step."""
+    env = AlfWorld(process=process)
+    alone, moments = {}, {}
+    for task in range(6):
+        env.reset(task)
+        moves = env.expert()
+        moments[task] = [env.snapshot()]
+        alone[task] = [env.step(move.action) for move in moves]
+        moments[task] += [moves]
+    for turn in range(10):
+        for task, (moment, moves, *steps) in moments.items():
+            if turn < len(moves):
+                env.restore(moment)
+                steps.append(env.step(moves[turn].action))
+                moments[task] = [env.snapshot(), moves, *steps]
+    assert {task: steps for task, (_, _, *steps) in moments.items()} == alone
+    assert len(env._lives) <= 18  # a game goes on where it is: it is not begun again at every step
+    env.close()
+
+
 def test_reflect_rl_33_a_game_that_can_not_be_begun_goes_to_the_blacklist(process, tmp_path):
     folder = game_set(tmp_path / "games", [0, 1, 2])
     broken = sorted(folder.rglob("game.tw-pddl"))[1]
