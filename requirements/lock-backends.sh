@@ -22,3 +22,7 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
 # ALFWorld's text games: no torch.
 "$uv" pip compile requirements/alfworld.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
   -o requirements/alfworld.lock
+
+# The leaderboard's harness, beside the main environment's torch and transformers.
+"$uv" pip compile requirements/leaderboard.in --override requirements/leaderboard.overrides --generate-hashes --no-header \
+  --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/leaderboard.lock
