@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -27,6 +28,7 @@ class TokenizerParams(Section):
     vocab_size: int = Field(default=512, ge=300)
     texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
+    template: Literal["plain", "react"] = Field(default="plain", description="react: one growing text, SPIN's")
 
 
 class TokenizerSection(Section):
@@ -37,7 +39,7 @@ class TokenizerSection(Section):
 
 
 def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:
-    """Write a tokenizer with the ``plain`` chat template to ``folder``; equal texts give equal bytes.
+    """Write a tokenizer with the named chat template to ``folder``; equal texts give equal bytes.
 
     ``fixed``: texts that stand word for word in every dialogue, such as an environment's instruction: a token each.
     """
@@ -65,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path,
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in fixed])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_config(folder, {"pad_token": "<|pad|>", "eos_token": "<|end|>"}, NAMED_TEMPLATES["plain"])
+    write_config(folder, {"pad_token": "<|pad|>", "eos_token": "<|end|>"}, NAMED_TEMPLATES[params.template])
 
 
 def write_config(folder: Path, special: dict[str, str], template: str) -> None:

@@ -1,4 +1,4 @@
-"""spin-convert@<iteration>: experts and the opponent's episodes become pairs; the window has the generation before too."""
+"""spin-convert@<iteration>: experts and the opponent's episodes become pairs; the window has the one before too."""
 
 from selfimprove.envs.qa.experts import Expert
 from selfimprove.errors import UserError

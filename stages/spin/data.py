@@ -16,7 +16,8 @@ def main(stage: Stage[SpinParams]) -> None:
     tasks, prompt = stage.params.tasks, stage.params.prompt
     mirror = os.environ.get("DATA_MIRROR")
     stage.input("data/sources.yaml")
-    stage.own_files(tasks.expert_file, tasks.file, tasks.other and tasks.other.folder, prompt.few_shot)
+    other = tasks.other.folder if tasks.other else None
+    stage.own_files(tasks.expert_file, tasks.file, other, prompt.few_shot)
     stage.narrow((tasks, prompt, stage.params.tools))
 
     few_shot = few_shot_text(prompt.few_shot, tasks.source)

@@ -13,9 +13,9 @@ stands between the markers, on however many lines; the original counted lines an
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
+from selfimprove.methods.spin.prompts import RESPONSE
 
 Mode = Literal["parity", "self_play"]
 
@@ -42,8 +42,3 @@ def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
 def without_terminal(output: str) -> str:
     """The text up to its last action, if a terminal observation follows it; else without a newline at its end."""
     return _TERMINAL.sub("", output).removesuffix("\n")
-
-
-def alpaca_text(row: dict[str, Any]) -> str:
-    """The training text of a row: wrapper and output."""
-    return f"{WRAPPER}{row['instruction']}{RESPONSE}{row['output']}"

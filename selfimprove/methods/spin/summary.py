@@ -45,7 +45,7 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
 
 
 def iteration_rows(spin: SpinParams, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows {row, rounds, em, se}: SPIN from SFT (0 rounds) on; a control stands where the iteration that it matches does."""
+    """Rows {row, rounds, em, se}: SPIN from SFT (0 rounds) on, a control where the iteration that it matches is."""
     number = {"base": 0, **{name: len(spin.lineage(name)) for name in spin.iterations}}
     number |= {name: number[control.match] for name, control in spin.controls.items()}
     points = []

@@ -55,13 +55,13 @@ def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path,
     return material
 
 
-def check_disjoint(panels: Mapping[str, Sequence[Question]]) -> None:
+def check_disjoint(panels: Mapping[Split, Sequence[Question]]) -> None:
     """Refuse a question that stands in two panels or twice in one.
 
     Raises:
         UserError: names the first such question and its panels.
     """
-    twice = duplicates(panels)
+    twice = duplicates({str(name): questions for name, questions in panels.items()})
     if twice:
         text, names = next(iter(twice.items()))
         more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
@@ -146,7 +146,8 @@ def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Pa
         for title, sentences in row["context"]:
             paragraphs.setdefault(title, " ".join("".join(sentences).split()))
     corpus = [Paragraph(title=title, text=text) for title, text in paragraphs.items()]
-    experts, audit = [], ExpertAudit(file="train300_context.jsonl")
+    experts: list[Expert] = []
+    audit = ExpertAudit(file="train300_context.jsonl")
     if tasks.experts in ("gpt-4", "both"):
         file = Path(tasks.expert_file) if tasks.expert_file else fetch("fireact", download, mirror=mirror)[0]
         experts, audit = read_experts(file)

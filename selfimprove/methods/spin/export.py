@@ -1,0 +1,178 @@
+"""Our files in the original's formats, and figures of trajectory files, anybody's (spec §2.2, §2.4, §2.5).
+
+python -m selfimprove.methods.spin.export trajectories episodes.jsonl trajs.json
+python -m selfimprove.methods.spin.export alpaca       trajs.json alpaca.json --mode self_play
+python -m selfimprove.methods.spin.export preferences  run_a.json run_b.json dpo.json
+python -m selfimprove.methods.spin.export pairs        pairs.jsonl rows.jsonl
+python -m selfimprove.methods.spin.export score        trajs.json --requested 500
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.convert import Mode, alpaca_row
+from selfimprove.methods.spin.pairs import text_of
+from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.prompts import alpaca
+from selfimprove.methods.spin.trajectory import read_trajectories, to_json
+from selfimprove.records import Pair, mean_and_error, read_jsonl
+
+
+def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
+    """A row for every trajectory, in the file's order; with ``rewarded``, of those that earned the reward.
+
+    Raises:
+        UserError: a trajectory has no instruction and response markers (names its task).
+    """
+    rows = []
+    for key, entry in trajectories.items():
+        if rewarded and not entry.get("reward"):
+            continue
+        try:
+            rows.append(alpaca_row(entry["traj"], mode))
+        except (ValueError, AttributeError):
+            raise UserError(
+                f"{where}, task {key}: the trajectory has no Alpaca wrapper; play with prompt.format: alpaca."
+            ) from None
+    return rows
+
+
+def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+    """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for (row 30).
+
+    The terminal observation is dropped on both sides; the prompt is not repeated in the responses, as it was in the
+    original (trap 3).
+
+    Raises:
+        UserError: a trajectory has no wrapper.
+    """
+    rows = []
+    for key in one:
+        if key not in other or bool(one[key].get("reward")) == bool(other[key].get("reward")):
+            continue
+        right, wrong = (one, other) if one[key].get("reward") else (other, one)
+        (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
+        (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
+        rows.append(
+            {"prompt": alpaca(chosen["instruction"]), "chosen": chosen["output"], "rejected": rejected["output"]}
+        )
+    return rows
+
+
+def pair_row(pair: Pair) -> dict[str, Any]:
+    """A pair as the original's message lists, of text alone."""
+    prompt = {"role": "user", "content": text_of(pair.prompt)}
+    return {
+        side: [prompt, {"role": "assistant", "content": text_of(messages)}]
+        for side, messages in (("real", pair.real), ("generated", pair.generated))
+    }
+
+
+def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:
+    """EM, F1 and the share of tasks that are there at all, over ``requested`` tasks (spec §4).
+
+    Raises:
+        UserError: the file has more tasks than were requested.
+    """
+    missing = requested - len(trajectories)
+    if missing < 0:
+        raise UserError(f"the file has {len(trajectories)} episodes, {requested} were requested; raise --requested.")
+    entries = list(trajectories.values())
+
+    def share(field: str) -> dict[str, float | int]:
+        return mean_and_error([*(float(entry.get(field) or 0) for entry in entries), *[0.0] * missing])
+
+    return {"em": share("em"), "f1": share("f1"), "reward": share("reward"), "missing": missing}
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def as_json(value: Any) -> str:
+    """JSON as the original writes it: keys in their order, ASCII, two spaces."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+app = typer.Typer(add_completion=False, help="SPIN's files in the original's formats.", no_args_is_help=True)
+
+
+@app.command("trajectories")
+def export_trajectories(
+    source: Annotated[Path, typer.Argument(help="episodes.jsonl")],
+    target: Annotated[Path, typer.Argument(help="the trajectory file to write")],
+    run: Annotated[int, typer.Option(help="which run of each question")] = 0,
+) -> None:
+    """Episodes to the trajectory JSON."""
+    episodes = [episode for episode in read_jsonl(source, SpinEpisode) if episode.run == run]
+    write_whole(target, as_json(to_json(episodes)))
+
+
+@app.command("alpaca")
+def export_alpaca(
+    source: Annotated[Path, typer.Argument(help="a trajectory file")],
+    target: Annotated[Path, typer.Argument(help="rows {instruction, input, output} to write")],
+    mode: Annotated[Mode, typer.Option(help="parity: the original's bytes; self_play: without the terminal line")],
+    rewarded: Annotated[bool, typer.Option(help="only trajectories that earned the reward")] = False,
+) -> None:
+    """Trajectories to Alpaca rows."""
+    rows = alpaca_rows(read_trajectories(source), mode, str(source), rewarded=rewarded)
+    write_whole(target, as_json(rows))
+
+
+@app.command("preferences")
+def export_preferences(
+    one: Annotated[Path, typer.Argument(help="a trajectory file")],
+    other: Annotated[Path, typer.Argument(help="another on the same tasks")],
+    target: Annotated[Path, typer.Argument(help="rows {prompt, chosen, rejected} to write")],
+) -> None:
+    """Two runs to outcome pairs for DPO."""
+    rows = preferences(read_trajectories(one), read_trajectories(other), f"{one} or {other}")
+    write_whole(target, as_json(rows))
+
+
+@app.command("pairs")
+def export_pairs(
+    source: Annotated[Path, typer.Argument(help="pairs.jsonl")],
+    target: Annotated[Path, typer.Argument(help="JSONL rows {real, generated} to write")],
+) -> None:
+    """Pairs to the original's message lists."""
+    lines = [json.dumps(pair_row(pair), ensure_ascii=False) + "\n" for pair in read_jsonl(source, Pair)]
+    write_whole(target, "".join(lines))
+
+
+@app.command("score")
+def score(
+    source: Annotated[Path, typer.Argument(help="a trajectory file")],
+    requested: Annotated[int, typer.Option(min=1, help="how many tasks were asked for")],
+) -> None:
+    """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
+    typer.echo(as_json(score_file(read_trajectories(source), requested)), nl=False)
+
+
+def main(commands: Sequence[str] | None = None) -> None:
+    """The command line: a user's mistake is one sentence and exit code 2."""
+    try:
+        app(commands)
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Training on pairs as a stage: the call, and what is published; ``pipeline.finetuning`` does the same for examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.records import Pair
+from selfimprove.training.pair_config import PairParams
+from selfimprove.training.pairs import finetune_pairs
+
+
+def train_pairs_and_publish(
+    stage: Stage[Any], method: str, model: Path, pairs: Sequence[Pair], cfg: PairParams, *, ancestors: int = 0
+) -> None:
+    """Train ``model`` against itself as it enters; publish the new one, its figures and its loss curve.
+
+    The opponent is the model that training starts from (spec spin_agent §1): the caller has no other to give.
+
+    Args:
+        ancestors: training tokens of the iterations before this one.
+
+    Raises:
+        UserError: as ``finetune_pairs``.
+    """
+    name = stage.item
+    with stage.progress(0) as progress:
+        report = finetune_pairs(
+            model,
+            model,
+            pairs,
+            stage.output(f"models/{method}/{name}"),
+            cfg,
+            scratch=stage.scratch,
+            seed=stage.run.seed,
+            threads=stage.run.threads,
+            progress=progress.reach,
+        )
+    stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
+    figures = report.model_dump(mode="json", exclude={"timing", "loss"})
+    figures["lineage_tokens"] = ancestors + report.real_tokens
+    write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
+    write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
