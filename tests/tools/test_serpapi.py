@@ -121,6 +121,13 @@ def test_spin_10_a_refused_key_ends_the_run_and_a_refused_query_does_not():
     assert len(seen) == 1
 
 
+def test_spin_10_the_key_is_not_logged(caplog):
+    caplog.set_level("DEBUG")
+    with service((200, {"answer_box": {"answer": "a"}})) as (url, _):
+        assert made(url)("q") == "a"
+    assert KEY not in caplog.text
+
+
 def test_spin_10_a_missing_key_fails_at_start_up(monkeypatch):
     monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
     with pytest.raises(UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or let tools.use"):

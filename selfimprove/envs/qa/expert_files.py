@@ -15,16 +15,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from selfimprove.envs.qa.base import Question, TaskName, content_id, read_records
-from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
 from selfimprove.errors import UserError
 from selfimprove.records import Record
+
+if TYPE_CHECKING:
+    from selfimprove.tools.bm25 import LocalSearch
 
 SHOWN = 20
 """Places named for each reason in an audit, at most."""
@@ -94,6 +97,29 @@ def read_experts(
     )
     if not experts:
         raise UserError(f"{path} holds no usable expert trajectory ({audit.dropped}); name another file.")
+    return experts, audit
+
+
+def hotpotqa_experts(questions: Sequence[Question], search: LocalSearch) -> tuple[list[Expert], ExpertAudit]:
+    """Scripted experts of questions that name their paragraphs, and what became of all.
+
+    Left out are those for which a paragraph is not the search's best for its own title: an expert that finishes with
+    what it never read would teach guessing.
+    """
+    experts, places = [], []
+    for number, question in enumerate(questions):
+        if all(search.ranked(title, 1) == [title] for title in question.titles):
+            experts.append(demonstrate(hotpotqa_quest(question), search))
+        else:
+            places.append(number)
+    dropped = {"paragraph not found": places} if places else {}
+    audit = ExpertAudit(
+        file="scripted",
+        read=len(questions),
+        kept=len(experts),
+        dropped={reason: len(numbers) for reason, numbers in dropped.items()},
+        places={reason: numbers[:SHOWN] for reason, numbers in dropped.items()},
+    )
     return experts, audit
 
 

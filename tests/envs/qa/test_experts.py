@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.envs.qa.base import Paragraph, Question
-from selfimprove.envs.qa.expert_files import read_experts
+from selfimprove.envs.qa.expert_files import hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest, trajectory_text
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
 from selfimprove.errors import UserError
@@ -15,6 +15,7 @@ GOOD = (
     "Thought: I need Tolma.\nAction: search[Tolma]\nObservation: Tolma is a town.\n\nof two parts.\n"
     "Thought: So it is a\ntown.\nAction: finish[a town]\nObservation: Episode finished, reward = True\n"
 )
+LACKING = "a round lacks its thought, action or observation"
 ENDED = "\nObservation: Episode finished, reward = 1"
 
 
@@ -74,10 +75,11 @@ def test_spin_31_option_lines_that_slipped_into_the_output_are_moved_back(tmp_pa
         (alpaca("q", GOOD.partition("\nObservation: Episode")[0]), "no end"),
         (alpaca("q", "It is a town."), "no rounds"),
         (alpaca("q", ""), "no rounds"),
-        (alpaca("q", "Action: finish[x]" + ENDED), "a round lacks its thought, action or observation"),
+        (alpaca("q", "Action: finish[x]" + ENDED), LACKING),
+        (alpaca("q", "Thought: t\nAction: search[x]\nThought: u\nAction: finish[x]" + ENDED), LACKING),
         (
             alpaca("q", "Thought: t\nThought: u\nAction: finish[x]" + ENDED),
-            "a round lacks its thought, action or observation",
+            LACKING,
         ),
         (alpaca("q", "Thought: t\nAction: finish x" + ENDED), "a round is no thought with one action"),
         (alpaca("q", "Thought:\nAction: finish[x]" + ENDED), "a round is no thought with one action"),
@@ -147,6 +149,15 @@ def test_spin_31_a_scripted_expert_searches_each_gold_title_and_finishes_with_th
     assert expert.rounds[2].observation is None
     assert expert.source == "scripted"
     assert expert == demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
+
+
+def test_spin_31_scripted_experts_that_would_guess_are_left_out_and_counted():
+    corpus = context_paragraphs([("here", ROW)])
+    lost = {**ROW, "id": "5b", "supporting_facts": [["The Gate", 0], ["Mara Vann", 0]]}
+    experts, audit = hotpotqa_experts([read_question(row, "here") for row in (ROW, lost)], LocalSearch(corpus))
+    assert [expert.question.id for expert in experts] == ["hotpotqa-5a"]
+    assert (audit.read, audit.kept, audit.dropped) == (2, 1, {"paragraph not found": 1})
+    assert audit.places == {"paragraph not found": [1]}
 
 
 def test_contexts_make_a_corpus_with_each_title_once():
