@@ -136,7 +136,7 @@ def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Pa
     The test panel is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
     shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (spec §4: label which it is).
     """
-    files = {path.name: path for path in fetch("hotpotqa", download, mirror=mirror)}
+    files = {path.name: path for path in fetch("hotpotqa_contexts", download, mirror=mirror)}
     questions = [read_question(row, f"{path}, line {line}") for path in [files["dev500_questions.jsonl"]]
                  for line, row in read_rows(path)]  # fmt: skip
     paragraphs = {row["title"]: row["text"] for _, row in read_rows(files["dev500_corpus.jsonl"])}
