@@ -11,10 +11,12 @@ from __future__ import annotations
 import codecs
 import os
 import sysconfig
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 from selfimprove.envs.autoexplore.actions import explorable
 from selfimprove.envs.autoexplore.tree import Entry, Kind, Tree
@@ -30,13 +32,21 @@ LOOKED_AT = 1024 * 1024  # bytes of a file by which it is judged
 _NO_REPOSITORIES = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "lib2to3", "idlelib"))
 
 
+Dropped = Literal["hidden", "ignored", "not ASCII", "special", "suffix", "unreadable", "short", "little ASCII"]
+"""Why the filter drops an entry: a name that begins with a dot or underscore, one of ``IGNORED``, and so on."""
+
+
 @dataclass(frozen=True)
 class Repo:
-    """A repository. ``name``: how tasks refer to it (``root``); ``files``: what can be identified, sorted."""
+    """A repository. ``name``: how tasks refer to it (``root``); ``files``: what can be identified, sorted.
+
+    ``dropped``: how many entries the filter dropped, by reason; what lies below a dropped folder is not looked at.
+    """
 
     name: str
     tree: Tree
     files: tuple[str, ...]
+    dropped: Mapping[Dropped, int] = field(default_factory=dict, compare=False)
 
     @classmethod
     def open(cls, folder: Path | str, name: str | None = None) -> Repo:
@@ -46,7 +56,17 @@ class Repo:
             UserError: it can't be listed, or nothing in it is left to explore.
         """
         unreadable: list[str] = []
-        tree = Tree.scan(folder, lambda path, entry, kind: keep(path, entry, kind, unreadable))
+        dropped: Counter[Dropped] = Counter()
+
+        def keep(path: Path, entry: str, kind: Kind) -> bool:
+            reason = why_dropped(path, entry, kind)
+            if reason is not None:
+                dropped[reason] += 1
+            if reason == "unreadable":
+                unreadable.append(entry)
+            return reason is None
+
+        tree = Tree.scan(folder, keep)
         files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
         if not files:
             blocked = ""
@@ -56,28 +76,34 @@ class Repo:
                 f"{folder}: nothing to explore{blocked}; name a folder with readable text files "
                 f"such as .py, .md or .csv that are not all tests or examples."
             )
-        return cls(name or Path(tree.root).name or "root", tree, files)
+        counts = MappingProxyType(dict(sorted(dropped.items())))
+        return cls(name or Path(tree.root).name or "root", tree, files, counts)
 
 
-def keep(path: Path, name: str, kind: Kind, unreadable: list[str] | None = None) -> bool:
-    """Whether an entry stays in a repository (the original's ``ignore``, turned round and mended).
-
-    ``unreadable`` collects the names of files that would stay if they could be read.
-    """
-    if name[0] in "._" or name in IGNORED or not (name.isascii() and name.isprintable()):
-        return False
+def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
+    """Why an entry does not stay in a repository (the original's ``ignore``, mended); None: it stays."""
+    if name[0] in "._":
+        return "hidden"
+    if name in IGNORED:
+        return "ignored"
+    if not (name.isascii() and name.isprintable()):
+        return "not ASCII"
     if kind == "dir":
-        return True
+        return None
     stem, suffix = os.path.splitext(name)
-    if kind != "file" or stem in IGNORED or suffix not in ALLOWED_SUFFIXES:
-        return False
+    if kind != "file":
+        return "special"
+    if stem in IGNORED:
+        return "ignored"
+    if suffix not in ALLOWED_SUFFIXES:
+        return "suffix"
     try:
         text = _opening(path)
     except (OSError, UnicodeDecodeError):
-        if unreadable is not None:
-            unreadable.append(name)
-        return False
-    return len(text) >= MIN_CHARACTERS and len(text.encode("ascii", "ignore")) >= MIN_ASCII * len(text)
+        return "unreadable"
+    if len(text) < MIN_CHARACTERS:
+        return "short"
+    return None if len(text.encode("ascii", "ignore")) >= MIN_ASCII * len(text) else "little ASCII"
 
 
 def _opening(path: Path) -> str:
