@@ -1,4 +1,7 @@
-"""Environments: milliseconds of a TextCraft step, a WebShop search, and a ScienceWorld step where it is installed."""
+"""Environments: milliseconds of a step of each, of a sandboxed command in a large tree, of Taxi's shortest ways.
+
+ScienceWorld and ALFWorld itself are measured where they are installed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-LIMITS = {"textcraft_step_ms": 0.2, "webshop_search_ms": 2.0, "sciworld_step_ms": 15.0}
-"""What the figures should stay below."""
+LIMITS = {
+    "textcraft_step_ms": 0.2,
+    "webshop_search_ms": 2.0,
+    "sciworld_step_ms": 15.0,
+    "taxi_step_ms": 0.05,
+    "taxi_oracle_ms": 50.0,
+    "kitchen_step_ms": 1.0,
+    "autoexplore_command_ms": 1.0,
+    "alfworld_step_ms": 50.0,
+    "alfworld_reset_ms": 1000.0,
+}
+"""What the figures should stay below. ``taxi_oracle_ms`` is of all 300 starts; ALFWorld's are its own figures."""
+
+TREE_FILES, FOLDER_FILES = 10_000, 100
 
 
 def measure() -> dict[str, Any]:
@@ -43,6 +58,10 @@ def measure() -> dict[str, Any]:
         "textcraft_step_ms": _per(crafting),
         "webshop_search_ms": _per(searching, rounds=1),  # a second round would find its answers remembered
         "sciworld_step_ms": _sciworld(),
+        **_taxi(),
+        "kitchen_step_ms": _kitchen(),
+        "autoexplore_command_ms": _sandbox(),
+        **_alfworld(),
         "limits": LIMITS,
     }
 
@@ -70,6 +89,118 @@ def _sciworld() -> float | None:
         return None
     finally:
         pool.close()
+
+
+def _taxi() -> dict[str, float]:
+    from selfimprove.envs import taxi_grid
+    from selfimprove.envs.taxi import Taxi
+
+    taxi = Taxi("full", horizon=20)
+    plans = {task: _planned(taxi, task) for task in taxi.task_ids()}
+
+    def driving() -> int:
+        for task, plan in plans.items():
+            taxi.reset(task)
+            for action in plan:
+                taxi.step(action)
+        return sum(map(len, plans.values()))
+
+    def searching() -> int:
+        for function in _caches(taxi_grid):
+            function.cache_clear()  # the tables, too
+        for state in taxi_grid.starts():
+            taxi_grid.best_actions(state)
+        return 1
+
+    return {"taxi_step_ms": _per(driving), "taxi_oracle_ms": _per(searching)}
+
+
+def _planned(taxi: Any, task: int) -> list[str]:
+    taxi.reset(task)
+    return [str(action) for action in taxi.oracle()]
+
+
+def _caches(module: Any) -> list[Any]:
+    return [value for value in vars(module).values() if hasattr(value, "cache_clear")]
+
+
+def _kitchen() -> float:
+    """A step with the list of admissible commands after it, in games that are played for the first time."""
+    from selfimprove.envs.kitchen import Kitchen
+
+    kitchen = Kitchen(horizon=100)
+    plans = {}
+    for task in range(200):
+        kitchen.reset(task)
+        plans[task] = kitchen.oracle()
+
+    def cooking() -> int:
+        for task, plan in plans.items():
+            kitchen.reset(task)
+            for action in plan:
+                kitchen.step(action)
+                kitchen.valid_actions()
+        return sum(map(len, plans.values()))
+
+    return _per(cooking, rounds=1)
+
+
+def _sandbox() -> float:
+    """A command in a tree of 10,000 files, of all six kinds in turn, every file read once at most."""
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from selfimprove.envs.autoexplore.sandbox import Sandbox
+    from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
+
+    with TemporaryDirectory() as place:
+        for number in range(TREE_FILES):
+            file = Path(place, f"part{number // (10 * FOLDER_FILES)}", f"d{number // FOLDER_FILES}", f"f{number}.py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"value = {number}\n" * 200)
+        tree = Tree.scan(place)
+
+        def exploring() -> int:
+            count = 0
+            for episode in range(100):
+                folder = f"part{episode // 10}/d{episode}"
+                names = [f"f{episode * FOLDER_FILES + i}.py" for i in range(2)]
+                box = Sandbox(View(tree, Leaveout.around([f"{folder}/{name}" for name in names], 0.5, episode)))
+                argvs = [["cd", folder], ["ls"], ["cat", names[0]], ["head", names[1]], ["tail", "-n", "3", names[1]]]
+                for argv in [*argvs, ["cat", "../../nothing.py"], ["id", names[0]]]:
+                    box.run(argv)
+                    count += 1
+            return count
+
+        return _per(exploring)
+
+
+def _alfworld() -> dict[str, float | None]:
+    from selfimprove.envs.alfworld import AlfWorld
+    from selfimprove.envs.alfworld_process import AlfWorldProcess
+    from selfimprove.errors import UserError
+
+    process = AlfWorldProcess()
+    try:
+        world = AlfWorld(process=process, horizon=1000)
+        world.reset(0)
+
+        def resetting() -> int:
+            for task in range(1, 13):
+                world.reset(task)
+            return 12
+
+        def stepping() -> int:
+            ways = [command for command in world.valid_actions() if command.startswith("go to")]
+            for command in ways:
+                world.step(command)
+            return len(ways)
+
+        return {"alfworld_reset_ms": _per(resetting, rounds=1), "alfworld_step_ms": _per(stepping)}
+    except UserError:
+        return {"alfworld_reset_ms": None, "alfworld_step_ms": None}
+    finally:
+        process.close()
 
 
 def show(figures: dict[str, Any]) -> None:
