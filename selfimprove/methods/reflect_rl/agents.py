@@ -1,0 +1,163 @@
+"""Players without trained weights, evaluated like the models: chance, the oracle, chat models (rows 53, 54).
+
+========  ===========================================================================================================
+random    one of the listed labels, uniformly
+expert    the oracle: what there is to reach
+direct    a chat model reads state and actions and answers with a label
+chat      it analyses the state first and chooses in a second turn, each step a dialogue of its own (auto_explore_gpt)
+react     the same in one dialogue over the whole episode, reflection and action in turn (evaluate_gpt)
+========  ===========================================================================================================
+
+A label is read exactly, and an answer that names none is an invalid action [R: the original read "Action 12" as 1 and
+guessed where it found nothing; spec reflect_rl §6, trap 25].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from selfimprove.engines.base import Engine, EngineError, Request
+from selfimprove.envs.agent import EnvError
+from selfimprove.envs.enumerated import EnumeratedEnv, oracle_label
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
+from selfimprove.methods.reflect_rl.params import Agent as AgentParams
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
+from selfimprove.records import Message, Status
+from selfimprove.seeds import SeedKey, rng
+
+REFLECT, ACT = 0, 1
+"""Sample indices of a step's two answers."""
+
+
+class Decision(NamedTuple):
+    """What an agent thought and chose; ``label`` "": it named no label that is listed."""
+
+    reflection: str | None
+    label: str
+
+
+class Agent(Protocol):
+    """Chooses an action in a moment of one episode."""
+
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+        """The next action. Raises: EngineError."""
+        ...
+
+    def begin(self) -> Agent:
+        """The agent at the start of an episode; episodes share nothing that changes."""
+        ...
+
+
+class RandomAgent:
+    """Chance."""
+
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+        """See ``Agent``."""
+        return Decision(None, rng("random agent", key).choice(env.state().labels))
+
+    def begin(self) -> RandomAgent:
+        """See ``Agent``."""
+        return self
+
+
+class ExpertAgent:
+    """The oracle; where it knows no way, the first label."""
+
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+        """See ``Agent``."""
+        return Decision(None, oracle_label(env) or env.state().labels[0])
+
+    def begin(self) -> ExpertAgent:
+        """See ``Agent``."""
+        return self
+
+
+class ChatAgent:
+    """``direct``, ``chat`` and ``react``, over any engine."""
+
+    def __init__(self, engine: Engine, cfg: AgentParams) -> None:
+        self._engine, self._cfg = engine, cfg
+        self._dialogue: list[Message] = []
+
+    def begin(self) -> ChatAgent:
+        """See ``Agent``."""
+        return ChatAgent(self._engine, self._cfg)
+
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+        """See ``Agent``."""
+        state = env.state()
+        system = Message(role="system", content=SYSTEM)
+        here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
+        if self._cfg.kind == "direct":
+            asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]
+            return Decision(None, read_label(await self._ask(asked, key.at(ACT)), state.labels) or "")
+        before = self._dialogue if self._cfg.kind == "react" else []
+        asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
+        reflection = await self._ask(asked, key.at(REFLECT))
+        asked += [Message(role="assistant", content=reflection), Message(role="user", content=actions)]
+        answer = await self._ask(asked, key.at(ACT))
+        self._dialogue = [*asked, Message(role="assistant", content=answer)]
+        return Decision(reflection, read_label(answer, state.labels) or "")
+
+    async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> str:
+        cfg = self._cfg
+        (answer,) = await self._engine.generate(
+            Request(dialogue, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
+        )
+        return answer.text.strip()
+
+
+def make_agent(cfg: AgentParams, engine: Engine | None) -> Agent:
+    """The agent of the params."""
+    if engine is not None:
+        return ChatAgent(engine, cfg)
+    return RandomAgent() if cfg.kind == "random" else ExpertAgent()
+
+
+async def play_agent(
+    task: int, env: EnumeratedEnv, agent: Agent, key: SeedKey, level: str = "", *, episode: int = 0
+) -> RLEpisode:
+    """Play a task to its end, on a copy of ``env``; ``status`` as in ``rollout.play``."""
+    env, agent = env.copy(), agent.begin()
+    steps: list[RLStep] = []
+    status: Status = "unsolved"
+    error = None
+    try:
+        state = env.reset(task, episode, level)
+        for turn in range(env.horizon):
+            decision = await agent.act(env, SeedKey(key.run, key.task, turn))
+            command = env.commands().get(decision.label)
+            played = env.step(decision.label)
+            steps.append(
+                RLStep(
+                    prompt=f"{state.pre}{state.post}",
+                    reflection=decision.reflection,
+                    label=decision.label,
+                    command=command,
+                    cost=played.cost,
+                    valid=played.valid,
+                )
+            )
+            if played.done:
+                status = "solved" if played.success else "unsolved"
+                break
+            state = env.state()
+    except (EngineError, EnvError) as failure:
+        status, error = "blocked", str(failure)
+    return RLEpisode(
+        id=episode_id(env.name, task, level, episode),
+        env=env.name,
+        task_id=task,
+        level=level,
+        episode=episode,
+        status=status,
+        steps=steps,
+        seed=f"{key.run}/{key.task}",
+        error=error,
+    )
+
+
+def episode_id(env: str, task: int, level: str, episode: int) -> str:
+    """As ``rollout.play`` names episodes."""
+    return f"{env}-{task}" + (f"-{level}" if level else "") + f"-{episode}"

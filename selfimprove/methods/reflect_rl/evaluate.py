@@ -1,0 +1,43 @@
+"""Which episodes an evaluation plays, and by whom (spec reflect_rl §3, evaluate; row 51)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import EvaluateParams
+from selfimprove.seeds import SeedKey
+
+
+class Game(NamedTuple):
+    """One episode to play: a task, at a level, for the ``rep``-th time. Its noise is the same for every player."""
+
+    task: int
+    level: str
+    rep: int
+
+    def key(self, seed: int) -> SeedKey:
+        """Names its noise."""
+        return SeedKey(seed, f"{self.task}-{self.level}-{self.rep}")
+
+
+def games(env: EnumeratedEnv, panel: Sequence[int], cfg: EvaluateParams, reps: int | None = None) -> list[Game]:
+    """Every task of the panel, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
+
+    Raises:
+        UserError: no such level, or no task of the panel at any of them.
+    """
+    found = [
+        Game(task, level, rep)
+        for level in cfg.levels or env.levels
+        for task in env.level_tasks(level, panel)
+        for rep in range(reps or cfg.eval_reps)
+    ]
+    if not found:
+        raise UserError(
+            f"reflect_rl.evaluate.levels: the panel {cfg.panel} has no task at {', '.join(cfg.levels or env.levels)}; "
+            "name other levels or enlarge the panel."
+        )
+    return found

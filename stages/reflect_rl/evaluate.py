@@ -1,0 +1,75 @@
+"""reflect_rl-evaluate@<model or agent>: a policy, with its reflection model if it has one, plays a panel repeatedly."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from selfimprove.engines.base import Engine
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
+from selfimprove.methods.reflect_rl.episode import RLEpisode
+from selfimprove.methods.reflect_rl.evaluate import Game, games
+from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS
+from selfimprove.methods.reflect_rl.rollout import play
+from selfimprove.methods.reflect_rl.tasks import load_panel
+from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.records import write_jsonl
+from selfimprove.seeds import key_bits
+
+
+@stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)
+def main(stage: Stage[ReflectRLParams]) -> None:
+    reflect_rl, cfg, name = stage.params, stage.params.evaluate, stage.item
+    folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
+    stage.own_files(reflect_rl.env.repos)
+    if agent is None:
+        reflector = reflect_rl.reflector_of(name)
+        models = {"policy": stage.input(f"models/reflect_rl/{name}")}
+        models |= {"reflector": stage.input(f"models/reflect_rl/{reflector}")} if reflector else {}
+    else:
+        models = {agent.engine: folder} if agent.engine else {}
+    stage.narrow((reflect_rl.env, {key: reflect_rl.engines[key] for key in models}, cfg, agent, reflect_rl.prompt))
+
+    env = make_enumerated(reflect_rl.env, folder)
+    asked = games(env, load_panel(folder, cfg.panel, env.name)[: cfg.limit], cfg, agent.eval_reps if agent else None)
+    seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            journal = stack.enter_context(stage.journal("completions"))
+            progress = stack.enter_context(stage.progress(len(asked)))
+            engines: dict[str, Engine] = {}
+            for key, model in models.items():  # each over its own weights
+                engines |= await stack.enter_async_context(
+                    open_engines(
+                        reflect_rl.engines, [key], policy_dir=model, threads=stage.run.threads, journal=journal
+                    )
+                )
+
+            async def one(game: Game) -> RLEpisode:
+                task, level, rep = game
+                if agent is not None:
+                    player = make_agent(agent, engines[agent.engine] if agent.engine else None)
+                    return await play_agent(task, env, player, game.key(seed), level, episode=rep)
+                return await play(
+                    task, env, engines.get("reflector"), engines["policy"], cfg, game.key(seed), level, episode=rep,
+                    markers=markers, scored=isinstance(reflect_rl.engines["policy"], TransformersEngineConfig),
+                )  # fmt: skip
+
+            episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
+            stage.timing |= figures(engines)
+        say_blocked(stage.name, episodes)
+        write_jsonl(stage.output(f"results/reflect_rl/{name}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/reflect_rl/{name}/outcomes.jsonl"), outcomes(env.name, episodes))
+        write_json(stage.output(f"results/reflect_rl/{name}/metrics.json"), evaluate_metrics(episodes))
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main()
