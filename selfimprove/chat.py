@@ -81,6 +81,11 @@ class Encoded:
     ids: list[int]
     spans: list[Span]
 
+    def cut_left(self, limit: int) -> list[int]:
+        """``ids`` without so many of the first message's first tokens that ``limit`` are left (or that it is empty)."""
+        over, first = len(self.ids) - limit, self.spans[0]
+        return self.ids[: first.start] + self.ids[min(first.start + over, first.end) :] if over > 0 else self.ids
+
 
 class ChatFormat:
     """Template and tokenizer of one model folder.
@@ -146,6 +151,11 @@ class ChatFormat:
     def vocab_size(self) -> int:
         """Number of ids, special tokens included."""
         return int(self._tokens.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def end_text(self) -> str:
+        """The end-of-turn token as text."""
+        return str(self._tokens.id_to_token(self.end_id))
 
     def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> Encoded:
         """Token ids of the dialogue. With ``add_generation_prompt`` they end where the assistant's reply begins.

@@ -40,6 +40,9 @@ CACHE_BYTES = 256 * 2**20
 PATIENCE = 0.125
 """A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
 
+STILL = 8
+"""An engine without work begins when it has enough, or when nobody has asked for so many turns of the event loop."""
+
 LISTS_KNOWN = 4096
 """Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
 
@@ -149,9 +152,8 @@ class TransformersEngine:
         Raises:
             EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
         """
-        ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
-        if request.cut_left:
-            ids = ids[-max(1, self._cfg.context - request.max_tokens) :]
+        prompt = self.chat.encode(request.messages, add_generation_prompt=True)
+        ids = prompt.cut_left(self._cfg.context - request.max_tokens) if request.cut_left else prompt.ids
         self._check(request, len(ids))
         trie = None
         if request.allowed is not None:
@@ -238,6 +240,7 @@ class TransformersEngine:
         began = time.perf_counter()
         try:
             while self._open:
+                await self._gather()
                 self._fill()
                 if self._busy.any():
                     self._step()
@@ -250,6 +253,20 @@ class TransformersEngine:
                     job.future.set_exception(error)
         finally:
             self.stats.seconds += time.perf_counter() - began
+
+    async def _gather(self) -> None:
+        """While this engine stands still, wait for requests that others are just about to make.
+
+        Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass over
+        many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
+        """
+        still = 0
+        while still < STILL and len(self._waiting) < self._cfg.prefill_rows and not self._busy.any():
+            before = len(self._waiting)
+            if any(self._reading) or self._ready:
+                return
+            await asyncio.sleep(0)
+            still = 0 if len(self._waiting) > before else still + 1
 
     def _fill(self) -> None:
         """Put prompts that were read into free slots, and read more while that leaves slots free."""

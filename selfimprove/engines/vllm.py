@@ -98,9 +98,8 @@ class VllmEngine:
         if request.choice:
             raise UserError("engine vllm tells no probabilities of a choice; name engine transformers instead.")
         self.stats.requests += 1
-        ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
-        if request.cut_left:
-            ids = ids[-max(1, self.context - request.max_tokens) :]
+        prompt = self.chat.encode(request.messages, add_generation_prompt=True)
+        ids = prompt.cut_left(self.context - request.max_tokens) if request.cut_left else prompt.ids
         if len(ids) + request.max_tokens > self.context:
             self.stats.failures += 1
             raise EngineError(

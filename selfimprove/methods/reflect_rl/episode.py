@@ -1,0 +1,95 @@
+"""What a played episode leaves behind: steps with reflection, action, probability and cost (spec reflect_rl §4, logs).
+
+A step of DangerousTaxi::
+
+    {"reflection": "The passenger is one row north.", "label": "1", "command": "move north",
+     "logprob": -0.05, "entropy": 0.21, "cost": 0.05}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from selfimprove.records import Record, Status
+from selfimprove.training.rl_objective import Decision, Trajectory, costs_to_go
+
+
+class RLStep(Record):
+    """One step. ``reflection`` None: there is no reflection model; "": there is, but it was not asked here.
+
+    ``logprob`` and ``entropy`` are of the choice among what could be chosen (None from engines that do not tell). What
+    an update needs besides, the prompt's ids, the label's and the labels that were listed, stays in memory.
+    """
+
+    prompt: str
+    reflection: str | None = None
+    label: str
+    command: str | None = Field(default=None, description="null: the label stood for nothing")
+    logprob: float | None = None
+    entropy: float | None = None
+    cost: float
+    valid: bool = True
+    prompt_ids: list[int] = Field(default=[], exclude=True)
+    token: int = Field(default=-1, exclude=True)
+    labels: tuple[str, ...] = Field(default=(), exclude=True)
+
+
+class RLEpisode(Record):
+    """One episode. ``status``: ``solved`` by the environment's judgement; ``blocked`` if an engine failed for good."""
+
+    id: str
+    env: str
+    task_id: int
+    level: str = ""
+    episode: int = 0
+    status: Status
+    steps: list[RLStep]
+    seed: str
+    error: str | None = None
+
+    @property
+    def cost(self) -> float:
+        """Q_0 without entropy: what the episode cost."""
+        return sum(step.cost for step in self.steps)
+
+    @property
+    def success(self) -> bool:
+        """Whether it reached its goal."""
+        return self.status == "solved"
+
+
+def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> Trajectory:
+    """The episode as it is learnt from.
+
+    Args:
+        ids: of every label; None where actions are chosen among the whole vocabulary.
+        masked: they were chosen among the labels listed at the step, not among all.
+    """
+    every = None if ids is None else list(ids.values())
+    decisions = []
+    for step in episode.steps:
+        assert step.logprob is not None
+        assert step.entropy is not None
+        allowed = [ids[label] for label in step.labels] if masked and ids is not None else every
+        decisions.append(Decision(step.prompt_ids, step.token, allowed, step.logprob, step.entropy, step.cost))
+    return Trajectory(episode.id, episode.success, decisions)
+
+
+def details(episode: RLEpisode, taken: Sequence[Decision], beta: float) -> list[dict[str, Any]]:
+    """The episode's part of a log: one row a step, as in the original's logs.json."""
+    q = costs_to_go([one.cost for one in taken], [one.entropy for one in taken], beta)
+    return [
+        {
+            "step": number,
+            "Q_value": value,
+            "logprob": step.logprob,
+            "entropy": step.entropy,
+            "cost": step.cost,
+            "prompt": step.prompt,
+            "generation": step.label,
+        }
+        for number, (step, value) in enumerate(zip(episode.steps, q, strict=True))
+    ]

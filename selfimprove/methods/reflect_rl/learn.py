@@ -1,0 +1,332 @@
+"""The online part of Reflect-RL: play, learn from what was played, learn from replayed successes (spec §1, RL).
+
+    for each iteration:
+        episodes = play(the level's next tasks)       the frozen model reflects, the policy acts, dropout is off
+        learn(episodes)
+        learn(replay.sample())                        successes of this level only
+
+With several processes each holds both models once, plays its share of the episodes through an engine over the very
+parameters that it trains, and computes its share of the update; gradients are added up, so no weights travel at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.base import Engine
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.envs.enumerated import EnumeratedEnv, label_ids
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
+from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
+from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers
+from selfimprove.methods.reflect_rl.rollout import play
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey, key_bits
+from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training.rl_config import RLParams
+from selfimprove.training.rl_group import Group
+from selfimprove.training.rl_learner import Learner
+from selfimprove.training.rl_objective import Decision, Trajectory
+from selfimprove.training.rl_policy import Policy, weights_hash
+from selfimprove.training.rl_replay import Replay
+
+Progress = Callable[[int, int, str], None]
+STATE, LOG = "state.json", "log.jsonl"
+
+
+@dataclass(frozen=True)
+class RLJob:
+    """All that a run needs. ``checkpoints``: a folder of its own, named by everything that decides the result.
+
+    ``policy_engine``, ``reflector_engine``: how each model decodes; slots are shared out to the processes. ``threads``
+    are all processes' together.
+    """
+
+    model_dir: Path
+    reflector_dir: Path | None
+    out_dir: Path
+    checkpoints: Path
+    env: EnumeratedEnv
+    tasks: Sequence[int]
+    params: RLParams
+    policy_engine: TransformersEngineConfig
+    reflector_engine: TransformersEngineConfig
+    seed: int
+    threads: int
+    markers: Markers = MARKERS["spaced"]
+
+
+class RLReport(BaseModel):
+    """What a run tells of itself. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
+
+    ``update_tokens``: read forwards and backwards, every pass; ``rollout_tokens``: prompts read by both models in play.
+    ``real_tokens``: what fine-tuning would read for as much compute, a token in play being a third of one learnt from.
+    """
+
+    iterations: int
+    episodes: int
+    decisions: int
+    blocked: int
+    update_tokens: int
+    rollout_tokens: int
+    real_tokens: int
+    reflector_hash: str | None
+    seconds: float = 0.0
+    play_seconds: float = 0.0
+    resumed_at: int = 0
+
+
+def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
+    """Train; writes a model folder to ``job.out_dir`` and a log to ``job.checkpoints / LOG``.
+
+    Killed at any moment and called again with the same job, it goes on from its newest whole checkpoint and, on CPU,
+    ends with the same bytes as an unbroken run.
+
+    Raises:
+        UserError: a model that does not load, labels that are no single tokens, a curriculum with a level without
+            iterations, a cost or a loss that is no number.
+    """
+    processes = job.params.launcher.processes
+    if job.policy_engine.slots < processes or job.reflector_engine.slots < processes:
+        raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
+    phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
+    job.checkpoints.mkdir(parents=True, exist_ok=True)
+    if job.params.launcher.kind == "single":
+        return _Run(job, job.threads, progress).go()
+    from selfimprove.training.fork import run_forked
+
+    threads = max(1, job.threads // processes)
+    return run_forked(
+        lambda tell: _Run(job, threads, tell).go(),
+        processes=processes,
+        threads=threads,
+        folder=job.checkpoints,
+        progress=progress,
+    )
+
+
+class _Run:
+    """One process's part of a run."""
+
+    def __init__(self, job: RLJob, threads: int, progress: Progress | None) -> None:
+        self._job, self._params, self._progress = job, job.params, progress
+        self._group = Group()
+        torch.set_num_threads(threads)
+        chat = ChatFormat.load(job.model_dir, job.policy_engine.chat_template)
+        self._ids: dict[str, int] | None = None
+        if self._params.shrink_head or self._params.mask_invalid:
+            encode = lambda label: chat.content_ids(Message(role="assistant", content=label))  # noqa: E731
+            self._ids = dict(zip(job.env.labels, label_ids(job.env.labels, encode), strict=True))
+        self._policy = self._load()
+        critic = self._params.critic
+        body = self._load() if critic is not None and not critic.shared else None
+        self._learner = Learner(self._policy, self._params, self._group, job.seed, body)
+        self._engine = TransformersEngine(
+            self._share(job.policy_engine), job.model_dir, threads=threads, model=self._policy.model
+        )
+        self._reflector, self._frozen = self._make_reflector(threads)
+        self._schedule = phases(job.env, job.tasks, self._params.max_steps, curriculum=self._params.curriculum)
+        self._replay = Replay(self._params.replay_buffer)
+        self._phase, self._done = 0, 0
+        self._totals = {"episodes": 0, "decisions": 0, "blocked": 0, "rollout_tokens": 0}
+        self._play_seconds = 0.0
+
+    def _load(self) -> Policy:
+        params, job = self._params, self._job
+        labels = list(self._ids.values()) if self._ids is not None and params.shrink_head else None
+        loading = params.loading(job.policy_engine.context)
+        return Policy(job.model_dir, loading, job.seed, labels, params.temperature)
+
+    def _share(self, cfg: TransformersEngineConfig) -> TransformersEngineConfig:
+        slots = cfg.slots // self._group.world
+        return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": min(cfg.prefill_rows, slots)})
+
+    def _make_reflector(self, threads: int) -> tuple[Engine | None, torch.nn.Module | None]:
+        """The frozen model's engine, and the model, whose weights must not change."""
+        folder, cfg = self._job.reflector_dir, self._job.reflector_engine
+        if folder is None:
+            return None, None
+        from selfimprove.engines.models import load_causal_lm
+
+        model = load_causal_lm(folder, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
+        model.requires_grad_(False)
+        engine = TransformersEngine(self._share(cfg), folder, threads=threads, model=model)
+        return RememberingEngine(engine), model
+
+    def go(self) -> RLReport:
+        """All iterations from the newest whole checkpoint on; the model, and the report."""
+        began = time.monotonic()
+        frozen = None if self._frozen is None else weights_hash(self._frozen)
+        resumed = self._resume()
+        with (self._job.checkpoints / LOG).open("ab") if self._group.first else open(os.devnull, "ab") as log:
+            while self._done < self._params.max_steps:
+                row = self._iterate(self._done)
+                self._done += 1
+                if self._group.first:
+                    log.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+                if self._done % self._params.save_steps == 0 and self._done < self._params.max_steps:
+                    log.flush()
+                    self._save(log.tell())
+                if self._progress is not None and self._group.first:
+                    self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}")
+        if self._frozen is not None and weights_hash(self._frozen) != frozen:
+            raise RuntimeError("the frozen reflection model has changed during reinforcement learning")
+        if self._group.first:
+            self._policy.write(self._job.out_dir, self._job.checkpoints)
+        update, played = self._learner.tokens, self._totals["rollout_tokens"]
+        return RLReport(
+            iterations=self._done,
+            **self._totals,
+            update_tokens=update,
+            real_tokens=update + played // 3,
+            reflector_hash=frozen,
+            seconds=time.monotonic() - began,
+            play_seconds=self._play_seconds,
+            resumed_at=resumed,
+        )
+
+    def _iterate(self, iteration: int) -> dict[str, Any]:
+        """Play, learn, learn from the replay; a row of the log."""
+        params, phase = self._params, phase_at(self._schedule, iteration)
+        if phase != self._phase:
+            self._phase = phase
+            self._replay.clear()
+        began = time.monotonic()
+        played = self._play(iteration, self._schedule[phase])
+        self._play_seconds += time.monotonic() - began
+        episodes = [one.trajectory for one in played if one.trajectory is not None]
+        self._replay.add(episodes)
+        self._count(played)
+        losses: list[float | None] = [None, None]
+        if any(episode.decisions for episode in episodes):
+            losses[0] = self._learner.train(episodes, iteration=iteration, fresh=True)
+        again = self._replay.sample(params.replay_episodes, self._job.seed, iteration)
+        if again:
+            losses[1] = self._learner.train(again, iteration=iteration, fresh=False)
+        critic_loss = self._learner.end_iteration()
+        self._engine.forget_prefixes()
+        steps = [step for episode in episodes for step in episode.decisions]
+        return {
+            "iter": iteration + 1,
+            "level": self._schedule[phase].level,
+            "loss": losses,
+            "critic_loss": critic_loss,
+            "cost": _mean([one.cost for one in played]),
+            "succ": _mean([float(one.success) for one in played]),
+            "entropy": _mean([step.entropy for step in steps]),
+            "steps": len(steps),
+            "log": [{"batch": index, "detail": one.detail} for index, one in enumerate(played) if one.detail],
+        }
+
+    def _play(self, iteration: int, phase: Phase) -> list[_Played]:
+        """The iteration's episodes, each process a share; all of them, in order."""
+        job, params = self._job, self._params
+        first = (iteration - phase.start) * params.episodes
+        batch = key_bits(job.seed, "rl", iteration)
+        places = range(self._group.rank, params.episodes, self._group.world)
+
+        async def one(place: int) -> RLEpisode:
+            return await play(
+                drawn(phase, first + place, job.seed), job.env, self._reflector, self._engine, params,
+                SeedKey(batch, str(place)), phase.level, episode=iteration * params.episodes + place,
+                markers=job.markers,
+            )  # fmt: skip
+
+        mine = asyncio.run(play_all(places, one, concurrency=len(places)))
+        told = [
+            self._summary(episode, place < params.log_episodes) for place, episode in zip(places, mine, strict=True)
+        ]
+        shares = self._group.gather(told)
+        return [shares[place % len(shares)][place // len(shares)] for place in range(params.episodes)]
+
+    def _summary(self, episode: RLEpisode, tell: bool) -> _Played:
+        if episode.status == "blocked":
+            return _Played(None, episode.cost, False, 0, [])
+        learnt = trajectory(episode, self._ids, self._params.mask_invalid)
+        read = sum(len(step.prompt_ids) * (2 if step.reflection else 1) for step in episode.steps)
+        detail = details(episode, learnt.decisions, self._params.entropy_coef) if tell else []
+        return _Played(learnt, episode.cost, episode.success, read, detail)
+
+    def _count(self, played: Sequence[_Played]) -> None:
+        self._totals["episodes"] += len(played)
+        self._totals["blocked"] += sum(one.trajectory is None for one in played)
+        self._totals["decisions"] += sum(len(one.trajectory.decisions) for one in played if one.trajectory)
+        self._totals["rollout_tokens"] += sum(one.read for one in played)
+
+    def _save(self, log_bytes: int) -> None:
+        """Write a checkpoint, whole or not at all (all processes call it)."""
+        folder = self._job.checkpoints / f"checkpoint-{self._done}"
+        if self._group.first:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        rest = self._learner.save(folder)
+        if not self._group.first:
+            return
+        waiting = [[asdict(episode), fresh] for episode, fresh in rest.pop("waiting")]
+        state = {
+            "done": self._done,
+            "phase": self._phase,
+            "log_bytes": log_bytes,
+            "totals": self._totals,
+            "replay": [asdict(episode) for episode in self._replay.kept],
+            "learner": {**rest, "waiting": waiting},
+        }
+        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+        seal(folder)
+        whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
+        for old in whole[: -self._params.save_total_limit]:
+            shutil.rmtree(old)
+
+    def _resume(self) -> int:
+        """Take up the newest whole checkpoint; how many iterations it had."""
+        checkpoint = newest_whole(self._job.checkpoints)
+        log = self._job.checkpoints / LOG
+        self._group.gather(None)  # all have looked before the first one writes
+        if checkpoint is None:
+            if self._group.first:
+                log.unlink(missing_ok=True)
+            return 0
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+        if self._group.first:
+            os.truncate(log, state["log_bytes"])
+        rest = state["learner"]
+        rest["waiting"] = [(_read(episode), fresh) for episode, fresh in rest["waiting"]]
+        self._learner.load(checkpoint, rest)
+        self._replay = Replay(self._params.replay_buffer, map(_read, state["replay"]))
+        self._done, self._phase, self._totals = state["done"], state["phase"], state["totals"]
+        return self._done
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """What all processes know of an episode. ``trajectory`` None: it was blocked."""
+
+    trajectory: Trajectory | None
+    cost: float
+    success: bool
+    read: int
+    detail: list[dict[str, Any]]
+
+
+def _read(row: dict[str, Any]) -> Trajectory:
+    return Trajectory(row["id"], row["success"], [Decision(**step) for step in row["decisions"]])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))

@@ -1,0 +1,144 @@
+"""One episode as the paper has it: the frozen model reflects, the policy reads state, reflection and actions, one token
+acts (spec reflect_rl §1; rows 34, 40-42). Used by reinforcement learning and by evaluation.
+
+Nothing here batches, writes or logs: hundreds of ``play`` run at once, and the engines batch whatever is waiting.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from selfimprove.engines.base import Completion, Engine, EngineError, Request
+from selfimprove.envs.agent import EnvError
+from selfimprove.envs.enumerated import EnumeratedEnv, Played, State
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
+from selfimprove.methods.reflect_rl.prompts import (
+    MARKERS,
+    Markers,
+    cut_reflection,
+    policy_prompt,
+    reflection_prompt,
+)
+from selfimprove.records import Status
+from selfimprove.seeds import SeedKey, rng
+from selfimprove.training.rl_config import ActingParams
+
+ADVICE = 1
+"""Sample index of the reflection's noise; the action's is 0."""
+
+
+async def play(
+    task: int,
+    env: EnumeratedEnv,
+    reflector: Engine | None,
+    policy: Engine,
+    cfg: ActingParams,
+    key: SeedKey,
+    level: str = "",
+    *,
+    episode: int = 0,
+    markers: Markers = MARKERS["spaced"],
+    scored: bool = True,
+) -> RLEpisode:
+    """Play a task to its end, on a copy of ``env``.
+
+    Args:
+        key: names the episode's noise; episodes of one batch share ``key.run``, and with it the coins of
+            ``cfg.reflect_prob``.
+        episode: which of the task's draws (of labels and left-out files) to play.
+        scored: ask for each choice's log-probability and entropy, which learning needs and remote engines don't tell.
+
+    Raises:
+        UserError: the environment gave a cost that is no number.
+    """
+    env = env.copy()
+    steps: list[RLStep] = []
+    status: Status = "unsolved"
+    error = None
+    try:
+        state = env.reset(task, episode, level)
+        for turn in range(env.horizon):
+            here = replace(key, turn=turn)
+            reflection = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
+            prompt = policy_prompt(env.instruction, state, reflection, markers)
+            request = Request(
+                prompt, here, temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k, max_tokens=1,
+                allowed=_allowed(env, state, cfg), choice=scored, cut_left=True,
+            )  # fmt: skip
+            (answer,) = await policy.generate(request)
+            command = env.commands().get(answer.text)
+            played = _checked(env.step(answer.text), env, task, answer.text)
+            steps.append(_step(prompt[0].content, reflection, answer, command, played, state))
+            if played.done:
+                status = "solved" if played.success else "unsolved"
+                break
+            state = env.state()
+    except (EngineError, EnvError) as failure:
+        status, error = "blocked", str(failure)
+    return RLEpisode(
+        id=f"{env.name}-{task}" + (f"-{level}" if level else "") + f"-{episode}",
+        env=env.name,
+        task_id=task,
+        level=level,
+        episode=episode,
+        status=status,
+        steps=steps,
+        seed=f"{key.run}/{key.task}",
+        error=error,
+    )
+
+
+def reflects(cfg: ActingParams, key: SeedKey) -> bool:
+    """The step's coin: one for all episodes of the batch (``key.run``)."""
+    return cfg.reflect_prob == 1 or rng("reflect", key.run, key.turn).random() < cfg.reflect_prob
+
+
+async def _reflect(
+    reflector: Engine, env: EnumeratedEnv, state: State, cfg: ActingParams, key: SeedKey, markers: Markers
+) -> str:
+    """The frozen model's analysis of a state, without its list of actions; "" where the coin says so."""
+    if not reflects(cfg, key):
+        return ""
+    request = Request(
+        reflection_prompt(env.instruction, state, markers), key.at(ADVICE), temperature=cfg.reflect_temperature,
+        top_p=cfg.reflect_top_p, max_tokens=cfg.max_new_tokens, cut_left=True,
+    )  # fmt: skip
+    (answer,) = await reflector.generate(request)
+    return cut_reflection(answer.text, markers)
+
+
+def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, ...] | None:
+    """What the policy chooses among: the labels listed now, all labels (shrink_head), or (None) the vocabulary."""
+    if cfg.mask_invalid:
+        return state.labels
+    return env.labels if cfg.shrink_head else None
+
+
+def _checked(played: Played, env: EnumeratedEnv, task: int, label: str) -> Played:
+    if not math.isfinite(played.cost):
+        raise UserError(
+            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; mend the "
+            "environment's reward."
+        )
+    return played
+
+
+def _step(
+    prompt: str, reflection: str | None, answer: Completion, command: str | None, played: Played, state: State
+) -> RLStep:
+    choice = answer.choice
+    return RLStep(
+        prompt=prompt,
+        reflection=reflection,
+        label=answer.text,
+        command=command,
+        logprob=choice.logprob if choice else None,
+        entropy=choice.entropy if choice else None,
+        cost=played.cost,
+        valid=played.valid,
+        prompt_ids=choice.prompt_ids if choice else [],
+        token=choice.token if choice else -1,
+        labels=state.labels,
+    )

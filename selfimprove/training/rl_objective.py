@@ -1,0 +1,70 @@
+"""Policy gradient and PPO in the paper's costs, c = -r: what is minimised (Reflect-RL; spec reflect_rl §1, RL).
+
+Of an episode with costs c_t and the policy's entropies H_t, Q_t = sum over k >= t of (c_k - beta H_k), undiscounted,
+and A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One action, as it was taken.
+
+    Attributes:
+        prompt: token ids that the policy read.
+        token: the label's id; ``allowed``: the ids it was chosen among (None: the whole vocabulary).
+        logprob, entropy: of that choice, in nats, when it was taken.
+        cost: of the step that followed.
+    """
+
+    prompt: list[int]
+    token: int
+    allowed: list[int] | None
+    logprob: float
+    entropy: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """An episode as it is learnt from."""
+
+    id: str
+    success: bool
+    decisions: list[Decision]
+
+
+def costs_to_go(costs: Sequence[float], entropies: Sequence[float], beta: float) -> list[float]:
+    """Q_t for every step of one episode; an entropy of 1 nat is worth ``beta`` of cost."""
+    backwards = [cost - beta * entropy for cost, entropy in zip(costs, entropies, strict=True)][::-1]
+    return list(accumulate(backwards))[::-1]
+
+
+def targets(trajectory: Trajectory, beta: float) -> list[float]:
+    """Q_t of an episode's decisions."""
+    steps = trajectory.decisions
+    return costs_to_go([step.cost for step in steps], [step.entropy for step in steps], beta)
+
+
+def policy_gradient(logprob: torch.Tensor, advantage: torch.Tensor, steps: int) -> torch.Tensor:
+    """(1 / N) sum of A_t log pi(a_t): minimising it makes cheap actions likely.
+
+    ``logprob`` and ``advantage`` are [decisions] of a micro-batch; ``steps`` is N, of the whole update.
+    """
+    return (advantage * logprob).sum() / steps
+
+
+def clipped_surrogate(
+    logprob: torch.Tensor, old: torch.Tensor, advantage: torch.Tensor, clip: float, steps: int
+) -> torch.Tensor:
+    """-(1 / N) sum of min(rho (-A), clip(rho, 1 +- clip) (-A)) with rho = pi / pi_old; arguments as above."""
+    ratio = (logprob - old).exp()
+    gain = -advantage
+    return -torch.minimum(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain).sum() / steps
