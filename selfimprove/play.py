@@ -85,7 +85,9 @@ class Person:
             return "\n".join(game.possible()) or "Any text; here nothing can be listed."
         if line == ":h":
             move = game.expert()
-            return f"{move.thought}\n{move.action}" if move else "The expert knows no way from here."
+            if move is None:
+                return "The expert knows no way from here."
+            return f"{move.thought}\n{move.action}  {game.choices().get(move.action, '')}".rstrip()
         return HELP
 
     def _action(self, game: Game, line: str) -> str | None:

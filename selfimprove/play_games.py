@@ -317,9 +317,11 @@ def _quiz(name: EnvName, params: Path, file: Path | None) -> QuizGame:
     return QuizGame(name, env, env.load(read_rows(where), where), section.env.few_shot)
 
 
-_CONTROL = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])?|[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def plain(text: str) -> str:
-    """Text that moves no cursor and colours nothing: escape sequences and control characters are taken out."""
+    """Text that moves no cursor and colours nothing: escape sequences, control and bidi characters go."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
