@@ -22,9 +22,9 @@ class Request:
     ``choice``: one token decides (an action's label, say), and the answer tells how likely it was and how open the
     decision: see ``Choice``. ``max_tokens`` is then 1, and each of ``allowed`` one token of its own; without
     ``allowed`` the choice is among the whole vocabulary. ``cut_left``: a prompt too long for the context loses the
-    first tokens of its first message; without it the request fails. ``keep_stop``: the stop string that ended a completion stays in its
-    text, and in its ids where they spell exactly that text (else there are none); remote engines, which cannot tell
-    it from an end of turn, refuse.
+    first tokens of its first message; without it the request fails. ``keep_stop``: the stop string that ended a
+    completion stays in its text, and in its ids where they spell exactly that text (else there are none); remote
+    engines, which cannot tell it from an end of turn, refuse.
     """
 
     messages: Sequence[Message]

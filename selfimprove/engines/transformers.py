@@ -257,8 +257,8 @@ class TransformersEngine:
     async def _gather(self) -> None:
         """While this engine stands still, wait for requests that others are just about to make.
 
-        Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass over
-        many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
+        Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass
+        over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
         """
         still = 0
         while still < STILL and len(self._waiting) < self._cfg.prefill_rows and not self._busy.any():

@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from selfimprove.pipeline.episodes import play_all
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey, key_bits
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training.launch import WEIGHT_SUFFIXES
 from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_group import Group
 from selfimprove.training.rl_learner import Learner
@@ -71,6 +72,11 @@ class RLJob:
     threads: int
     markers: Markers = MARKERS["spaced"]
 
+    @property
+    def log(self) -> Path:
+        """One line an iteration."""
+        return self.checkpoints / LOG
+
 
 class RLReport(BaseModel):
     """What a run tells of itself. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
@@ -93,7 +99,7 @@ class RLReport(BaseModel):
 
 
 def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
-    """Train; writes a model folder to ``job.out_dir`` and a log to ``job.checkpoints / LOG``.
+    """Train; writes a model folder to ``job.out_dir`` and a log to ``job.log``.
 
     Killed at any moment and called again with the same job, it goes on from its newest whole checkpoint and, on CPU,
     ends with the same bytes as an unbroken run.
@@ -107,18 +113,35 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
     job.checkpoints.mkdir(parents=True, exist_ok=True)
-    if job.params.launcher.kind == "single":
-        return _Run(job, job.threads, progress).go()
-    from selfimprove.training.fork import run_forked
-
     threads = max(1, job.threads // processes)
-    return run_forked(
-        lambda tell: _Run(job, threads, tell).go(),
-        processes=processes,
-        threads=threads,
-        folder=job.checkpoints,
-        progress=progress,
-    )
+    if job.params.launcher.kind == "single":
+        report = _Run(job, threads, progress).go()
+    else:
+        from selfimprove.training.fork import run_forked
+
+        report = run_forked(
+            lambda tell: _Run(job, threads, tell).go(),
+            processes=processes,
+            threads=threads,
+            folder=job.checkpoints,
+            progress=progress,
+        )
+    for file in sorted(job.model_dir.iterdir()):
+        if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES) and not (job.out_dir / file.name).exists():
+            shutil.copyfile(file, job.out_dir / file.name)
+    return report
+
+
+def curve(job: RLJob) -> Iterator[dict[str, Any]]:
+    """The log as rows of a table, read line by line; an empty cell: there was nothing to measure."""
+    with job.log.open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            fresh, replayed = row["loss"]
+            cells = {"step": row["iter"], "level": row["level"], "success": row["succ"], "cost": row["cost"]}
+            cells |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"]}
+            cells |= {"entropy": row["entropy"], "steps": row["steps"]}
+            yield {name: "" if cell is None else cell for name, cell in cells.items()}
 
 
 class _Run:
@@ -174,7 +197,7 @@ class _Run:
         began = time.monotonic()
         frozen = None if self._frozen is None else weights_hash(self._frozen)
         resumed = self._resume()
-        with (self._job.checkpoints / LOG).open("ab") if self._group.first else open(os.devnull, "ab") as log:
+        with self._job.log.open("ab") if self._group.first else open(os.devnull, "ab") as log:
             while self._done < self._params.max_steps:
                 row = self._iterate(self._done)
                 self._done += 1
@@ -296,7 +319,7 @@ class _Run:
     def _resume(self) -> int:
         """Take up the newest whole checkpoint; how many iterations it had."""
         checkpoint = newest_whole(self._job.checkpoints)
-        log = self._job.checkpoints / LOG
+        log = self._job.log
         self._group.gather(None)  # all have looked before the first one writes
         if checkpoint is None:
             if self._group.first:

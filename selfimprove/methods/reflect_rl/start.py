@@ -1,0 +1,61 @@
+"""What reinforcement learning may start from: a policy of this environment, advised as it has learnt to be.
+
+A model folder that knows labels says so in ``environment.json``::
+
+    {"env": "taxi", "labels": ["0", "1", "2", "3", "4", "5"]}
+
+which every model trained from it inherits, so that no checkpoint of another environment is taken by mistake.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.pipeline.publish import write_json
+
+MARK = "environment.json"
+
+
+def mark_environment(folder: Path, env: EnumeratedEnv) -> None:
+    """Note in a model folder what its policy has learnt to act in."""
+    write_json(folder / MARK, {"env": env.name, "labels": list(env.labels)})
+
+
+def check_environment(folder: Path, env: EnumeratedEnv) -> None:
+    """Refuse a policy of another environment, or of other labels; one that says nothing passes.
+
+    Raises:
+        UserError: names both.
+    """
+    if not (folder / MARK).is_file():
+        return
+    known = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    if known.get("env") != env.name:
+        raise UserError(
+            f"{folder} has learnt to act in {known.get('env')}, not in {env.name}; name another init, or mend "
+            "reflect_rl.env.name."
+        )
+    if known.get("labels") != list(env.labels):
+        raise UserError(
+            f"{folder} has learnt {len(known.get('labels', []))} other labels than the {len(env.labels)} of these "
+            "params; mend reflect_rl.env.labels, or train it anew."
+        )
+
+
+def check_reflector(params: ReflectRLParams, run: str) -> None:
+    """A policy that has learnt to act on reflections needs somebody who reflects.
+
+    Raises:
+        UserError: the run goes on from such a policy and names no reflector.
+    """
+    first = params.iterations[params.lineage(run)[0]].init
+    taught = first in params.sft and params.sft[first].data.startswith("sft_policy")
+    if taught and params.iterations[run].reflector is None:
+        raise UserError(
+            f"reflect_rl.iterations.{run}: {first!r} has learnt to act on reflections, but the run has no reflection "
+            "model; name one as reflector, or start from a policy that was trained on the set sft."
+        )

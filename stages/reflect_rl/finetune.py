@@ -1,0 +1,58 @@
+"""reflect_rl-finetune@<run>: reinforcement learning; plays the training panel and learns from what it played."""
+
+import json
+import shutil
+
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS
+from selfimprove.methods.reflect_rl.start import check_environment, check_reflector, mark_environment
+from selfimprove.methods.reflect_rl.tasks import load_panel
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.stage import Stage, stage
+from selfimprove.pipeline.tables import write_csv
+
+
+@stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams, heavy=True)
+def main(stage: Stage[ReflectRLParams]) -> None:
+    reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
+    check_reflector(reflect_rl, name)
+    policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]
+    if not isinstance(policy, TransformersEngineConfig) or not isinstance(reflector, TransformersEngineConfig):
+        raise UserError("reflect_rl.engines: policy and reflector play over the trainer's weights; use transformers.")
+    tasks = stage.input("data/reflect_rl/tasks")
+    model = stage.input("models/base/reflect_rl" if run.init == "base" else f"models/reflect_rl/{run.init}")
+    advisor = stage.input(f"models/reflect_rl/{run.reflector}") if run.reflector else None
+    ancestors = 0
+    if run.init in reflect_rl.iterations:
+        ancestors = json.loads(stage.input(f"results/reflect_rl/{run.init}/train.json").read_text())["lineage_tokens"]
+    stage.own_files(reflect_rl.env.repos)
+    stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
+
+    env = make_enumerated(reflect_rl.env, tasks, training=True)
+    check_environment(model, env)
+    from selfimprove.methods.reflect_rl.learn import RLJob, curve, learn
+
+    out = stage.output(f"models/reflect_rl/{name}")
+    job = RLJob(
+        model_dir=model, reflector_dir=advisor, out_dir=out, checkpoints=stage.scratch / "rl", env=env,
+        tasks=load_panel(tasks, "train", env.name), params=run.rl, policy_engine=policy, reflector_engine=reflector,
+        seed=stage.run.seed, threads=stage.run.threads, markers=MARKERS[reflect_rl.prompt.markers],
+    )  # fmt: skip
+    with stage.progress(run.rl.max_steps) as progress:
+        report = learn(job, progress.reach)
+    mark_environment(out, env)
+    stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
+    figures = report.model_dump(exclude={"seconds", "play_seconds", "resumed_at"})
+    write_json(
+        stage.output(f"results/reflect_rl/{name}/train.json"),
+        {**figures, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
+    )
+    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(curve(job)))
+    shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A small environment with labels, for tests: walk a corridor to its end::
+
+    task 2, at 0
+    pick:
+    0. left
+    1. right
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from selfimprove.envs.enumerated import Last, Played, State
+
+
+class Corridor:
+    """Implements ``EnumeratedEnv``. Task t ends at cell t + 1; every step costs 0.5, the last one to the end -2.
+
+    Level "near" has the tasks below 3, "far" the others. ``costs``: given in the place of a label's own cost.
+    """
+
+    name = "corridor"
+    instruction = "Walk. "
+    heading = "\npick:"
+
+    def __init__(self, horizon: int = 4, labels: tuple[str, ...] = ("0", "1", "2"), tasks: int = 8) -> None:
+        self.horizon, self.labels, self._tasks = horizon, labels, tasks
+        self.levels: tuple[str, ...] = ("near", "far")
+        self.costs: dict[str, float] = {}
+        self._now: tuple[int, int, int, int] = (0, 0, 0, 0)  # task, cell, steps, episode
+
+    def task_ids(self, split: Any = None) -> Sequence[int]:
+        return range(self._tasks)
+
+    def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
+        return [task for task in tasks if (task < 3) == (level == "near")]
+
+    def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
+        self._now = (task_id, 0, 0, episode)
+        return self.state()
+
+    def state(self) -> State:
+        task, cell, _, _ = self._now
+        listed = self.commands()
+        post = self.heading + "".join(f"\n{label}. {command}" for label, command in listed.items())
+        return State(f"task {task}, at {cell}", post, tuple(listed))
+
+    def commands(self) -> dict[str, str]:
+        task, cell, steps, _ = self._now
+        if cell > task or steps >= self.horizon:
+            return {}
+        return dict(zip(self.labels, ("left", "right"), strict=False))
+
+    def step(self, label: str) -> Played:
+        task, cell, steps, episode = self._now
+        command = self.commands().get(label)
+        cell = max(0, cell - 1) if command == "left" else cell + (command == "right")
+        self._now = (task, cell, steps + 1, episode)
+        done = cell > task
+        cost = self.costs.get(label, 0.5 - 2.5 * done)
+        return Played(cost, done or steps + 1 >= self.horizon, done, command is not None, f"at {cell}")
+
+    def oracle(self) -> list[str]:
+        return ["right"] * (self._now[0] + 1 - self._now[1])
+
+    def explain(self, last: Last | None, *key: object) -> str:
+        return f"{len(self.oracle())} cells are left"
+
+    def reveals(self, text: str) -> bool:
+        return "right" in text
+
+    def snapshot(self) -> Any:
+        return self._now
+
+    def restore(self, snapshot: Any) -> None:
+        self._now = snapshot
+
+    def copy(self) -> Corridor:
+        return copy.copy(self)
+
+
+def nan_cost() -> Corridor:
+    """One whose action 1 costs nothing that is a number."""
+    env = Corridor()
+    env.costs = {"1": math.nan}
+    return env

@@ -1,0 +1,188 @@
+"""One episode of Reflect-RL: who reads what, what acts, what is kept (spec reflect_rl §1; rows 34, 40-42)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.episode import RLEpisode, trajectory
+from selfimprove.methods.reflect_rl.rollout import play, reflects
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.records import Message, dump_line
+from selfimprove.seeds import SeedKey
+from selfimprove.training.rl_config import ActingParams
+from tests.methods.reflect_rl.corridor import Corridor, nan_cost
+from tests.tiny import make_tiny_model
+
+KEY = SeedKey(7, "e0")
+
+
+class Scripted:
+    """Answers with what a function makes of the prompt; keeps what it was asked."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+        self.asked: list[Request] = []
+        self.stats = EngineStats()
+
+    async def generate(self, request: Request) -> list[Completion]:
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        text = self._answer(request.messages[0].content)  # type: ignore[operator]
+        choice = Choice([1, 2, 3], 9, -0.7, 0.5) if request.choice else None
+        return [Completion(text, "stop", choice=choice)]
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        return True
+
+    async def close(self) -> None:
+        pass
+
+
+def run(policy: object, reflector: object = None, cfg: object = None, env: Corridor | None = None) -> RLEpisode:
+    env = env or Corridor()
+    return asyncio.run(play(1, env, reflector, policy, cfg or ActingParams(), KEY))  # type: ignore[arg-type]
+
+
+def test_reflect_rl_40_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> None:
+    policy = Scripted(lambda prompt: "1")
+    reflector = Scripted(lambda prompt: " two cells are left # Action:\nleft")
+    episode = run(policy, reflector)
+    assert [request.messages[0].content for request in reflector.asked] == [
+        "Walk. task 1, at 0 # Analyze:\n",
+        "Walk. task 1, at 1 # Analyze:\n",
+    ]
+    assert policy.asked[0].messages[0].content == (
+        "Walk. task 1, at 0 # Analyze:\ntwo cells are left\npick:\n0. left\n1. right # Action:\n"
+    )
+    assert episode.success
+    assert [(step.label, step.command, step.cost, step.reflection) for step in episode.steps] == [
+        ("1", "right", 0.5, "two cells are left"),
+        ("1", "right", -2.0, "two cells are left"),
+    ]
+    assert episode.cost == -1.5
+    assert all(request.max_tokens == 100 and not request.choice for request in reflector.asked)
+
+
+def test_reflect_rl_40_without_a_reflector_the_policy_reads_the_plain_state() -> None:
+    policy = Scripted(lambda prompt: "1")
+    episode = run(policy)
+    assert policy.asked[0].messages[0].content == "task 1, at 0\npick:\n0. left\n1. right # Action:\n"
+    assert episode.steps[0].reflection is None
+
+
+def test_reflect_rl_34_one_token_acts_among_all_labels_those_listed_or_the_vocabulary() -> None:
+    for cfg, allowed in (
+        (ActingParams(), ("0", "1", "2")),
+        (ActingParams(mask_invalid=True), ("0", "1")),
+        (ActingParams(shrink_head=False), None),
+    ):
+        policy = Scripted(lambda prompt: "1")
+        run(policy, cfg=cfg)
+        assert all(r.allowed == allowed and r.max_tokens == 1 and r.choice and r.cut_left for r in policy.asked)
+        assert len({request.seed for request in policy.asked}) == len(policy.asked)
+
+
+def test_an_action_that_is_not_listed_costs_its_step_and_is_told_as_such() -> None:
+    episode = run(Scripted(lambda prompt: "2"))
+    assert len(episode.steps) == 4
+    assert (episode.status, episode.cost) == ("unsolved", 2.0)
+    assert all(not step.valid and step.command is None for step in episode.steps)
+
+
+def test_reflect_rl_41_one_coin_a_step_is_the_whole_batchs() -> None:
+    cfg = ActingParams(reflect_prob=0.5)
+    coins = {(batch, turn): reflects(cfg, SeedKey(batch, "a", turn)) for batch in range(40) for turn in range(5)}
+    assert all(reflects(cfg, SeedKey(b, "other", t, 3)) == coin for (b, t), coin in coins.items())
+    assert 70 < sum(coins.values()) < 130
+    assert all(reflects(ActingParams(), SeedKey(0, "a", turn)) for turn in range(9))
+    assert not any(reflects(ActingParams(reflect_prob=0.0), SeedKey(0, "a", turn)) for turn in range(9))
+
+
+def test_reflect_rl_41_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
+    policy, reflector = Scripted(lambda prompt: "1"), Scripted(lambda prompt: "words")
+    episode = run(policy, reflector, ActingParams(reflect_prob=0.0))
+    assert not reflector.asked
+    assert episode.steps[0].reflection == ""
+    assert policy.asked[0].messages[0].content.startswith("Walk. task 1, at 0 # Analyze:\n\npick:")
+
+
+def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
+    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 cost nan"):
+        run(Scripted(lambda prompt: "1"), env=nan_cost())
+
+
+def test_an_engine_that_fails_for_good_blocks_the_episode_and_keeps_its_steps() -> None:
+    class Failing(Scripted):
+        async def generate(self, request: Request) -> list[Completion]:
+            if len(self.asked) == 1:
+                raise EngineError("gone")
+            return await super().generate(request)
+
+    episode = run(Failing(lambda prompt: "0"))
+    assert (episode.status, episode.error, len(episode.steps)) == ("blocked", "gone", 1)
+
+
+def test_what_an_update_needs_is_kept_but_not_written() -> None:
+    episode = run(Scripted(lambda prompt: "1"), cfg=ActingParams(mask_invalid=True))
+    decision = trajectory(episode, {"0": 5, "1": 9, "2": 8}, masked=True).decisions[0]
+    assert (decision.prompt, decision.token, decision.allowed, decision.cost) == ([1, 2, 3], 9, [5, 9], 0.5)
+    assert trajectory(episode, {"0": 5, "1": 9, "2": 8}, masked=False).decisions[0].allowed == [5, 9, 8]
+    assert trajectory(episode, None, masked=False).decisions[0].allowed is None
+    assert "prompt_ids" not in dump_line(episode)
+    assert "logprob" in dump_line(episode)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32, spread=0.08)
+
+
+def make_engine(folder: Path) -> TransformersEngine:
+    cfg = TransformersEngineConfig(engine="transformers", slots=8, context=128, prefill_rows=4, prefill_block=16)
+    return TransformersEngine(cfg, folder, threads=1)
+
+
+def test_reflect_rl_42_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
+    cfg = ActingParams(max_new_tokens=6)
+
+    def played(at_once: int) -> list[RLEpisode]:
+        policy, reflector = make_engine(folder), make_engine(folder)
+        one = lambda task: play(task, Corridor(), reflector, policy, cfg, SeedKey(3, str(task)))  # noqa: E731
+        return asyncio.run(play_all(range(8), one, concurrency=at_once))
+
+    together = played(8)
+    assert together == played(1)
+    assert len({step.label for episode in together for step in episode.steps}) > 1
+
+
+def test_a_remembering_engine_reads_equal_greedy_questions_once_and_draws_the_others(folder: Path) -> None:
+    inner = make_engine(folder)
+    engine = RememberingEngine(inner, most=3)
+
+    def ask(content: str, task: str, temperature: float = 0.0) -> Request:
+        message = Message(role="user", content=content)
+        return Request([message], SeedKey(1, task), temperature=temperature, max_tokens=5)
+
+    async def together(requests: list[Request]) -> list[Completion]:
+        return [one for (one,) in await asyncio.gather(*(engine.generate(request) for request in requests))]
+
+    first = asyncio.run(together([ask("a", "1"), ask("a", "2"), ask("b", "3")]))
+    assert inner.stats.requests == 2
+    assert first[0] == first[1] != first[2]
+    assert asyncio.run(together([ask("a", "9")])) == first[:1]  # in another event loop too
+    assert inner.stats.requests == 2
+    noisy = asyncio.run(together([ask("a", str(i), 1.0) for i in range(6)]))
+    assert inner.stats.requests == 8
+    assert len({one.text for one in noisy}) > 1
+    asyncio.run(together([ask(text, "1") for text in "cde"]))  # "a" makes room
+    asyncio.run(together([ask("a", "1")]))
+    assert inner.stats.requests == 12
