@@ -1,0 +1,85 @@
+"""Files in the original's formats, from the command line (rows 24, 28, 29, 30)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfimprove.methods.spin.export import main
+from selfimprove.methods.spin.pairs import spin_pairs
+from selfimprove.methods.spin.params import ConvertParams
+from selfimprove.records import write_jsonl
+from tests.methods.spin.episodes import EXPERT, REPLIES, played
+
+WRONG = [" t\nAction: finish[Kesby]"]
+
+
+def run(*words: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert not ended.value.code, words
+
+
+def fails(capsys, *words: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    write_jsonl(tmp_path / "right.jsonl", [played(), played(WRONG, index=1), played(index=2), played(WRONG, run=1)])
+    write_jsonl(tmp_path / "wrong.jsonl", [played(WRONG), played(WRONG, index=1), played([REPLIES[0]] * 11, index=2)])
+    for name in ("right", "wrong"):
+        run("trajectories", tmp_path / f"{name}.jsonl", tmp_path / f"{name}.json")
+    return {name: tmp_path / f"{name}.json" for name in ("right", "wrong")}
+
+
+def test_spin_24_episodes_become_a_trajectory_file_of_their_first_run(files):
+    entries = json.loads(files["right"].read_text())
+    assert list(entries) == ["0", "1", "2"]
+    assert [entry["reward"] for entry in entries.values()] == [True, False, True]
+
+
+def test_spin_28_trajectories_become_alpaca_rows_all_or_the_rewarded(files, tmp_path):
+    run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
+    run("alpaca", files["right"], tmp_path / "b.json", "--mode", "self_play", "--rewarded")
+    rows, rewarded = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    assert len(rows) == 3
+    assert rows[0]["output"].endswith("reward = True\n")
+    assert [row["output"].rsplit("\n", 1)[1] for row in rewarded] == ["Action: finish[Tolma]"] * 2
+
+
+def test_spin_30_two_runs_become_preferences_where_their_rewards_differ(files, tmp_path):
+    run("preferences", files["wrong"], files["right"], tmp_path / "dpo.json")
+    rows = json.loads((tmp_path / "dpo.json").read_text())
+    assert [(row["chosen"][-13:], "finish[Kesby]" in row["rejected"]) for row in rows] == [
+        ("finish[Tolma]", True), ("finish[Tolma]", False),
+    ]  # fmt: skip
+    assert all(row["prompt"].endswith("### Response:\n") and "Thought" not in row["prompt"] for row in rows)
+
+
+def test_spin_29_pairs_become_message_lists(tmp_path):
+    pairs, _ = spin_pairs([EXPERT], [played(WRONG)], ConvertParams(), "iter0")
+    write_jsonl(tmp_path / "pairs.jsonl", pairs)
+    run("pairs", tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl")
+    row = json.loads((tmp_path / "rows.jsonl").read_text())
+    assert [message["role"] for side in ("real", "generated") for message in row[side]] == ["user", "assistant"] * 2
+    assert row["real"][0] == row["generated"][0]
+    assert row["generated"][1]["content"] == "Thought: t\nAction: finish[Kesby]"
+
+
+def test_spin_49_a_file_is_scored_over_what_was_requested(files, capsys):
+    run("score", files["right"], "--requested", 4)
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["em"]["mean"], figures["em"]["n"], figures["missing"]) == (0.5, 4, 1)
+    assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
+
+
+def test_spin_28_a_trajectory_without_the_wrapper_is_one_sentence(tmp_path, capsys):
+    write_jsonl(tmp_path / "chat.jsonl", [played(form="question")])
+    run("trajectories", tmp_path / "chat.jsonl", tmp_path / "chat.json")
+    said = fails(capsys, "alpaca", tmp_path / "chat.json", tmp_path / "out.json", "--mode", "parity")
+    assert "task 0: the trajectory has no Alpaca wrapper" in said
+    assert not (tmp_path / "out.json").exists()

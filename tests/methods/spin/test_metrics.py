@@ -1,0 +1,54 @@
+"""What is reported of episodes, over what was asked for (row 49), and the rows of the table."""
+
+import pytest
+
+from selfimprove.engines.base import EngineError
+from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
+from tests.methods.spin.episodes import QUESTION, REPLIES, played
+
+
+def blocked(*_):
+    raise EngineError("gone")
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    kinds = ["bridge", "comparison", "bridge", "comparison", "bridge"]
+    answers = [
+        REPLIES, [" t\nAction: finish[Tolma town]"], [" t\nAction: dig[x]"] * 11, [" hm"], blocked,
+    ]  # fmt: skip
+    return [
+        played(answer, question=QUESTION.model_copy(update={"id": f"q{n}", "kind": kind}))
+        for n, (answer, kind) in enumerate(zip(answers, kinds, strict=True))
+    ]
+
+
+def test_spin_49_every_average_is_over_the_requested_count(episodes):
+    figures = evaluate_metrics(episodes)
+    for name in ("em", "f1", "reward", "steps", "finished", "blocked"):
+        assert figures[name]["n"] == 5
+    assert figures["em"]["mean"] == 1 / 5
+    assert figures["f1"]["mean"] == pytest.approx((1 + 2 / 3) / 5)
+    assert figures["em"]["se"] == pytest.approx((0.2 * 0.8 * 5 / 4 / 5) ** 0.5)
+    assert figures["finished"]["mean"] == 3 / 5
+    assert figures["blocked"]["mean"] == 1 / 5
+    assert figures["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
+
+
+def test_spin_49_the_invalid_rate_is_a_share_of_rounds(episodes):
+    figures = evaluate_metrics(episodes)
+    assert figures["invalid"]["n"] == 16
+    assert figures["invalid"]["mean"] == 12 / 16
+    assert figures["failed"]["mean"] == 1 / 5
+    assert figures["actions"] == {"": 11, "finish": 3, "search": 2}
+
+
+def test_spin_49_kinds_of_questions_are_told_apart(episodes):
+    kinds = evaluate_metrics(episodes)["kinds"]
+    assert (kinds["bridge"]["mean"], kinds["bridge"]["n"]) == (1 / 3, 3)
+    assert kinds["comparison"]["n"] == 2
+    assert "kinds" not in evaluate_metrics(episodes[:1])
+
+
+def test_spin_49_outcomes_are_one_a_question(episodes):
+    assert [one.id for one in outcomes(episodes)] == [f"q{n}" for n in range(5)]

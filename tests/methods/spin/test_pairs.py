@@ -1,0 +1,165 @@
+"""Pairs of expert and opponent, outcome pairs, the window; and that only words tell the sides apart (29, 30, 43)."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.base import EngineError
+from selfimprove.envs.qa.base import Question
+from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of
+from selfimprove.methods.spin.params import ConvertParams, Mix
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.records import Example, Message, Pair
+from selfimprove.training.encode import EncodeCounters, encode_example
+from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played
+from tests.tiny import train_tokenizer
+
+SPOKEN = [f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]]
+WRONG = [SPOKEN[0], " She was born in Kesby.\nAction: finish[Kesby]"]
+
+
+def asked(number: int) -> Question:
+    return QUESTION.model_copy(update={"id": f"q{number}"})
+
+
+def expert(number: int) -> Expert:
+    return EXPERT.model_copy(update={"id": f"expert-q{number}", "question": asked(number)})
+
+
+def blocked(*_):
+    raise EngineError("gone")
+
+
+def test_spin_29_experts_and_episodes_are_joined_on_the_question_whatever_was_earned():
+    experts = [expert(2), expert(0), expert(1)]
+    episodes = [played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(WRONG, question=asked(2))]
+    pairs, audit = spin_pairs(experts, episodes, ConvertParams(), "iter0")
+    assert [pair.id for pair in pairs] == ["iter0-q0", "iter0-q1", "iter0-q2"]
+    assert all("Tolma" in text_of(pair.real) for pair in pairs)
+    assert "Kesby" in text_of(pairs[0].generated)
+    assert (audit.episodes, audit.kept, audit.identical, audit.rewarded) == (3, 3, 1, 1)
+
+
+def test_spin_29_the_terminal_observation_is_on_neither_side():
+    pairs, _ = spin_pairs([expert(0)], [played(WRONG, question=asked(0))], ConvertParams(), "iter0")
+    for side in (pairs[0].real, pairs[0].generated):
+        assert side[-1].role == "assistant"
+        assert "Episode finished" not in text_of(side)
+        assert "Action: finish[" in side[-1].content
+
+
+def test_spin_29_identical_sides_are_counted_and_dropped_on_demand():
+    episodes = [played(SPOKEN, question=asked(0)), played(WRONG, question=asked(1))]
+    experts = [expert(0), expert(1)]
+    kept, counted = spin_pairs(experts, episodes, ConvertParams(), "iter0")
+    fewer, dropped = spin_pairs(experts, episodes, ConvertParams(drop_identical=True), "iter0")
+    assert (len(kept), counted.identical, len(fewer), dropped.identical) == (2, 1, 1, 1)
+
+
+def test_spin_29_episodes_that_give_no_pair_are_counted():
+    episodes = [
+        played(blocked, question=asked(0)),
+        played(SPOKEN, question=asked(9)),
+        played([SPOKEN[0]] * 11, question=asked(1)),
+        played([" hm"], question=asked(2)),
+        played(WRONG, question=asked(3), run=1),
+    ]
+    pairs, audit = spin_pairs([expert(n) for n in range(4)], episodes, ConvertParams(), "iter0")
+    assert [pair.id for pair in pairs] == ["iter0-q1", "iter0-q2"]
+    assert (audit.blocked, audit.without_expert, audit.unfinished, audit.failed) == (1, 1, 1, 1)
+    assert audit.episodes == 4  # a second run of a question makes outcome pairs, no pair of SPIN's
+
+
+def test_spin_30_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_chosen():
+    episodes = [
+        played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(SPOKEN, question=asked(2)),
+        played(SPOKEN, question=asked(0), run=1), played(SPOKEN, question=asked(1), run=1),
+        played(blocked, question=asked(2), run=1),
+    ]  # fmt: skip
+    (pair,) = outcome_pairs(episodes, "iter0")
+    assert pair.id == "iter0-outcome-q0"
+    assert "Tolma" in text_of(pair.real)
+    assert "Kesby" in text_of(pair.generated)
+
+
+def test_spin_30_without_evaluation_there_are_no_outcome_pairs():
+    episodes = [played(WRONG, evaluate=False), played(SPOKEN, run=1, evaluate=False)]
+    assert outcome_pairs(episodes, "iter0") == []
+
+
+def some(count: int, source: str) -> list[Pair]:
+    return [Pair(id=f"{source}-{n}", prompt=[], real=[], generated=[], source=source) for n in range(count)]
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.floats(0.01, 1), st.floats(0, 1))
+def test_spin_43_the_window_takes_the_first_of_each_source_and_shuffles(own, previous, mine, theirs):
+    mix = Mix(own=mine, previous=theirs)
+    joined = mixed(some(own, "iter1"), some(previous, "iter0"), mix)
+    want = {f"iter1-{n}" for n in range(int(mine * own))} | {f"iter0-{n}" for n in range(int(theirs * previous))}
+    assert {pair.id for pair in joined} == want
+    assert len(joined) == len(want)
+    assert joined == mixed(some(own, "iter1"), some(previous, "iter0"), mix)
+
+
+def test_spin_43_the_order_is_the_seeds():
+    one, other = (mixed(some(30, "a"), some(30, "b"), Mix(seed=seed)) for seed in (42, 43))
+    assert [pair.id for pair in one] != [pair.id for pair in other]
+    assert {pair.source for pair in one[:20]} == {"a", "b"}
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return ChatFormat.load(folder, "react")
+
+
+def masked_and_learnt(chat: ChatFormat, pair: Pair, side: list[Message]) -> tuple[list[int], list[int]]:
+    encoded = encode_example(Example(id="e", messages=[*pair.prompt, *side]), chat, 10**6, EncodeCounters())
+    assert encoded is not None
+    start = len(chat.encode(pair.prompt, add_generation_prompt=True).ids)
+    rows = list(zip(encoded.ids[start:], encoded.token_weights[start:], strict=True))
+    return [token for token, weight in rows if not weight], [token for token, weight in rows if weight]
+
+
+def test_spin_29_no_token_outside_the_policys_words_tells_the_sides_apart(chat):
+    """A policy that thinks in the expert's words but gets half the answers wrong: sides differ in answers alone.
+
+    Ids and masks of a side that says the same are the same, rewarded or not; what is masked are the tools' answers to
+    the very same searches; no terminal line, no reward, no end of turn is on one side only.
+    """
+    questions, episodes = [asked(n) for n in range(12)], []
+    for number, question in enumerate(questions):
+        last = SPOKEN[2] if number % 2 else SPOKEN[2].replace("finish[Tolma]", "finish[Kesby]")
+        episodes.append(played([*SPOKEN[:2], last], question=question))
+    pairs, _ = spin_pairs([expert(n) for n in range(12)], episodes, ConvertParams(), "iter0")
+    hidden = {"real": Counter(), "generated": Counter()}
+    for number, pair in enumerate(pairs):
+        (masked, learnt), (masked_too, learnt_too) = (
+            masked_and_learnt(chat, pair, side) for side in (pair.real, pair.generated)
+        )
+        hidden["real"].update(masked)
+        hidden["generated"].update(masked_too)
+        assert masked == masked_too
+        assert learnt[-1] == learnt_too[-1] == chat.end_id
+        assert (learnt == learnt_too) is bool(number % 2)
+        assert chat.decode(learnt).replace("Tolma", "Kesby") == chat.decode(learnt_too).replace("Tolma", "Kesby")
+    assert hidden["real"] == hidden["generated"]
+    assert chat.decode(list(masked)) == f" {BOOK['The Silver Gate']} {BOOK['Mara Venn']}"
+    for side in ("real", "generated"):
+        whole = "".join(text_of(getattr(pair, side)) for pair in pairs)
+        assert "reward" not in whole
+        assert "Episode finished" not in whole
+
+
+def test_spin_29_an_expert_of_a_file_reads_like_a_policys_episode_too():
+    """FireAct's observations may have lines of their own; the policy's never do."""
+    rounds = [Round(thought="t", action="search[x]", observation="a\nb"), Round(thought="u", action="finish[y]")]
+    filed = EXPERT.model_copy(update={"rounds": rounds})
+    (pair,), _ = spin_pairs([filed], [played(SPOKEN, search=lambda query: "a\nb")], ConvertParams(), "iter0")
+    seen = {side: [m.content for m in getattr(pair, side) if m.role == "user"] for side in ("real", "generated")}
+    assert set(seen["real"]) == set(seen["generated"]) == {" a b"}

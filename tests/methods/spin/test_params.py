@@ -1,0 +1,82 @@
+"""The ``spin`` section: what does not fit is one sentence (rows 44, 47, 48, 51)."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from selfimprove.methods.spin.params import SpinParams
+
+TRAIN = {"epochs": 1, "lr": 1e-4}
+
+
+def section(**more: Any) -> dict[str, Any]:
+    """A whole section, smallest."""
+    return {
+        "tasks": {"train": 4, "dev": 0, "test": 2},
+        "engines": {"policy": {"engine": "transformers"}},
+        "sft": {},
+        "evaluate": {},
+        "iterations": {
+            "iter0": {"init": "base", "init_from": "base", "generate": {"runs": 2}, "finetune": TRAIN},
+            "iter1": {"init": "iter0", "init_from": "iter0", "generate": {}, "finetune": {**TRAIN, "beta": 5.0}},
+        },
+        "controls": {
+            "more_sft": {"data": "demonstrations", "match": "iter1", "finetune": {}},
+            "outcome_dpo": {"data": "outcome", "pairs": "iter0", "match": "iter1", "finetune": TRAIN},
+        },
+    } | more
+
+
+def iteration(**more: Any) -> dict[str, Any]:
+    return {"init": "base", "init_from": "base", "generate": {}, "finetune": TRAIN} | more
+
+
+def test_spin_44_every_iteration_has_its_own_lr_beta_and_epochs():
+    spin = SpinParams.model_validate(section())
+    assert (spin.iterations["iter0"].finetune.beta, spin.iterations["iter1"].finetune.beta) == (0.1, 5.0)
+    assert spin.lineage("iter1") == ["iter0", "iter1"]
+    assert SpinParams.model_validate(section()).iterations["iter0"].convert.mix.seed == 42
+
+
+def test_spin_15_the_defaults_are_the_specs():
+    cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
+    assert (cfg.max_rounds, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
+    assert SpinParams.model_validate(section()).evaluate.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"iterations": {"iter0": iteration(init="iter7", init_from="iter7")}}, "there is no iteration 'iter7'"),
+        ({"iterations": {"a": iteration(init="b", init_from="b"), "b": iteration(init="a", init_from="a")}}, "cycle"),
+        ({"iterations": {"iter0": iteration(init_from="iter0")}}, "a player starts as its opponent"),
+        ({"iterations": {"base": iteration()}}, "the name is taken"),
+        ({"iterations": {"more_sft": iteration()}}, "the name is taken"),
+        ({"iterations": {"a/b": iteration()}}, "letters, digits"),
+        (
+            {"controls": {"more_sft": {"data": "demonstrations", "match": "iter9", "finetune": {}}}},
+            "no iteration 'iter9'",
+        ),
+        (
+            {"controls": {"dpo": {"data": "outcome", "pairs": "iter1", "match": "iter1", "finetune": TRAIN}}},
+            "iter1 has one run a question",
+        ),
+        ({"engines": {"teacher": {"engine": "scripted"}}}, "'policy', which plays and is evaluated, is missing"),
+        ({"engines": {"policy": {"engine": "scripted"}}}, "a scripted engine has no model"),
+        ({"engines": {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}}, "set chat"),
+        ({"tasks": {"train": 4, "dev": 0, "test": 2, "file": "x"}}, "for source chat, and only for it"),
+        ({"tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"}}, "whose format is chat"),
+        ({"evaluate": {"start": 5, "end": 5}}, "end: 5 is not after start 5"),
+        ({"tools": {"use": {"finish": "local"}}}, "can't be a tool's name"),
+        ({"sft": {"epoch": 1}}, "Extra inputs"),
+    ],
+)
+def test_spin_47_what_does_not_fit_is_refused(change, words):
+    with pytest.raises(ValidationError, match=words):
+        SpinParams.model_validate(section(**change))
+
+
+def test_spin_21_an_endpoint_plays_in_chat_format():
+    endpoint = {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}
+    assert SpinParams.model_validate(section(engines=endpoint, prompt={"format": "chat"})).prompt.format == "chat"

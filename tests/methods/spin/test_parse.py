@@ -1,0 +1,60 @@
+"""The action parser: every text has a reading, and an action survives being written and read again (row 16)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.methods.spin.parse import STOP, cut, parse
+
+plain = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
+thoughts = plain.filter(lambda text: "Action:" not in text and STOP not in f"\n{text}\n" and "Thought:" not in text)
+names = plain.filter(lambda text: text.strip() and not set(text) & set("[\n") and STOP not in f"\n{text}")
+arguments = plain.filter(lambda text: "\n" not in text)
+
+
+@given(plain)
+def test_spin_16_any_text_has_a_reading(text):
+    parsed = parse(text)
+    assert parsed.tool is None or (parsed.tool == parsed.tool.strip().lower() != "")
+    assert parsed.argument == parsed.argument.strip()
+    assert "\n" not in parsed.action
+
+
+@given(thoughts, names, arguments)
+def test_spin_16_what_was_written_is_read_back(thought, name, argument):
+    parsed = parse(f"Thought: {thought}\nAction: {name}[{argument}]\nObservation: made up ]")
+    assert (parsed.thought, parsed.tool) == (thought.strip(), name.strip().lower())
+    assert parsed.argument == argument.strip()
+
+
+@given(plain, plain)
+def test_spin_16_nothing_after_the_first_observation_counts(before, after):
+    text = f"{before}{STOP}{after}"
+    assert parse(text) == parse(cut(text)) == parse(before.partition(STOP)[0])
+
+
+@pytest.mark.parametrize(
+    ("reply", "tool", "argument"),
+    [
+        (" t\nAction: search[Gate [novel] of 1745]", "search", "Gate [novel] of 1745"),  # the last bracket closes
+        (" t\nAction: search[Gate [novel", "search", "Gate [novel"),  # none closes: to the line's end
+        (" t\nAction: search[]", "search", ""),
+        (" t\nAction: SEARCH [ Gate ] and more", "search", "Gate"),
+        (" t\nAction: Finish[yes]", "finish", "yes"),
+        (" t\nAction: search Gate", None, ""),  # no bracket
+        (" t\nAction: [Gate]", None, ""),  # no name
+        (" t\nAction:\nsearch[Gate]", None, ""),  # not on the line
+        (" I cannot say.", None, ""),
+        ("", None, ""),
+        (" t\nAction: search[a]\nAction: finish[b]", "search", "a"),  # the first action counts
+    ],
+)
+def test_spin_16_readings(reply, tool, argument):
+    parsed = parse(reply)
+    assert (parsed.tool, parsed.argument) == (tool, argument)
+
+
+def test_spin_16_the_thought_ends_at_the_action_and_loses_its_cue():
+    assert parse("Thought: one\ntwo \nAction: search[x]").thought == "one\ntwo"
+    assert parse(" one\nAction: search[x]").thought == "one"
+    assert parse("Thought: no action").thought == "no action"

@@ -1,0 +1,284 @@
+"""The episode loop: rounds, stops, retries, tools, and what of it becomes training text (rows 15, 17, 18, 20 to 22)."""
+
+import asyncio
+import random
+import threading
+import time
+
+import pytest
+
+from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.envs.qa.base import Question
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.params import PlayParams
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.play import play
+from selfimprove.methods.spin.prompts import NEUTRAL, alpaca, written
+from selfimprove.methods.spin.trajectory import trajectory
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.tools.dispatch import Tools
+from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played, policy, rounds_in, tools
+
+LOOK = " More.\nAction: search[Mara Venn]"
+
+
+def test_spin_15_an_episode_ends_with_finish_and_is_scored():
+    episode = played()
+    assert [entry.tool for entry in episode.rounds] == ["search", "search", "finish"]
+    assert (episode.finished, episode.answer, episode.reward, episode.em, episode.f1) == (True, "Tolma", 1.0, True, 1.0)
+    assert (episode.status, episode.pred, episode.gt) == ("solved", "tolma", "tolma")
+    assert episode.rounds[0].observation == BOOK["The Silver Gate"]
+
+
+def test_spin_15_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
+    episode = played([LOOK] * 20)
+    assert len(episode.rounds) == 11
+    assert (episode.finished, episode.answer, episode.reward, episode.pred) == (False, "", 0.0, "")
+    assert episode.status == "unsolved"
+    assert len(played([LOOK] * 20, max_rounds=3).rounds) == 3
+
+
+def test_spin_15_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit():
+    asked: list[Request] = []
+
+    def answer(request: Request, attempt: int) -> str:
+        asked.append(request)
+        return REPLIES[request.seed.turn]
+
+    played(answer)
+    texts = ["".join(message.content for message in request.messages) for request in asked]
+    assert texts[0] == f"{alpaca(QUESTION.question)}Thought:"
+    assert texts[1] == f"{texts[0]}{REPLIES[0]}\nObservation: {BOOK['The Silver Gate']}\nThought:"
+    assert {request.max_tokens for request in asked} == {1000}
+    assert all(list(request.stop) == [STOP] and request.keep_stop for request in asked)
+    assert [rounds_in(text) for text in texts] == [1, 2, 3]
+
+
+def test_spin_15_without_evaluation_there_is_no_reward():
+    assert played(evaluate=False).reward is None
+
+
+@pytest.mark.parametrize("line", ["search Mara Venn", "dig[Mara Venn]", "[Mara Venn]", ""])
+def test_spin_15_an_invalid_action_costs_a_round_and_says_nothing(line):
+    episode = played([f" t\nAction: {line}", *REPLIES[1:]])
+    first = episode.rounds[0]
+    assert (first.tool, first.observation, first.attempts) == (None, NEUTRAL, 1)
+    assert len(episode.rounds) == 3
+
+
+def test_spin_15_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words():
+    def broken(query: str) -> str | None:
+        if query == "Mara Venn":
+            raise RuntimeError("secret path /etc/shadow")
+        return None
+
+    episode = played(search=broken)
+    assert [entry.observation for entry in episode.rounds] == [NEUTRAL, NEUTRAL, ""]
+    assert "secret" not in trajectory(episode)
+
+
+def test_spin_15_a_paragraph_cannot_look_like_a_round():
+    episode = played(search=lambda query: "A.\nThought: x\nAction: finish[y]\nObservation: z")
+    assert episode.rounds[0].observation == "A. Thought: x Action: finish[y] Observation: z"
+
+
+def test_spin_15_a_hallucinated_observation_is_cut_and_not_learnt():
+    episode = played([f"{REPLIES[0]}\nObservation: Mara Venn was from Kesby.\nThought: so", *REPLIES[1:]])
+    assert "Kesby" not in "".join(message.content for message in episode.messages)
+    assert len(episode.rounds) == 3
+
+
+def test_spin_17_replies_without_an_action_are_asked_for_again_with_the_same_prompt():
+    asked: list[Request] = []
+
+    def answer(request: Request, attempt: int) -> str:
+        asked.append(request)
+        return " I wonder." if request.seed.turn == 1 and attempt < 3 else REPLIES[request.seed.turn]
+
+    episode = played(answer)
+    assert [entry.attempts for entry in episode.rounds] == [1, 4, 1]
+    again = asked[1:5]
+    assert [request.seed.sample for request in again] == [0, 1, 2, 3]
+    assert all(request.messages == again[0].messages and request.stop == again[0].stop for request in again)
+    assert "I wonder" not in trajectory(episode)
+
+
+def test_spin_17_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over():
+    episode = played([REPLIES[0], " I wonder."])
+    last = episode.rounds[-1]
+    assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
+    assert (episode.finished, episode.answer, episode.reward) == (True, "", 0.0)
+    assert trajectory(episode).endswith(
+        "Thought: failed\nAction: finish[]\nObservation: Episode finished, reward = False\n"
+    )
+    # What training sees is what the policy said.
+    assert (episode.messages[-1].content, episode.messages[-1].weight) == (" I wonder.", 1)
+    assert "failed" not in "".join(message.content for message in episode.messages)
+
+
+def test_spin_17_a_greedy_policy_that_repeats_itself_is_not_asked_a_third_time():
+    assert played([" I wonder."], temperature=0.0).rounds[0].attempts == 2
+
+
+def test_spin_18_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools():
+    questions = [
+        QUESTION.model_copy(update={"id": f"q{number}", "question": f"Question {number}?"}) for number in range(24)
+    ]
+
+    def answer(request: Request, attempt: int) -> str:
+        draw = random.Random(request.seed.at(attempt).bits())
+        return draw.choice([REPLIES[0], REPLIES[1], REPLIES[2], " hm", " t\nAction: dig[x]"])
+
+    def slow(query: str) -> str | None:
+        time.sleep(0.001 * (len(query) % 3))
+        return BOOK.get(query)
+
+    async def run(order: list[int], concurrency: int, search) -> dict[str, str]:
+        calls = Tools({"search": search}, concurrency=4, timeout=30, longest=2000)
+        one = lambda at: play(questions[at], at, calls, policy(answer), PlayParams(), 7, form="alpaca")  # noqa: E731
+        return {one.id: one.model_dump_json() for one in await play_all(order, one, concurrency=concurrency)}
+
+    straight = asyncio.run(run(list(range(24)), 1, BOOK.get))
+    mixed = asyncio.run(run(list(reversed(range(24))), 24, slow))
+    assert straight == mixed
+    assert len(set(straight.values())) == 24
+
+
+def test_spin_18_tools_run_side_by_side_up_to_their_limit():
+    running, most, lock = 0, 0, threading.Lock()
+
+    def search(query: str) -> str | None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return "found"
+
+    async def run() -> None:
+        calls = tools(search)
+        one = lambda at: play(  # noqa: E731
+            QUESTION.model_copy(update={"id": f"q{at}"}), at, calls, policy([LOOK] * 2), PlayParams(max_rounds=2), 7,
+            form="alpaca",
+        )  # fmt: skip
+        await play_all(range(12), one, concurrency=12)
+
+    asyncio.run(run())
+    assert most == 4
+
+
+def test_spin_20_a_whole_episode_reads_as_the_experts_do():
+    episode = played([f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]])
+    assert [m.model_dump() for m in episode.messages] == [
+        m.model_dump() | {"finish": "stop" if m.role == "assistant" and "Action" in m.content else m.finish}
+        for m in written(EXPERT.rounds, "alpaca")
+    ]
+    assert episode.prompt[0].content == alpaca(QUESTION.question)
+
+
+def test_spin_21_in_chat_format_turns_alternate():
+    episode = played([f"Thought: {reply.strip()}" for reply in REPLIES], form="chat")
+    assert [m.role for m in [*episode.prompt, *episode.messages]] == ["user", "assistant"] * 3
+    assert episode.messages[0].content == "Thought: I need the author.\nAction: search[The Silver Gate]"
+    assert episode.messages[1].content == f"Observation: {BOOK['The Silver Gate']}"
+    assert [m.weight for m in episode.messages] == [1, 0, 1, 0, 1]
+    assert episode.reward == 1
+
+
+def test_spin_22_the_prefix_stands_before_the_question():
+    episode = played(prefix="Yes or no: ")
+    assert episode.prompt[0].content == alpaca(f"Yes or no: {QUESTION.question}")
+    assert f"### Instruction:\nYes or no: {QUESTION.question}\n" in trajectory(episode)
+
+
+class Spelling:
+    """An engine whose replies have token ids: a character's code each, the stop string's too."""
+
+    def __init__(self, replies: list[Completion], context: int = 10**6) -> None:
+        self.replies, self.context, self.stats = replies, context, EngineStats()
+
+    async def generate(self, request: Request) -> list[Completion]:
+        return [self.replies[request.seed.turn]]
+
+    def fits(self, messages, max_tokens: int) -> bool:
+        return sum(len(message.content) for message in messages) + max_tokens <= self.context
+
+    async def close(self) -> None:
+        pass
+
+
+def spelt(text: str, finish="stop") -> Completion:
+    return Completion(text, finish, [ord(c) for c in text])
+
+
+def run(replies: list[Completion], context: int = 10**6, **params):
+    cfg = PlayParams.model_validate(params)
+    return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form="alpaca"))
+
+
+def test_spin_15_ids_are_kept_as_generated_where_the_text_is_the_one_generated():
+    episode = run([spelt(REPLIES[0] + STOP), spelt(f"{REPLIES[1]}  {STOP}"), spelt(REPLIES[2])])
+    first, second, last = (message for message in episode.messages if "Action" in message.content)
+    assert first.token_ids == [ord(c) for c in REPLIES[0] + STOP]
+    assert (second.content, second.token_ids) == (REPLIES[1] + STOP, None)  # its line lost two spaces
+    assert (last.token_ids, last.finish) == ([ord(c) for c in REPLIES[2]], "stop")
+
+
+def test_spin_15_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
+    cut_short = Completion(REPLIES[0], "length", [ord(c) for c in REPLIES[0]])
+    episode = run([cut_short, spelt(REPLIES[1] + STOP), spelt(REPLIES[2] + STOP)])
+    added = episode.messages[2]
+    assert (added.content, added.weight) == (STOP, 0)
+    assert episode.messages[1].token_ids == [ord(c) for c in REPLIES[0]]
+    # After finish it belongs to the terminal line, which is dropped.
+    assert episode.messages[-1].content == REPLIES[2]
+
+
+def test_spin_15_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn():
+    episode = run([spelt(LOOK + STOP)] * 2, max_rounds=2)
+    assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
+
+
+def test_spin_15_an_episode_that_outgrows_the_context_is_unfinished_and_says_so():
+    episode = run([spelt(LOOK + STOP)] * 11, context=1400, max_tokens=1000)
+    assert episode.cramped
+    assert not episode.finished
+    assert 0 < len(episode.rounds) < 11
+    assert episode.messages[-1].role == "assistant"
+
+
+def test_spin_15_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
+    def answer(request: Request, attempt: int) -> str:
+        if request.seed.turn == 1:
+            raise EngineError("endpoint gone")
+        return REPLIES[0]
+
+    episode = played(answer)
+    assert (episode.status, episode.error, len(episode.rounds), episode.reward) == ("blocked", "endpoint gone", 1, 0.0)
+
+
+def test_spin_15_several_runs_of_a_question_have_their_own_noise():
+    seeds = []
+
+    def answer(request: Request, attempt: int) -> str:
+        seeds.append(str(request.seed))
+        return REPLIES[2]
+
+    assert [played(answer, run=number).id for number in (0, 1)] == ["q1", "q1#1"]
+    assert len(set(seeds)) == 2
+
+
+def test_spin_15_a_key_that_is_refused_ends_the_run():
+    def refused(query: str) -> str | None:
+        raise UserError("the key is refused; set another.")
+
+    with pytest.raises(UserError, match="refused"):
+        played(search=refused)
+
+
+def test_spin_15_other_tasks_are_scored_by_their_own_rule():
+    asked = Question(id="s", task="strategyqa", question="Is it so?", gold="no")
+    assert played([" t\nAction: finish[No, never]"], question=asked).reward == 1
+    assert played([" t\nAction: finish[not sure]"], question=asked).reward == 0

@@ -1,0 +1,118 @@
+"""How questions and rounds are written: wrapper, few-shot, prefix, and the template that joins them (rows 19 to 22)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfimprove.chat import ChatFormat
+from selfimprove.envs.qa.base import TASKS
+from selfimprove.envs.qa.experts import Round
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.prompts import alpaca, cue, few_shot_text, opening, written
+from selfimprove.records import Message
+from selfimprove.training.encode import EncodeCounters, encode_example
+from tests.methods.spin.episodes import EXPERT, QUESTION, played
+from tests.tiny import train_tokenizer
+
+SAMPLE = json.loads(Path(__file__).with_name("readme_sample.json").read_text())["3687"]
+
+
+@pytest.fixture(scope="module")
+def react(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return ChatFormat.load(folder, "react")
+
+
+def test_spin_20_the_wrapper_is_the_readmes_byte_for_byte():
+    question = SAMPLE["traj_by_line"][3]
+    assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"
+    assert SAMPLE["traj"].startswith(alpaca(question) + "Thought:")
+
+
+def test_spin_20_the_rendered_text_of_an_expert_is_the_original_training_text_without_its_terminal_line(react):
+    messages = [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
+    text = "".join(message.content for message in messages)
+    lines = [
+        part
+        for known in EXPERT.rounds
+        for part in (f"Thought: {known.thought}", f"Action: {known.action}", f"Observation: {known.observation}")
+    ]
+    assert text == alpaca(QUESTION.question) + "\n".join(lines[:-1])
+    ids = react.encode(messages).ids
+    assert ids.count(react.end_id) == 1 == ids.index(react.end_id) - len(ids) + 2
+    assert react.decode(ids) == text
+
+
+@pytest.mark.parametrize("form", ["alpaca", "question"])
+def test_spin_39_observations_are_masked_and_nothing_else_is(react, form):
+    """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays (spec §1)."""
+    from selfimprove.records import Example
+
+    messages = [*opening(QUESTION.question, form), *written(EXPERT.rounds, form)]
+    encoded = encode_example(Example(id="e", messages=messages), react, 10**6, EncodeCounters())
+    assert encoded is not None
+    learnt = [token for token, weight in zip(encoded.ids, encoded.token_weights, strict=True) if weight]
+    masked = [token for token, weight in zip(encoded.ids, encoded.token_weights, strict=True) if not weight]
+    want = "".join(
+        f"{'Thought:' if not number else chr(10) + 'Thought:'} {known.thought}\nAction: {known.action}"
+        + (STOP if known.observation else "")
+        for number, known in enumerate(EXPERT.rounds)
+    )
+    assert react.decode(learnt) == want
+    assert learnt[-1] == react.end_id
+    assert react.decode(masked) == opening(QUESTION.question, form)[0].content + "".join(
+        f" {known.observation}" for known in EXPERT.rounds if known.observation
+    )
+
+
+def test_spin_15_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react):
+    episode = played()
+    for number in range(3):
+        seen = [*episode.prompt, *episode.messages[: 4 * number], *cue("alpaca", number)]
+        asked = react.encode(seen, add_generation_prompt=True).ids
+        whole = react.encode([*episode.prompt, *episode.messages]).ids
+        assert whole[: len(asked)] == asked
+
+
+def test_spin_19_few_shot_off_default_and_file(tmp_path):
+    assert few_shot_text("off", "hotpotqa") == ""
+    own = tmp_path / "own.txt"
+    own.write_text("Question: x\nThought: y\nAction: finish[z]\n\n")
+    assert few_shot_text(str(own), "hotpotqa") == "Question: x\nThought: y\nAction: finish[z]"
+    for task in TASKS:
+        text = few_shot_text("default", task)
+        rounds = text.split("\nAction: ")[1:]
+        assert text.count("\nQuestion: ") >= 1
+        assert all(part.startswith(("search[", "finish[")) for part in rounds)
+        assert rounds[-1].startswith("finish[")
+
+
+@pytest.mark.parametrize(("choice", "words"), [("no/such.txt", "no/such.txt"), ("default", "has no worked episodes")])
+def test_spin_19_a_few_shot_file_that_is_not_there_is_refused(choice, words):
+    with pytest.raises(UserError, match=words):
+        few_shot_text(choice, "chess")
+
+
+def test_spin_19_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head():
+    """The original cut as many characters off the trajectory as the examples had (trap 7)."""
+    flat = opening("Q?", "alpaca", "Question: x\n")[0].content
+    assert flat == f"Question: x\n\n{alpaca('Q?')}"
+    chat = opening("Q?", "chat", "Question: x\n")
+    assert [(m.role, m.content) for m in chat] == [("system", "Question: x"), ("user", "Q?")]
+
+
+def test_spin_21_a_chat_expert_alternates_turns_and_ends_with_the_assistant():
+    messages = written(EXPERT.rounds, "chat")
+    assert [m.role for m in messages] == ["assistant", "user", "assistant", "user", "assistant"]
+    assert messages[1].content.startswith("Observation: ")
+
+
+def test_spin_29_an_experts_observation_is_one_line_as_the_policys_are():
+    rounds = [
+        Round(thought="t", action="search[x]", observation="two\n lines "),
+        Round(thought="u", action="finish[y]"),
+    ]
+    assert written(rounds, "alpaca")[2] == Message(role="user", content=" two lines")

@@ -1,0 +1,38 @@
+"""The rows of SPIN's table and the points of its plot (rows 48, 49, 51)."""
+
+import json
+
+from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
+from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.summary import spin_rows, summarise_spin
+from selfimprove.records import write_jsonl
+from tests.methods.spin.episodes import QUESTION, REPLIES, played
+from tests.methods.spin.test_params import section
+
+
+def test_spin_48_rows_are_sft_the_controls_and_every_iteration():
+    rows = spin_rows(SpinParams.model_validate(section()))
+    assert list(rows) == ["base", "more_sft", "outcome_dpo", "iter0", "iter1"]
+    assert rows["base"] == "SFT on 4 expert trajectories"
+
+
+def test_spin_49_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path):
+    spin = SpinParams.model_validate(section())
+    wrong = [" t\nAction: finish[Kesby]"]
+    for name in spin_rows(spin):
+        folder = tmp_path / name
+        folder.mkdir()
+        episodes = [
+            played(REPLIES if name == "iter1" or not n else wrong, question=QUESTION.model_copy(update={"id": f"q{n}"}))
+            for n in range(4)
+        ]
+        write_jsonl(folder / "outcomes.jsonl", outcomes(episodes))
+        (folder / "metrics.json").write_text(json.dumps(evaluate_metrics(episodes)))
+        (folder / "train.json").write_text('{"real_tokens": 10, "steps": 2}')
+    summary = summarise_spin(spin, tmp_path)
+    assert (summary["last"], summary["last_minus"]["base"]["em"]["mean"]) == ("iter1", 0.75)
+    assert summary["last_minus"]["base"]["em"]["n"] == 4
+    points = {(point["row"], point["rounds"]): point["em"] for point in summary["curve"]["points"]}
+    assert points == {
+        ("SPIN", 0): 0.25, ("more_sft", 2): 0.25, ("outcome_dpo", 2): 0.25, ("SPIN", 1): 0.25, ("SPIN", 2): 1.0,
+    }  # fmt: skip

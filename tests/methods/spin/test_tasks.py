@@ -1,0 +1,125 @@
+"""Panels, their order and their experts; a question may stand in one panel only (rows 1, 15, 23, 31, 32)."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.qa.base import Question, score
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.params import PlayParams, TasksParams
+from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
+from selfimprove.methods.spin.tasks import check_disjoint, chosen, examples, gather, texts
+from selfimprove.tools.params import ToolsParams
+from tests.methods.spin.episodes import EXPERT, QUESTION
+
+ROOT = Path(__file__).resolve().parents[3]
+MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
+
+
+def panel(count: int) -> list[Question]:
+    return [QUESTION.model_copy(update={"id": f"q{n}", "question": f"Question {n}?"}) for n in range(count)]
+
+
+def test_spin_23_the_order_is_pythons_random_233_and_then_a_slice():
+    order = list(range(50))
+    random.Random(233).shuffle(order)
+    got = chosen(panel(50), PlayParams(start=10, end=20))
+    assert [index for index, _ in got] == order[10:20]
+    assert all(question.id == f"q{index}" for index, question in got)
+    assert [index for index, _ in chosen(panel(50), PlayParams(shuffled=False, end=3))] == [0, 1, 2]
+    assert len(chosen(panel(50), PlayParams())) == 50
+
+
+def test_spin_23_more_than_there_is_is_refused():
+    with pytest.raises(UserError, match="questions 0 to 60 are asked for, the panel has 50"):
+        chosen(panel(50), PlayParams(end=60))
+    with pytest.raises(UserError, match="mend start and end"):
+        chosen(panel(50), PlayParams(start=50))
+
+
+def test_spin_01_a_question_in_two_panels_is_refused():
+    train, test = panel(4), panel(2)[1:]
+    test[0] = test[0].model_copy(update={"id": "other", "question": "  question 1? "})
+    with pytest.raises(UserError, match=r"'question 1\?' stands in train and test; take it out of one"):
+        check_disjoint({"train": train, "dev": [], "test": test})
+    check_disjoint({"train": train[:1], "dev": [], "test": test})
+
+
+@pytest.fixture(scope="module")
+def book():
+    tasks = TasksParams(train=60, dev=10, test=20)
+    return gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
+
+
+def test_spin_15_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book):
+    assert [len(book.panels[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
+    assert [expert.question for expert in book.experts] == book.panels["train"]
+    assert all(score(expert.answer, expert.question).reward == 1 for expert in book.experts)
+    assert (book.audit.read, book.audit.kept) == (60, 60)
+
+
+def test_spin_32_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book):
+    made = examples(book.experts, "alpaca")
+    assert [example.source for example in made] == [question.id for question in book.panels["train"]]
+    assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
+    rows = texts(made, "alpaca")
+    assert [row["text"] for row in rows if row.get("fixed")] == [WRAPPER, RESPONSE]
+    assert not any(WRAPPER in row["text"] for row in rows[2:])
+    assert not any(row.get("fixed") for row in texts(examples([EXPERT], "chat"), "chat"))
+
+
+def test_spin_05_more_questions_than_there_are_is_one_sentence():
+    tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
+    with pytest.raises(UserError, match="raise people or ask for fewer"):
+        gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
+
+
+needs_data = pytest.mark.skipif(
+    not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it"
+)
+
+
+@needs_data
+@pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 300), ("both", 755)])
+def test_spin_31_real_questions_with_their_experts_are_disjoint_from_the_test_panel(
+    experts, train, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(ROOT)
+    tasks = TasksParams(source="hotpotqa", experts=experts, train=train, dev=80, test=500)
+    made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=MIRROR)
+    assert len(made.experts) == len(made.panels["train"]) == train
+    assert {expert.source for expert in made.experts} == {
+        "gpt-4": {"gpt-4"}, "scripted": {"scripted"}, "both": {"gpt-4", "scripted"},
+    }[experts]  # fmt: skip
+    assert len(made.panels["test"]) == 500
+    assert len({paragraph.title for paragraph in made.paragraphs}) == len(made.paragraphs) > 4937
+    if experts != "scripted":
+        assert (made.audit.read, made.audit.kept, made.audit.dropped) == (500, 500, {})
+
+
+@needs_data
+def test_spin_49_another_task_can_be_the_test_panel(tmp_path):
+    other = {"task": "strategyqa", "split": "dev", "folder": str(MIRROR / "fireact" / "tasks")}
+    tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
+    made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
+    assert {question.task for question in made.panels["test"]} == {"strategyqa"}
+    with pytest.raises(UserError, match=r"spin.tasks.test: 230 are asked for, there are 229"):
+        gather(tasks.model_copy(update={"test": 230}), ToolsParams(), seed=3, download=tmp_path, mirror=None)
+
+
+@needs_data
+def test_spin_24_the_released_runs_score_what_the_paper_says():
+    """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM (spec §5)."""
+    from selfimprove.methods.spin.export import score_file
+    from selfimprove.methods.spin.trajectory import read_trajectories
+
+    for name, em in (("llama2_7b_lora_t07", 0.262), ("llama2_13b_lora_t07", 0.344), ("gpt35_ft_t0", 0.4)):
+        entries = read_trajectories(MIRROR / "fireact" / "dev_trajs" / f"hotpotqa_dev_0_500_{name}.json")
+        assert score_file(entries, 500)["em"]["mean"] == pytest.approx(em)
+    order = list(range(7405))
+    random.Random(233).shuffle(order)
+    kept = json.loads((MIRROR / "fireact/dev_trajs/hotpotqa_dev_0_500_llama2_7b_lora_t07.json").read_text())
+    assert set(map(int, kept)) == set(order[:500])

@@ -1,0 +1,110 @@
+"""Episodes as the README's trajectory JSON, and its rows as Alpaca rows, byte for byte (rows 24, 28)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.qa.base import Question
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.convert import alpaca_row
+from selfimprove.methods.spin.trajectory import read_trajectories, to_entry, to_json, trajectory
+from tests.methods.spin.episodes import REPLIES, played
+
+FILE = Path(__file__).with_name("readme_sample.json")
+SAMPLE = json.loads(FILE.read_text())["3687"]
+FOUND = (
+    "The fugitive is only helped by his sweetheart ( Irene Jacob ). The picture is the following to \u00a8The "
+    "fugitive\u00a8 ( by Andrew Davis ) that's an adaptation based on ..."
+)
+
+
+def sample_episode(**more):
+    """The README's episode, played again by a scripted policy."""
+    lines = SAMPLE["traj_by_line"]
+    asked = Question(id="h", task="hotpotqa", question=lines[3], gold="Beyond the Clouds")
+    replies = [f"{lines[6].removeprefix('Thought:')}\n{lines[7]}", f"{lines[9].removeprefix('Thought:')}\n{lines[10]}"]
+    return played(replies, question=asked, index=3687, search=lambda query: FOUND, **more)
+
+
+def test_spin_24_the_readmes_sample_is_written_byte_for_byte():
+    entry = to_json([sample_episode()])["3687"]
+    assert {key: entry.pop(key) for key in ("finished", "steps", "iteration")} == {
+        "finished": True, "steps": 2, "iteration": "",
+    }  # fmt: skip
+    assert json.dumps({"3687": entry}, indent=2) + "\n" == FILE.read_text()
+
+
+def test_spin_24_an_unfinished_episode_is_written_with_reward_false_and_pred_empty():
+    entry = to_entry(played([REPLIES[0]] * 20))
+    assert (entry["reward"], entry["em"], entry["f1"], entry["pred"], entry["finished"]) == (False, False, 0, "", False)
+    assert entry["steps"] == 11
+    assert "Episode finished" not in entry["traj"]
+    assert entry["traj_by_line"][-1] == ""
+
+
+def test_spin_24_without_evaluation_the_reward_is_null():
+    entry = to_entry(sample_episode(evaluate=False))
+    assert entry["reward"] is None
+    assert entry["traj"].endswith("Observation: Episode finished, reward = None\n")
+
+
+def test_spin_24_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory():
+    entry = to_entry(sample_episode(few_shot="Question: x\nThought: y\nAction: finish[z]"))
+    assert entry["prompt"] == "Question: x\nThought: y\nAction: finish[z]"
+    assert entry["traj"] == SAMPLE["traj"]
+
+
+@pytest.mark.parametrize("form", ["question", "chat"])
+def test_spin_24_the_other_formats_begin_with_the_question_line(form):
+    text = trajectory(played(form=form))
+    assert text.startswith(
+        "Question: In which town was the author of The Silver Gate born?\nThought: I need the author.\n"
+    )
+    assert text.endswith("Action: finish[Tolma]\nObservation: Episode finished, reward = True\n")
+
+
+def test_spin_24_two_runs_of_a_task_do_not_fit_one_file():
+    with pytest.raises(UserError, match="task 0 was played more than once"):
+        to_json([played(), played(run=1)])
+
+
+def test_spin_24_a_file_is_read_back_or_its_fault_is_named(tmp_path):
+    assert read_trajectories(FILE) == {"3687": SAMPLE}
+    for text, words in (("{", "is not JSON"), ("[]", "an object of episodes"), ('{"5": {}}', "task 5: no 'traj'")):
+        path = tmp_path / "bad.json"
+        path.write_text(text)
+        with pytest.raises(UserError, match=words):
+            read_trajectories(path)
+    with pytest.raises(UserError, match="does not exist"):
+        read_trajectories(tmp_path / "none.json")
+
+
+def test_spin_28_parity_is_the_originals_row_and_self_play_has_no_terminal_line():
+    parity, self_play = (alpaca_row(SAMPLE["traj"], mode) for mode in ("parity", "self_play"))
+    assert parity == {
+        "instruction": SAMPLE["traj_by_line"][3],
+        "input": "",
+        "output": "\n".join(SAMPLE["traj_by_line"][6:]),
+    }
+    assert SAMPLE["traj"].endswith(parity["output"])
+    assert self_play["output"] == "\n".join(SAMPLE["traj_by_line"][6:11])
+    assert self_play["output"].endswith("Action: finish[The Fugitive]")
+
+
+def test_spin_28_instructions_of_several_lines_stay_whole():
+    """The original counted lines, so that MMLU's options slipped into the output (trap 9)."""
+    asked = Question(id="m", task="mmlu", question="Question: Why?\nA. a\nB. b\nC. c\nD. d", gold="C")
+    row = alpaca_row(trajectory(played([" t\nAction: finish[C]"], question=asked)), "parity")
+    assert row["instruction"] == asked.question
+    assert row["output"] == "Thought: t\nAction: finish[C]\nObservation: Episode finished, reward = True\n"
+
+
+def test_spin_28_an_unfinished_trajectory_keeps_its_last_observation():
+    row = alpaca_row(trajectory(played([REPLIES[0]] * 2, max_rounds=2)), "self_play")
+    assert row["output"].endswith("Observation: The Silver Gate is a novel by Mara Venn.")
+
+
+def test_spin_28_a_text_without_markers_is_refused():
+    with pytest.raises(ValueError, match="Instruction"):
+        alpaca_row("Question: x\nThought: y\n", "parity")
