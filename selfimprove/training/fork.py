@@ -24,9 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch.distributed
 
 from selfimprove.errors import UserError
-from selfimprove.training.encode import EncodedExample
-from selfimprove.training.report import TrainReport
-from selfimprove.training.trainer import Job, Progress, train
+from selfimprove.training.job import Progress
 
 ORPHANED = 3
 LAST_WORDS_SECONDS = 5.0
@@ -52,21 +50,6 @@ class _Process:
     pid: int
     line: Connection
     """where its progress, its result or its error comes from"""
-
-
-def train_forked(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
-    """``trainer.train`` by ``job.params.launcher.processes`` processes with ``job.threads`` threads each.
-
-    Raises:
-        UserError: what one of them raised, or that it was killed. Any other error of theirs comes with its traceback.
-    """
-    return run_forked(
-        lambda tell: train(job, examples, tell),
-        processes=job.params.launcher.processes,
-        threads=job.threads,
-        folder=job.checkpoints,
-        progress=progress,
-    )
 
 
 def run_forked(

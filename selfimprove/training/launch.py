@@ -1,5 +1,7 @@
 """``finetune``: the one call a stage makes. Encodes, starts one process or many, and completes the model folder.
 
+What any objective needs besides its own data is here too: ``prepare``, ``launch`` and ``finish``.
+
 Light until training starts: with ``epochs: 0`` no heavy package is imported.
 """
 
@@ -15,7 +17,9 @@ import sys
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from pydantic import BaseModel
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
@@ -25,8 +29,11 @@ from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.report import Timing, TrainReport
 
 if TYPE_CHECKING:
-    from selfimprove.training.trainer import Job
+    from selfimprove.training.job import RunJob
 
+    Job = TypeVar("Job", bound=RunJob)
+
+Report = TypeVar("Report", bound=BaseModel)
 Progress = Callable[[int, int, str], None]
 PROGRESS_MARK = "@step "
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -64,19 +71,11 @@ def finetune(
     Raises:
         UserError: no model, no template, ids the model does not know, no example left, or a worker that failed.
     """
-    if not (model_dir / "config.json").is_file():
-        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
-    if out_dir.is_dir() and any(out_dir.iterdir()):
-        raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
-    chat = ChatFormat.load(model_dir)
-    encoded, counters = encode_examples(examples, chat, cfg.max_length, pinned=pinned)
+    part = prepare(model_dir, out_dir)
+    encoded, counters = encode_examples(examples, ChatFormat.load(model_dir), cfg.max_length, pinned=pinned)
     limit = max_tokens if max_tokens is not None else cfg.max_tokens
-    part = out_dir.with_name(f".{out_dir.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.parent.mkdir(parents=True, exist_ok=True)
     if cfg.epochs == 0 and limit is None:
-        shutil.copytree(model_dir, part)
-        os.replace(part, out_dir)
+        copy_untrained(model_dir, part, out_dir)
         return _nothing_trained().model_copy(update={"counters": counters})
     if not encoded:
         raise UserError(
@@ -92,29 +91,90 @@ def finetune(
         checkpoints=scratch / "checkpoints",
         params=cfg,
         seed=seed,
-        threads=max(1, threads // cfg.launcher.processes) if cfg.launcher.kind == "fork" else threads,
+        threads=threads_each(cfg, threads),
         weight_normalization=weight_normalization,
         max_tokens=limit,
     )
-    job.checkpoints = scratch / f"checkpoints-{_identity(job, encoded)}"
-    job.checkpoints.mkdir(parents=True, exist_ok=True)
     if cfg.backend == "xtuner":
         from selfimprove.training.xtuner import train_with_xtuner
 
+        name_checkpoints(job, scratch, encoded)
         report = train_with_xtuner(job, encoded, progress)
-    elif cfg.launcher.kind == "single":
-        report = train(job, encoded, progress)
-    elif cfg.launcher.kind == "fork":
-        from selfimprove.training.fork import train_forked
-
-        report = train_forked(job, encoded, progress)
     else:
-        report = _run_workers(job, encoded, progress)
+        report = launch(job, scratch, encoded, train, TrainReport, progress)
+    finish(model_dir, part, out_dir)
+    return report.model_copy(update={"counters": counters})
+
+
+def prepare(model_dir: Path, out_dir: Path) -> Path:
+    """Check the folders; returns where the new model is written before it appears whole.
+
+    Raises:
+        UserError: no model, or ``out_dir`` holds files.
+    """
+    if not (model_dir / "config.json").is_file():
+        raise UserError(f"{model_dir} holds no model (config.json is missing); run the stage that makes it.")
+    if out_dir.is_dir() and any(out_dir.iterdir()):
+        raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
+    part = out_dir.with_name(f".{out_dir.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    return part
+
+
+def copy_untrained(model_dir: Path, part: Path, out_dir: Path) -> None:
+    """The new model is the old one."""
+    shutil.copytree(model_dir, part)
+    os.replace(part, out_dir)
+
+
+def finish(model_dir: Path, part: Path, out_dir: Path) -> None:
+    """Complete the written weights with the model's other files (tokenizer, template) and let the folder appear."""
     for file in sorted(model_dir.iterdir()):
         if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES) and not (part / file.name).exists():
             shutil.copyfile(file, part / file.name)
     os.replace(part, out_dir)
-    return report.model_copy(update={"counters": counters})
+
+
+def threads_each(cfg: FinetuneParams, threads: int) -> int:
+    """Threads of each process: forks share the machine's."""
+    return max(1, threads // cfg.launcher.processes) if cfg.launcher.kind == "fork" else threads
+
+
+def launch(
+    job: Job,
+    scratch: Path,
+    sequences: Sequence[EncodedExample],
+    train: Callable[[Job, Sequence[EncodedExample], Progress | None], Report],
+    report: type[Report],
+    progress: Progress | None,
+) -> Report:
+    """Run ``train`` as the params' launcher says, with checkpoints in ``scratch`` under the run's identity.
+
+    Raises:
+        UserError: what ``train`` raises, or a worker that failed.
+    """
+    name_checkpoints(job, scratch, sequences)
+    launcher = job.params.launcher
+    if launcher.kind == "single":
+        return train(job, sequences, progress)
+    if launcher.kind == "fork":
+        from selfimprove.training.fork import run_forked
+
+        return run_forked(
+            lambda tell: train(job, sequences, tell),
+            processes=launcher.processes,
+            threads=job.threads,
+            folder=job.checkpoints,
+            progress=progress,
+        )
+    return _run_workers(job, sequences, report, progress)
+
+
+def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExample]) -> None:
+    """Give the run its own folder for checkpoints, named by all that decides its result."""
+    job.checkpoints = scratch / f"checkpoints-{_identity(job, sequences)}"
+    job.checkpoints.mkdir(parents=True, exist_ok=True)
 
 
 def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
@@ -153,15 +213,15 @@ def load_encoded(path: Path) -> list[EncodedExample]:
     return examples
 
 
-def _run_workers(job: Job, encoded: Sequence[EncodedExample], progress: Progress | None) -> TrainReport:
+def _run_workers(
+    job: RunJob, encoded: Sequence[EncodedExample], report: type[Report], progress: Progress | None
+) -> Report:
     """Start the workers, pass their progress on, and read the report that the first one wrote."""
     folder = job.checkpoints
     save_encoded(folder / "examples.npz", encoded)
     job_file, report_file, log_file = folder / "job.json", folder / "report.json", folder / "worker.log"
     report_file.unlink(missing_ok=True)
-    absolute = job.model_copy(
-        update={key: getattr(job, key).absolute() for key in ("model_dir", "out_dir", "checkpoints")}
-    )
+    absolute = job.model_copy(update={key: value.absolute() for key, value in job if isinstance(value, Path)})
     job_file.write_text(absolute.model_dump_json(), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
@@ -176,7 +236,7 @@ def _run_workers(job: Job, encoded: Sequence[EncodedExample], progress: Progress
             f"{job.params.launcher.kind}: the training processes ended with code {code}; "
             f"the end of {log_file} says: {reason(log_file)}"
         )
-    return TrainReport.model_validate_json(report_file.read_text(encoding="utf-8"))
+    return report.model_validate_json(report_file.read_text(encoding="utf-8"))
 
 
 def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
@@ -223,10 +283,11 @@ def reason(log_file: Path) -> str:
     return " | ".join(lines[-LOG_LINES:]) or "nothing"
 
 
-def _identity(job: Job, encoded: Sequence[EncodedExample]) -> str:
+def _identity(job: RunJob, encoded: Sequence[EncodedExample]) -> str:
     """Hash of all that decides the result: settings, data and the model's files."""
     digest = blake2b(digest_size=12)
-    digest.update(job.model_dump_json(exclude={"model_dir", "out_dir", "checkpoints"}).encode())
+    places = {key for key, value in job if isinstance(value, Path)}
+    digest.update(job.model_dump_json(exclude=places).encode())
     for example in encoded:
         digest.update(json.dumps([example.ids, example.token_weights]).encode())
     for file in sorted(job.model_dir.iterdir()):

@@ -16,27 +16,22 @@ from selfimprove.errors import UserError
 from selfimprove.training.config import FinetuneParams, LoraConfig
 
 
-def load_model(model_dir: Path, params: FinetuneParams, seed: int) -> tuple[Any, float | None]:
+def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: bool = True) -> tuple[Any, float | None]:
     """The model to train, with adapters if asked for, and the RoPE factor put in (None: positions suffice).
+
+    Without ``dropout`` the model's own is off in training too; adapters keep theirs.
 
     Raises:
         UserError: no such model, not a causal language model, or quantisation without its library.
     """
-    config, factor = load_config(model_dir, params)
+    model, factor = load_base(model_dir, params)
+    if not dropout:
+        _without_dropout(model)
     lora = params.lora
-    extra: dict[str, Any] = {}
-    if lora is not None and lora.quantize != "none":
-        extra["quantization_config"] = _quantization(lora, params)
-    # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
-    dtype = getattr(torch, params.dtype) if lora is not None else torch.float32
-    model = load_weights(model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra)
-    model.config.use_cache = False
     if lora is None:
         return model, factor
     import peft
 
-    if lora.quantize != "none":
-        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=params.gradient_checkpointing)
     adapters = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
@@ -47,6 +42,32 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int) -> tuple[Any,
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return peft.get_peft_model(model, adapters), factor
+
+
+def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:
+    """``load_model`` without adapters: what they are attached to, quantised and all; and the RoPE factor put in."""
+    config, factor = load_config(model_dir, params)
+    lora = params.lora
+    extra: dict[str, Any] = {}
+    if lora is not None and lora.quantize != "none":
+        extra["quantization_config"] = _quantization(lora, params)
+    # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
+    dtype = getattr(torch, params.dtype) if lora is not None else torch.float32
+    model = load_weights(model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra)
+    model.config.use_cache = False
+    if lora is not None and lora.quantize != "none":
+        import peft
+
+        model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=params.gradient_checkpointing)
+    return model, factor
+
+
+def _without_dropout(model: torch.nn.Module) -> None:
+    """In the modules alone: the config, which is written out again, stays as it is."""
+    for module in model.modules():
+        for name in ("p", "dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
 
 
 def merge_adapter(model_dir: Path, adapter: Path, params: FinetuneParams) -> Any:

@@ -67,15 +67,16 @@ def make_plan(
     max_tokens: int | None = None,
     world_size: int = 1,
     group_by_length: bool = False,
+    whole_epochs: bool = False,
 ) -> Plan:
     """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
 
     Every example comes once an epoch, in an order drawn anew for each (seed, epoch); steps take ``batch_size``
-    examples from that stream, across epoch boundaries, and only the last may be smaller. With ``max_tokens`` the
-    stream repeats as needed and ends after the step that brings ``real_tokens`` to at least that many (``epochs``
-    is then not read); else it ends after round(epochs * n) examples. ``group_by_length``: steps hold examples of like
-    length (from ``GROUP`` steps' worth of the drawn order, sorted), which leaves little to fill; the steps' order is
-    drawn again.
+    examples from that stream, across epoch boundaries (``whole_epochs``: not across, so that an epoch has
+    ceil(n / batch_size) steps), and only the last may be smaller. With ``max_tokens`` the stream repeats as needed and
+    ends after the step that brings ``real_tokens`` to at least that many (``epochs`` is then not read); else it ends
+    after round(epochs * n) examples. ``group_by_length``: steps hold examples of like length (from ``GROUP`` steps'
+    worth of the drawn order, sorted), which leaves little to fill; the steps' order is drawn again.
 
     A row is wider than ``row_tokens`` only where one example is, and a micro-batch exceeds ``micro_batch_tokens``
     only where one row does. Filling is at most ``MAX_FILLING`` of every micro-batch.
@@ -88,6 +89,8 @@ def make_plan(
     stream = _stream(lengths, seed, batch_size if group_by_length else 0)
     while (real < max_tokens) if max_tokens is not None else (remaining > 0):
         size = batch_size if max_tokens is not None else min(batch_size, remaining)
+        if whole_epochs:
+            size = min(size, len(lengths) - examples % len(lengths))
         batch = tuple(next(stream) for _ in range(size))
         shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size)
         steps.append(Step(batch, shares))

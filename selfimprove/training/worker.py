@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from selfimprove.errors import UserError
 from selfimprove.training.launch import PROGRESS_MARK, load_encoded
 
@@ -17,11 +19,8 @@ ORPHANED = 3
 def main(job_file: Path) -> int:
     """Train this process's share; the first process writes the model and ``report.json``. Returns the exit code."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    from selfimprove.training.trainer import Job, train
-
-    job = Job.model_validate_json(job_file.read_text(encoding="utf-8"))
     try:
-        report = train(job, load_encoded(job_file.with_name("examples.npz")), _tell)
+        report = _train(job_file)
     except UserError as error:
         print(f"error: {error}", flush=True)
         return 2
@@ -35,6 +34,18 @@ def main(job_file: Path) -> int:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     return 0
+
+
+def _train(job_file: Path) -> BaseModel:
+    """The objective that the job names; imports torch and transformers."""
+    told, sequences = job_file.read_text(encoding="utf-8"), load_encoded(job_file.with_name("examples.npz"))
+    if json.loads(told)["kind"] == "pairs":
+        from selfimprove.training.pair_trainer import PairJob, train_pairs
+
+        return train_pairs(PairJob.model_validate_json(told), sequences, _tell)
+    from selfimprove.training.trainer import Job, train
+
+    return train(Job.model_validate_json(told), sequences, _tell)
 
 
 def _tell(done: int, total: int, note: str) -> None:

@@ -29,7 +29,7 @@ def main(runs_file: Path) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     from selfimprove.records import Example
-    from selfimprove.training import fork, launch, trainer  # noqa: F401
+    from selfimprove.training import fork, launch, loop  # noqa: F401
     from selfimprove.training.config import FinetuneParams
 
     results = []
@@ -39,7 +39,7 @@ def main(runs_file: Path) -> None:
         child = os.fork()
         if child == 0:
             os.close(alive)  # it and its own forks hold the other end as long as they live
-            _run_or_die(run, steps, launch, trainer, Example, FinetuneParams)
+            _run_or_die(run, steps, launch, loop, Example, FinetuneParams)
         os.close(held)
         status = os.waitpid(child, 0)[1]
         if not select.select([alive], [], [], ORPHAN_SECONDS)[0]:
@@ -55,7 +55,7 @@ def main(runs_file: Path) -> None:
     runs_file.with_suffix(".results").write_text(json.dumps(results))
 
 
-def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, trainer: Any, example: Any, params: Any) -> None:
+def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, loop: Any, example: Any, params: Any) -> None:
     stage = os.getpid()
 
     def die() -> None:
@@ -68,14 +68,14 @@ def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, trainer: Any, exa
         if done == run.get("kill_at_step"):
             die()
 
-    seal = trainer.seal
+    seal = loop.seal
 
     def dying_seal(folder: Path) -> None:
         if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
             die()
         seal(folder)
 
-    trainer.seal = dying_seal
+    loop.seal = dying_seal
     code = 1
     try:
         report = launch.finetune(

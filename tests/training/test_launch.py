@@ -20,9 +20,10 @@ from selfimprove.pipeline.params import load_section
 from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
+from selfimprove.training.job import _check_hardware
 from selfimprove.training.launch import finetune, load_encoded, save_encoded, worker_command
 from selfimprove.training.report import TrainReport
-from selfimprove.training.trainer import WeightedTrainer, _check_hardware
+from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.zero import zero_config
 
 Maker = Callable[..., list[Example]]

@@ -1,0 +1,129 @@
+"""What a training process is told, and how it starts: threads, process group, Trainer's arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+from transformers.training_args import TrainingArguments
+from transformers.utils.logging import disable_progress_bar
+
+from selfimprove.errors import UserError
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.zero import zero_config
+
+Progress = Callable[[int, int, str], None]
+"""Called after each optimiser step with (steps done, steps in all, a note to show)."""
+
+
+class RunJob(BaseModel):
+    """What a training process needs to know besides its data, whatever the objective; workers read it from a file."""
+
+    kind: str
+
+    model_dir: Path
+    out_dir: Path
+    checkpoints: Path
+    params: FinetuneParams
+    seed: int
+    threads: int
+    max_tokens: int | None = None
+
+
+@contextlib.contextmanager
+def own_threads(job: RunJob) -> Iterator[None]:
+    """Let torch use the job's threads meanwhile; the settings are checked first.
+
+    Raises:
+        UserError: this machine cannot run them.
+    """
+    _check_hardware(job.params)
+    disable_progress_bar()  # the stage shows its own progress
+    if job.params.device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which else probes and warns
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(job.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
+    """Join the process group, if there is one, and say how Trainer runs. Before the model: ZeRO-3 shards it on loading.
+
+    ``optimiser`` replaces AdamW's name and settings.
+    """
+    arguments = _arguments(job, optimiser)
+    _ = arguments.world_size  # asking for it joins the process group
+    if job.params.launcher.kind == "deepspeed":
+        import deepspeed
+
+        # On CPU accelerate leaves DeepSpeed's own view of the group unset, and sharding would count one process.
+        deepspeed.init_distributed(dist_backend="gloo" if job.params.device == "cpu" else "nccl")
+    return arguments
+
+
+def _check_hardware(params: FinetuneParams) -> None:
+    if params.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("finetune.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
+    if params.device == "cpu" and params.tf32:
+        raise UserError("finetune.tf32: only GPUs have it; remove the line or set device: cuda.")
+    if params.attention == "flash_attention_2" and (params.device == "cpu" or params.dtype == "float32"):
+        raise UserError("finetune.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
+
+
+def check_vocabulary(model: Any, examples: Sequence[EncodedExample], where: Path) -> None:
+    """Refuse ids that the model does not know (``UserError``)."""
+    known = int(model.config.vocab_size)
+    highest = max((max(example.ids) for example in examples), default=0)
+    if highest >= known:
+        raise UserError(
+            f"{where}: the tokenizer writes id {highest}, but the model knows only {known} ids; "
+            "put the model's own tokenizer files beside its weights."
+        )
+
+
+def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
+    params = job.params
+    schedule = "constant_with_warmup" if params.schedule == "constant" else params.schedule
+    optimiser = optimiser or {
+        "optim": "adamw_torch_fused",
+        "adam_beta1": params.betas[0],
+        "adam_beta2": params.betas[1],
+    }
+    return TrainingArguments(
+        output_dir=str(job.checkpoints),
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        num_train_epochs=1,
+        learning_rate=params.lr,
+        lr_scheduler_type=schedule,
+        warmup_steps=params.warmup_ratio,
+        weight_decay=params.weight_decay,
+        max_grad_norm=params.grad_clip,
+        bf16=params.dtype == "bfloat16",
+        tf32=True if params.tf32 else None,
+        activation_checkpointing=params.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False} if params.gradient_checkpointing else None,
+        use_cpu=params.device == "cpu",
+        seed=job.seed % 2**32,
+        logging_steps=params.logging_steps,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to=params.report_to,
+        disable_tqdm=True,
+        log_level="error",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=False,
+        **optimiser,
+        deepspeed=zero_config(params) if params.launcher.kind == "deepspeed" else None,
+    )

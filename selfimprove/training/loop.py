@@ -1,0 +1,262 @@
+"""The training loop that all objectives share: HF Trainer over our plan of packed rows, with exact resume.
+
+Trainer keeps the optimiser, schedule, clipping, precision, distribution and checkpoint contents. Ours are: what one
+optimiser step reads (``packing``), its loss (each objective's own trainer), and when a checkpoint counts as whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
+from transformers.trainer import Trainer
+from transformers.trainer_callback import (
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.training_args import TrainingArguments
+
+from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training.job import Progress, RunJob
+from selfimprove.training.loading import merge_adapter
+from selfimprove.training.objective import learnt_positions
+from selfimprove.training.packing import Plan
+
+FIGURES = "figures.json"
+
+
+class PlannedTrainer(Trainer):
+    """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches.
+
+    What a step is worth looking at is a list of figures, the loss first: sums over micro-batches and processes.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        arguments: TrainingArguments,
+        job: RunJob,
+        plan: Plan,
+        progress: Progress | None,
+    ) -> None:
+        self._job, self._plan = job, plan
+        self._progress = progress
+        self._figures: list[list[float]] = []
+        self._pending: list[torch.Tensor] = []
+        self._learnt: torch.Tensor | None = None
+        # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
+        model.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore[operator]
+        self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
+        super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_EveryStep(self))
+
+    # What an objective says.
+
+    @abstractmethod
+    def micro_batches(self, number: int) -> list[dict[str, torch.Tensor]]:
+        """Tensors of this process's share of step ``number``."""
+
+    @abstractmethod
+    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss (a scalar) and figures [k] of one micro-batch, each its share of the whole step's."""
+
+    # What Trainer asks for.
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The plan's steps in order; this process's share of each."""
+        steps = _Steps(self)
+        return DataLoader(steps, sampler=SequentialSampler(steps), batch_size=1, collate_fn=lambda items: items[0])
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
+        return None  # the coefficients already hold the batch's mean
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Not estimated."""
+        return 0
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Add up the gradients of this process's micro-batches; returns its share of the loss times the processes.
+
+        Gradients are averaged over processes by DDP and DeepSpeed alike; the factor makes that a sum. Nothing else
+        divides: accumulation happens here, so Trainer, accelerate and DeepSpeed are told of one micro-batch a step.
+        """
+        model.train()
+        total: torch.Tensor | float = 0.0
+        for index, micro in enumerate(inputs):
+            last = index == len(inputs) - 1
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            hold = not last and not self.is_deepspeed_enabled
+            with self.accelerator.no_sync(model) if hold else contextlib.nullcontext():
+                loss, figures = self.micro_loss(model, self._prepare_inputs(micro))
+                loss = loss * self.args.world_size
+                if self.is_deepspeed_enabled:
+                    self.accelerator.backward(loss, scale_wrt_gas=False)
+                else:
+                    self.accelerator.backward(loss)
+            total = total + figures.detach() * self.args.world_size
+        assert isinstance(total, torch.Tensor)
+        self._pending.append(total)
+        return total[0]
+
+    def logits_of_learnt(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """[learnt, vocabulary]: what predicts the tokens that have a coefficient, in row order."""
+        self._learnt = learnt_positions(inputs["coefficients"])
+        read = ("input_ids", "position_ids", "attention_mask")
+        logits: torch.Tensor = model(**{key: inputs[key] for key in read if key in inputs}, use_cache=False).logits
+        return logits
+
+    def _only_learnt(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Before the output layer: keep the hidden states [learnt, hidden] whose next token is learnt."""
+        return inputs if self._learnt is None else (inputs[0][self._learnt],)
+
+    # Checkpoints: whole or not at all.
+
+    def run(self) -> float:
+        """Train to the plan's end from the newest whole checkpoint; returns the seconds of this call."""
+        checkpoint = newest_whole(self._job.checkpoints)
+        self.accelerator.wait_for_everyone()
+        if checkpoint is not None:
+            self.restore(json.loads((checkpoint / FIGURES).read_text(encoding="utf-8")))
+        if self.is_world_process_zero():
+            for folder in folders(self._job.checkpoints):
+                if folder != checkpoint and (checkpoint is None or not is_whole(folder)):
+                    shutil.rmtree(folder)
+        self.accelerator.wait_for_everyone()
+        started = time.monotonic()
+        self._resumed_at = len(self._figures)
+        if self._resumed_at < len(self._plan.steps):
+            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        self.settle()
+        return time.monotonic() - started
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        self.settle()
+        super()._save_checkpoint(model, trial)
+        self.accelerator.wait_for_everyone()
+        if not self.is_world_process_zero():
+            return
+        folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
+        (folder / FIGURES).write_text(json.dumps(self.history()), encoding="utf-8")
+        seal(folder)
+        whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
+        for old in whole[: -self._job.params.save_total_limit]:
+            shutil.rmtree(old)
+
+    def settle(self) -> None:
+        """Turn the pending steps' figures into numbers, summed over processes (all processes call this together)."""
+        if not self._pending:
+            return
+        shares = torch.stack(self._pending)
+        self._pending = []
+        self._figures += self.accelerator.reduce(shares, reduction="mean").tolist()
+
+    def history(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the figures so far."""
+        return {"steps": self._figures}
+
+    def restore(self, history: dict[str, Any]) -> None:
+        """Go on from a checkpoint's figures."""
+        self._figures = history["steps"]
+
+    def step_ended(self, step: int) -> None:
+        """Called when ``step`` steps are done, before a checkpoint (all processes together)."""
+
+    # Results.
+
+    def write_model(self, out_dir: Path) -> None:
+        """Write weights and config in the training dtype; adapters are merged into the full weights first."""
+        params = self._job.params
+        if params.lora is not None:
+            adapter = self._job.checkpoints / "adapter"
+            self.save_model(str(adapter))
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                merge_adapter(self._job.model_dir, adapter, params).save_pretrained(out_dir)
+            return
+        model = self.accelerator.unwrap_model(self.model)
+        state = self.accelerator.get_state_dict(self.model_wrapped) if self.is_deepspeed_enabled else None
+        if state is None:
+            model.to(getattr(torch, params.dtype))
+        if self.is_world_process_zero():
+            model.config.use_cache = True
+            model.save_pretrained(out_dir, state_dict=state)
+
+    def means(self) -> list[tuple[int, list[float]]]:
+        """(step, mean figures of the steps since the last entry), every ``logging_steps``."""
+        every, curve = self._job.params.logging_steps, []
+        for start in range(0, len(self._figures), every):
+            window = self._figures[start : start + every]
+            curve.append((start + len(window), [sum(column) / len(window) for column in zip(*window, strict=True)]))
+        return curve
+
+
+class _Steps(Dataset):
+    """The plan as a data set: item n is this process's share of step n."""
+
+    def __init__(self, trainer: PlannedTrainer) -> None:
+        self._trainer = trainer
+
+    def __len__(self) -> int:
+        return len(self._trainer._plan.steps)
+
+    def __getitem__(self, number: int) -> list[dict[str, torch.Tensor]]:
+        return self._trainer.micro_batches(number)
+
+
+class _EveryStep(TrainerCallback):
+    """Asks for a checkpoint every ``save_steps`` (not after the last step: the model itself follows), and reports."""
+
+    def __init__(self, trainer: PlannedTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        model = self._trainer.model_wrapped
+        if isinstance(model, DistributedDataParallel) and args.use_cpu and args.world_size > 2:
+            model.register_comm_hook(None, lambda state, bucket: _mean_in_order(bucket.buffer()))
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        params, trainer = self._trainer._job.params, self._trainer
+        control.should_save = state.global_step % params.save_steps == 0 and state.global_step < state.max_steps
+        if state.global_step % params.logging_steps == 0 or state.global_step == state.max_steps:
+            trainer.settle()
+        trainer.step_ended(state.global_step)
+        if trainer._progress is not None and trainer.is_world_process_zero():
+            note = f"loss {trainer._figures[-1][0]:.4f}" if trainer._figures else ""
+            trainer._progress(state.global_step, state.max_steps, note)
+        return control
+
+
+def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The processes' gradients added up in their order.
+
+    A ring of three or more adds in an order that depends on a gradient's place in its bucket, and DDP lays buckets out
+    anew after the first step: a resumed run would end with other last bits. (Two numbers have only one sum.)
+    """
+    shares = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
+    work = torch.distributed.all_gather(shares, mine, async_op=True)
+
+    def mean(done: torch.futures.Future[Any]) -> torch.Tensor:
+        done.wait()
+        total = shares[0]
+        for share in shares[1:]:
+            total += share
+        return total.div_(len(shares))
+
+    return work.get_future().then(mean)
