@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def test_spin_11_a_failure_is_not_kept(tmp_path):
 
 def test_spin_11_threads_that_ask_at_once_ask_the_service_once(tmp_path):
     search = Counting()
-    cache = CachedSearch(search, tmp_path / "cache.jsonl")
+
+    def slow(query):  # so that others come while it is asked
+        time.sleep(0.02)
+        return search(query)
+
+    cache = CachedSearch(slow, tmp_path / "cache.jsonl")
     queries = [f"q{i % 7}" for i in range(200)]
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(cache, queries)) == [query[::-1] for query in queries]
