@@ -199,6 +199,51 @@ def _sciworld_tells(tell: Callable[[Any], Any]) -> Callable[[Open, Any], Any]:
     return _playing(answer)
 
 
+MOST_LISTED = 10
+"""Actions and things that ``/state`` lists, as the original does."""
+
+
+def _sciworld_state(held: Open, asked: Which) -> dict[str, Any]:
+    """What a viewer shows beside an episode."""
+    env: Any = held.env
+    simulator = env.simulator
+    return {
+        "observation": simulator.look(),
+        "inventory": simulator.inventory(),
+        "task_description": simulator.description(),
+        "goal_progress": simulator.goal_progress(),
+        "possible_actions": simulator.templates()[:MOST_LISTED],
+        "possible_objects": simulator.objects()[:MOST_LISTED],
+        "current_moves": simulator.moves(),
+        "environment_info": held.detail,
+    }
+
+
+def _sciworld_step_visual(held: Open, asked: Act) -> dict[str, Any]:
+    """A step for viewers: a model's whole reply may be sent, and everything that can be seen comes back.
+
+    ``info`` is what the package tells after a step; its list of valid actions makes the call take 0.2 s.
+    """
+    reply = asked.action.removesuffix("</s>")
+    answer = _sciworld_step(held, asked.model_copy(update={"action": reply.rpartition("Action:")[2].strip()}))
+    env: Any = held.env
+    simulator = env.simulator
+    inventory, moves = simulator.inventory(), simulator.moves()
+    info = {
+        "moves": moves,
+        "score": answer["score"],
+        "reward": answer["reward"],
+        "look": simulator.look(),
+        "inv": inventory,
+        "taskDesc": simulator.description(),
+        "valid": env.valid_actions(),
+        "variationIdx": held.detail["var_num"],
+        "taskName": held.detail["task_name"],
+        "simplificationStr": "",
+    }
+    return {**answer, "info": info, "object_tree": simulator.object_tree(), "inventory": inventory, "moves": moves}
+
+
 SCIWORLD = Dialect(
     greeting="This is environment ScienceWorld.",
     created=lambda held: {"id": held.number},
@@ -215,6 +260,9 @@ SCIWORLD = Dialect(
         ),
         Endpoint("GET", "/goals", Which, _sciworld_tells(lambda it: {"goals": it.goal_progress()})),
         Endpoint("GET", "/task_description", Which, _sciworld_tells(lambda it: {"task_description": it.description()})),
+        Endpoint("GET", "/object_tree", Which, _sciworld_tells(lambda it: {"object_tree": it.object_tree()})),
+        Endpoint("GET", "/state", Which, _playing(_sciworld_state)),
+        Endpoint("POST", "/step_visual", Act, _playing(_sciworld_step_visual)),
         Endpoint("GET", "/look", Which, _sciworld_tells(lambda it: it.look())),
         Endpoint("GET", "/inventory", Which, _sciworld_tells(lambda it: it.inventory())),
         Endpoint("GET", "/valid_actions", Which, _playing(lambda held, asked: held.env.valid_actions())),

@@ -21,10 +21,10 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
-from selfimprove.envs.agent import EnvError, Step
+from selfimprove.envs.agent import EnvError, Step, World
 from selfimprove.seeds import key_bits
 
 T = TypeVar("T")
@@ -77,6 +77,22 @@ class ReplayStats:
     resets: int = 0
     failures: int = 0
     diverged: int = 0
+
+
+def replay_figures(world: World) -> dict[str, float]:
+    """``world_<count>`` of a world by replay, for a stage's timing: all but ``diverged`` depend on who came when."""
+    stats = _stats(world)
+    return {f"world_{name}": count for name, count in asdict(stats).items()} if stats else {}
+
+
+def diverged(world: World) -> int:
+    """Replays that saw something else than the first time; 0 for a world that never replays."""
+    stats = _stats(world)
+    return stats.diverged if stats else 0
+
+
+def _stats(world: World) -> ReplayStats | None:
+    return world.stats if isinstance(world, ReplayWorld) else None
 
 
 @dataclass

@@ -18,6 +18,7 @@ on the loopback address, at a free port, and wants a secret that only we know.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from selfimprove.envs.agent import EnvError
@@ -134,6 +136,23 @@ class Simulator:
     def objects(self) -> list[str]:
         """What may stand in the place of OBJ."""
         return self._act(lambda it: self.jvm.strings(it.getPossibleObjects()))
+
+    def moves(self) -> int:
+        """Made so far."""
+        return self._act(lambda it: it.getNumMoves())
+
+    def object_tree(self) -> dict[str, Any]:
+        """The whole world: every thing with its properties and, below ``contents``, what is in it; 200 kB, 50 ms.
+
+        Raises:
+            EnvError: no game has been loaded, or the process failed.
+        """
+        with TemporaryDirectory() as folder:  # the simulator only writes it to a file
+            error = self._act(lambda it: it.getObjectTree(folder))
+            if error:
+                raise EnvError(f"sciworld: {error}")
+            tree: dict[str, Any] = json.loads((Path(folder) / "objectTree.json").read_text(encoding="utf-8"))
+            return tree
 
     def gold(self, task: str, variation: int) -> list[str]:
         """The package's way to solve a game; loads that game; 0.2 to 12 s."""

@@ -1,7 +1,8 @@
 """Keeps dvc.yaml true about code: a stage depends on every module of this repository that its script imports.
 
 ``python -m selfimprove.pipeline.closure`` rewrites the lists below each ``# code`` comment of dvc.yaml (``--check``
-only says whether they are out of date). Imports inside functions count; empty ``__init__.py`` files do not.
+only says whether they are out of date). Imports inside functions count, and so do modules that another process is
+started with, which no import names; empty ``__init__.py`` files do not count.
 """
 
 from __future__ import annotations
@@ -17,9 +18,16 @@ ROOTS = ("selfimprove", "stages")
 ENVIRONMENT = "requirements/main.lock"
 DVC_FILE = Path("dvc.yaml")
 
+TRAINING = Path("selfimprove/training")
+STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
+    TRAINING / "launch.py": (TRAINING / "worker.py",),
+    TRAINING / "xtuner.py": (TRAINING / "xtuner_launch.py", TRAINING / "xtuner_parts.py"),
+}
+"""Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""
+
 
 def closure(script: Path, root: Path = Path()) -> list[str]:
-    """Repository files a script imports, directly or not, itself included; sorted, relative to ``root``."""
+    """Repository files a script imports or starts, directly or not, itself included; sorted, relative to ``root``."""
     found: set[Path] = set()
     waiting = [script]
     while waiting:
@@ -27,6 +35,7 @@ def closure(script: Path, root: Path = Path()) -> list[str]:
         if file not in found:
             found.add(file)
             waiting.extend(_imports(root / file, root))
+            waiting.extend(STARTED_BY_NAME.get(file, ()))
     return sorted(str(path) for path in found)
 
 

@@ -78,3 +78,13 @@ def say_blocked(stage: str, played: Sequence[Played]) -> None:
             f"{stage}: {len(blocked)} of {len(played)} are blocked and count as failed; the first, {first}",
             file=sys.stderr,
         )
+
+
+def say_diverged(stage: str, diverged: int) -> None:
+    """One sentence on standard error if replayed episodes saw something else than the first time; else nothing."""
+    if diverged:
+        print(
+            f"{stage}: {diverged} replays saw something else than the first time, so trees and scores mix different "
+            "worlds; see whether the environment's server was restarted with other data, or draws at random.",
+            file=sys.stderr,
+        )

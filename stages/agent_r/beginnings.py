@@ -4,11 +4,12 @@ import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
+from selfimprove.envs.replay import diverged, replay_figures
 from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.episodes import play_all, say_blocked, say_diverged
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
 from selfimprove.seeds import key_bits
@@ -34,10 +35,11 @@ def main(stage: Stage[AgentRParams]) -> None:
                 ) as engines:
                     play_one = lambda task: play(task, world, engines["actor"], sampled, seed)  # noqa: E731
                     episodes = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
-                    stage.timing |= figures(engines)
+                    stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()
         say_blocked(stage.name, episodes)
+        say_diverged(stage.name, diverged(world))
         rows = [
             Beginning(task_id=task, replies=replies)
             for task, episode in zip(panel, episodes, strict=True)

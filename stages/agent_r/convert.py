@@ -5,10 +5,12 @@ import sys
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.envs.replay import diverged, replay_figures
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.pipeline.episodes import say_diverged
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import Example, read_jsonl, write_jsonl, write_rows
@@ -54,11 +56,12 @@ def main(stage: Stage[AgentRParams]) -> None:
                     )
                     direct = await convert(trees, None, world, direct_cfg, seed, warm_start=warm)
                     good = await convert(trees, None, world, good_cfg, seed, warm_start=warm)
-                    stage.timing |= figures(engines)
+                    stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()
         for sentence in made.warnings:
             print(f"{stage.name}: {sentence}", file=sys.stderr)
+        say_diverged(stage.name, diverged(world))
         folder = stage.output(f"data/agent_r/{stage.item}/train")
         folder.mkdir()
         write_jsonl(folder / "examples.jsonl", made.examples)

@@ -38,7 +38,9 @@ def main(stage: Stage[AgentRParams]) -> None:
         layout, task = layouts[i % len(layouts)], panels["demonstrations"][i % len(panels["demonstrations"])]
         revision = demonstrate_revision(layout, task, stage.run.seed, i)
         revisions += [revision.model_copy(update={"id": f"{revision.id}_{i}"})] if revision else []
-    judgements = judge_examples(env, panels["demonstrations"], tasks.judge_examples, seed=stage.run.seed)
+    judgements = judge_examples(
+        env, panels["demonstrations"], tasks.judge_examples, seed=stage.run.seed, style=tasks.judge_style
+    )
 
     folder = stage.output("data/agent_r/tasks")
     folder.mkdir()

@@ -4,12 +4,13 @@ import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
+from selfimprove.envs.replay import diverged, replay_figures
 from selfimprove.methods.agent_r.beginnings import Beginning
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.episodes import play_all, say_blocked, say_diverged
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import read_jsonl, write_jsonl
@@ -40,10 +41,11 @@ def main(stage: Stage[AgentRParams]) -> None:
                 ) as engines:
                     play_one = lambda game: play(game[0], world, engines["actor"], cfg, seed, game[1])  # noqa: E731
                     episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
-                    stage.timing |= figures(engines)
+                    stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()
         say_blocked(stage.name, episodes)
+        say_diverged(stage.name, diverged(world))
         played, revised = episodes[: len(panel)], episodes[len(panel) :]
         write_jsonl(stage.output(f"results/agent_r/{name}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/agent_r/{name}/outcomes.jsonl"), outcomes(played, revised))

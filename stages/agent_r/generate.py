@@ -4,12 +4,13 @@ import asyncio
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.envs.replay import diverged, replay_figures
 from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import load_panel, select
-from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
+from selfimprove.pipeline.episodes import play_all, say_blocked, say_diverged, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
@@ -38,13 +39,14 @@ def main(stage: Stage[AgentRParams]) -> None:
                     mine = shard_of(tasks, stage.shard)
                     search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed)  # noqa: E731
                     trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
-                    stage.timing |= figures(engines)
+                    stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()
         say_blocked(stage.name, trees)
+        say_diverged(stage.name, diverged(world))
         stage.end_shard()
         write_jsonl(stage.output(f"data/agent_r/{stage.item}/trees.jsonl"), trees)
-        write_json(stage.output(f"results/agent_r/{stage.item}/generate.json"), search_metrics(trees))
+        write_json(stage.output(f"results/agent_r/{stage.item}/generate.json"), search_metrics(trees, diverged(world)))
 
     asyncio.run(run())
 

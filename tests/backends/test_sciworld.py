@@ -1,4 +1,4 @@
-"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it (rows 15, 36, 39, 43).
+"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it (rows 15, 36, 38, 39, 43).
 
 ``make test-backends-sciworld``. Games are small ones; every Java process that a test starts has to be gone after it.
 """
@@ -16,14 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 
 from selfimprove.envs import sciworld_jvm
 from selfimprove.envs.agent import EnvError, Step
-from selfimprove.envs.sciworld import SciWorld, SciWorldWorld, outcome, sciworld_world
+from selfimprove.envs.agentgym_client import make_remote_world
+from selfimprove.envs.replay import ReplayWorld
+from selfimprove.envs.sciworld import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
 from selfimprove.envs.sciworld_games import GAMES, TASKS, Game
 from selfimprove.envs.sciworld_jvm import JvmPool
+from tests.envs.agentgym_servers import our_server
 
 pytestmark = pytest.mark.backend
 
@@ -289,6 +293,63 @@ def test_agent_r_36_a_tree_grows_in_a_world_and_the_processes_end_with_it():
         await world.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("task_id", [SHORT, PAINT])
+def test_agent_r_38_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool, task_id):
+    """Our client at our server, the simulator behind it: every step as the embedded environment's, to the end."""
+    embedded = SciWorld(pool)
+    first = embedded.reset(task_id)
+    actions = [move.action for move in embedded.expert()]
+
+    async def episode(url: str) -> ReplayWorld:
+        world = make_remote_world("sciworld", url, 2, 60.0, INSTRUCTION)
+        assert isinstance(world, ReplayWorld)
+        try:
+            state, observation = await world.reset(task_id)
+            assert observation == first
+            _, aside = await world.step(state, "look around")  # a side step, which the episode must not feel
+            assert aside.reward == 0
+            for action in actions:
+                ours = embedded.step(action)
+                state, step = await world.step(state, action)
+                assert (step.observation, step.reward, step.done) == (ours.observation, ours.reward, ours.done)
+                assert step.info == {key: ours.info[key] for key in ("raw_score", "valid", "disaster")}
+            assert (step.reward, step.done, step.info["raw_score"]) == (1.0, True, 100)
+        finally:
+            await world.close()
+        return world
+
+    with our_server("sciworld", lambda: SciWorld(pool)) as url:
+        world = asyncio.run(episode(url))
+        assert httpx.get(f"{url}/list_envs", timeout=60).json() == [], "the client gives back what it was lent"
+    assert (world.stats.failures, world.stats.diverged) == (0, 0)
+    assert world.stats.steps == len(actions) + 1
+    embedded.close()
+
+
+def test_agent_r_38_what_viewers_ask_for_is_told_and_changes_nothing(pool):
+    """``/state``, ``/object_tree`` and ``/step_visual`` beside an episode without them."""
+    alone = SciWorld(pool)
+    script = muddled(alone, LIVING, 3)[:8]
+    expected = play(alone, LIVING, script)
+    with our_server("sciworld", lambda: SciWorld(pool)) as url, httpx.Client(base_url=url, timeout=60) as client:
+        number = client.post("/create").json()["id"]
+        begun = client.post("/reset", json={"id": number, "data_idx": LIVING}).json()
+        assert f"{begun['task_description']}\n{begun['observation']}" == expected[0]
+        for action, step in zip(script, expected[1:], strict=True):
+            seen = client.post("/step_visual", json={"id": number, "action": f"Thought: so.\nAction: {action}"}).json()
+            told = (seen["observation"], seen["score"], seen["done"], seen["moves"])
+            assert told == (step.observation, step.info["raw_score"], step.done, step.info["moves"])
+            assert seen["info"]["valid"] == sorted(seen["info"]["valid"]) != []
+            assert seen["object_tree"] == client.get("/object_tree", params={"id": number}).json()["object_tree"]
+            state = client.get("/state", params={"id": number}).json()
+            assert (state["current_moves"], state["inventory"]) == (seen["moves"], seen["inventory"])
+            assert len(state["possible_actions"]) == len(state["possible_objects"]) == 10
+        assert seen["object_tree"]["name"] == "universe"
+        assert "agent" in str(seen["object_tree"]["contents"])
+        assert client.post("/close", json={"id": number}).json() is True
+    alone.close()
 
 
 def test_agent_r_36_a_process_that_is_killed_is_replaced():

@@ -39,6 +39,8 @@ class Laboratory:
             goal_progress=lambda: f"score {self.score}",
             look=lambda: f"A table, after {self.moves} moves.",
             inventory=lambda: "In your inventory, you see:\n\tan orange",
+            moves=lambda: self.moves,
+            object_tree=lambda: {"name": "universe", "contents": {}},
         )
 
     def task_ids(self) -> Sequence[int]:
@@ -242,10 +244,33 @@ def test_agent_r_38_sciworld_server_speaks_the_table() -> None:
         assert server.get("/action_hint", id=0) == hint
         assert server.get("/observation", id=0) == step["observation"]
         assert server.get("/detail", id=0) == {**begun, **step}
+        tree = {"name": "universe", "contents": {}}
+        assert server.get("/object_tree", id=0) == {"object_tree": tree}
+        assert server.get("/state", id=0) == {
+            "observation": "A table, after 1 moves.",
+            "inventory": server.get("/inventory", id=0),
+            "task_description": begun["task_description"],
+            "goal_progress": "score 33",
+            **hint,
+            "current_moves": 1,
+            "environment_info": {**begun, **step},
+        }
+        seen = server.post("/step_visual", id=0, action="Thought: Action: no.\nAction: focus on ice</s>")
+        assert {key: seen[key] for key in step} == {
+            "observation": "You do it: focus on ice", "reward": 33, "score": 66, "done": False,
+        }  # fmt: skip
+        assert (seen["object_tree"], seen["moves"], seen["inventory"]) == (tree, 2, server.get("/inventory", id=0))
+        assert seen["info"] == {
+            "moves": 2, "score": 66, "reward": 33, "look": "A table, after 2 moves.", "inv": seen["inventory"],
+            "taskDesc": begun["task_description"], "valid": ["focus on ice", "focus on table", "heat ice"],
+            "variationIdx": 9, "taskName": "boil", "simplificationStr": "",
+        }  # fmt: skip
+        assert server.get("/detail", id=0) == {**begun, **{key: seen[key] for key in step}}, "without the pictures"
         fatal = server.post("/step", id=0, action="focus on table")
-        assert (fatal["score"], fatal["reward"], fatal["done"]) == (-100, -133, True)
+        assert (fatal["score"], fatal["reward"], fatal["done"]) == (-100, -166, True)
         finished = {"error": "The task with environment 0 has finished."}
         assert server.post("/step", id=0, action="heat ice") == server.get("/look", id=0) == finished
+        assert server.post("/step_visual", id=0, action="heat ice") == server.get("/state", id=0) == finished
         assert server.post("/reset", id=0, data_idx=1)["done"] is False, "a reset begins anew"
         assert server.post("/close", id=0) is True
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from selfimprove.envs.agent import EmbeddedWorld, EnvError, Move, Step, World
-from selfimprove.envs.replay import ReplayWorld, Slot
+from selfimprove.envs.replay import ReplayWorld, Slot, diverged, replay_figures
 from selfimprove.errors import UserError
 from selfimprove.seeds import rng
 
@@ -396,6 +396,9 @@ def test_agent_r_09_a_replay_that_shows_something_else_is_counted() -> None:
         copies.answer = lambda given: given._replace(observation="?") if isinstance(given, Step) else given
         await world.step(state, "sing")
         assert world.stats.diverged == 1, "as after a restart of the server with other data"
+        assert diverged(world) == replay_figures(world)["world_diverged"] == 1
+        assert replay_figures(world)["world_steps"] == world.stats.steps
+        assert (diverged(EmbeddedWorld(Bakery())), replay_figures(EmbeddedWorld(Bakery()))) == (0, {})
 
     run(work())
 

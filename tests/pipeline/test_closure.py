@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.closure import ENVIRONMENT, closure, rewrite
+from selfimprove.pipeline.closure import ENVIRONMENT, STARTED_BY_NAME, closure, rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
@@ -86,6 +87,33 @@ def test_rewriting_replaces_the_lists_keeps_the_rest_and_is_stable(tmp_path: Pat
     assert deps == ["data/x", *closure(Path("stages/one.py"), tmp_path), ENVIRONMENT]
     assert "# why" in fresh
     assert rewrite(fresh, tmp_path) == fresh
+
+
+@pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)
+def test_what_is_started_by_name_is_a_dep_of_whoever_starts_it(starter: Path) -> None:
+    started = {str(module) for module in STARTED_BY_NAME[starter]}
+    assert started <= set(closure(starter, ROOT))
+    for stage in STAGES:
+        if str(starter) in definition(stage)["deps"]:
+            assert started <= set(definition(stage)["deps"]), stage
+
+
+def test_every_module_that_a_text_names_is_declared_as_started() -> None:
+    """Texts other than docstrings that name a module here are commands and configs of other processes."""
+    declared = {module for modules in STARTED_BY_NAME.values() for module in modules}
+    for file in [path for top in ("selfimprove", "stages") for path in (ROOT / top).rglob("*.py")]:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstrings = {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+                for name in re.findall(r"\b(?:selfimprove|stages)(?:\.\w+)+", node.value):
+                    module = Path(*name.split(".")).with_suffix(".py")
+                    if (ROOT / module).is_file() and ROOT / module != file:
+                        assert module in declared, f"{file.relative_to(ROOT)}: {name}"
 
 
 def test_dvc_yaml_is_up_to_date() -> None:

@@ -123,18 +123,20 @@ def revision_lengths(episode: Episode) -> list[int]:
     return lengths
 
 
-def search_metrics(trees: Sequence[Tree]) -> dict[str, Any]:
+def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
     """What a collection gave.
 
     ``solved``: trees with a node of score 1; ``best``: a tree's best leaf; ``leaf_score``: a leaf; ``cut``: share of
     leaves that the depth bound made; ``invalid``: share of nodes whose action was not understood or not possible;
-    ``duplicates``: share of samples that a sibling had said.
+    ``duplicates``: share of samples that a sibling had said; ``diverged``: replays that saw something else than the
+    first time, which the world has counted (the trees then mix different worlds).
     """
     leaves = {i: ranked_leaves(tree) for i, tree in enumerate(trees)}
     nodes = [len(tree.nodes) - 1 for tree in trees]
     return {
         "trees": len(trees),
         "blocked": sum(tree.status == "blocked" for tree in trees),
+        "diverged": diverged,
         "nodes": sum(nodes),
         "leaves": sum(map(len, leaves.values())),
         "dives": sum(tree.dives for tree in trees),

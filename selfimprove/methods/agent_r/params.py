@@ -13,6 +13,7 @@ from selfimprove.training.config import FinetuneParams
 
 EnvName = Literal["textcraft", "webshop", "sciworld"]
 Judge = Literal["actor", "scripted"]
+JudgeStyle = Literal["full", "short"]
 
 
 class EnvParams(Section):
@@ -66,6 +67,9 @@ class TaskParams(Section):
     judge_examples: int = Field(
         default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
     )
+    judge_style: JudgeStyle = Field(
+        default="short", description="warm start: how those are asked; as the actor is (iterations.*.convert)"
+    )
 
     @model_validator(mode="after")
     def _of_demonstrated_tasks(self) -> TaskParams:
@@ -118,7 +122,7 @@ class ConvertParams(Section):
     inclusive: bool = Field(default=False, description="at least instead of above")
     max_pairs_per_tree: int | None = Field(default=None, ge=1, description="null: all, quadratic in the leaves")
     judge: Judge = Field(default="actor", description="actor: the model itself; scripted: the environment's expert")
-    judge_style: Literal["full", "short"] = Field(
+    judge_style: JudgeStyle = Field(
         default="full", description="short: a few lines, for a small model; one sentence of reasons"
     )
     judge_max_tokens: int = Field(default=300, ge=1)
@@ -202,6 +206,13 @@ class AgentRParams(Section):
             if control.match not in self.iterations:
                 raise ValueError(
                     f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
+                )
+        for key, iteration in self.iterations.items():
+            asked = iteration.convert
+            if self.tasks.judge_examples and asked.judge == "actor" and asked.judge_style != self.tasks.judge_style:
+                raise ValueError(
+                    f"tasks.judge_style: the actor is shown {self.tasks.judge_style!r} judgements and asked for "
+                    f"{asked.judge_style!r} ones (iterations.{key}.convert.judge_style); set both alike"
                 )
         if self.tasks.layouts > 1 and self.env.name != "textcraft":
             raise ValueError("tasks.layouts: only textcraft has other layouts of a task; set 1")

@@ -7,6 +7,7 @@ files here; RISE's and the shared stages: tests/test_bad_input.py.)
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -48,10 +49,10 @@ def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: 
 
 
 def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
-    """Run a stage that ends well; what it said of episodes that are blocked."""
+    """Run a stage that ends well; what it said of episodes that are blocked or mix worlds."""
     ran = bench.forks.run(folder, f"agent_r.{stage}", item)
     assert ran.code == 0, ran.stderr
-    return [line for line in ran.lines if "blocked" in line]
+    return [line for line in ran.lines if "blocked" in line or "replays" in line]
 
 
 def with_env(**env: Any) -> dict[str, Any]:
@@ -123,6 +124,29 @@ def test_agent_r_38_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Work
     assert f"nothing answers at {server.url} (no answer within 0.2 s)" in sentence
 
 
+def test_agent_r_20_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    full = {"judge_style": "full"}
+    other = with_convert(**full)
+    sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
+    assert "tasks.judge_style: the actor is shown 'short' judgements and asked for 'full' ones" in sentence
+    assert "set both alike" in sentence
+    iterations = {name: {"convert": full} for name in ("iter1", "iter2")}
+    alike = agent_bench.copy(tmp_path / "alike", {"agent_r": {"tasks": full, "iterations": iterations}})
+    done(agent_bench, alike, "data")
+    shown = [
+        {
+            row["id"]: row["messages"][0]["content"]
+            for _, row in read_rows(folder / "data/agent_r/base/train/examples.jsonl")
+        }
+        for folder in (agent_bench.folder, alike)
+    ]
+    judgements = [[text for name, text in each.items() if name.startswith("judgement")] for each in shown]
+    assert len(judgements[0]) == len(judgements[1]) == 4
+    assert min(map(len, judgements[1])) > max(map(len, judgements[0])), "the full prompt explains what to do"
+
+
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
@@ -164,6 +188,26 @@ def test_agent_r_09_38_a_server_that_forgets_environments_in_mid_episode_gives_t
         done(agent_bench, folder, "generate", "iter2")
         assert server.paths().count("POST /create") > 8
     assert (folder / TREES).read_bytes() == (agent_bench.folder / TREES).read_bytes()
+
+
+def test_agent_r_09_a_server_that_answers_anew_each_time_is_counted_and_told(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    """The second sight of a step differs from the first, as on a server that was restarted with other data."""
+    sights = itertools.count()
+
+    def another(room: Room) -> Reply | None:
+        reply = {"observation": f"Could not see it ({next(sights)})", "reward": 0, "done": False}
+        return Reply(reply) if room.steps else None
+
+    with hostile_server(served(another)) as server:
+        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=1))
+        (sentence,) = done(agent_bench, folder, "generate", "iter2")
+    diverged = json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["diverged"]
+    assert diverged > 0
+    assert sentence.startswith(f"agent_r-generate@iter2: {diverged} replays saw something else than the first time")
+    embedded = json.loads((agent_bench.folder / "results/agent_r/iter2/generate.json").read_text())
+    assert embedded["diverged"] == 0
 
 
 def test_agent_r_38_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
