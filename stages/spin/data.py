@@ -1,30 +1,25 @@
 """spin-data: panels, experts and paragraphs of SPIN, and what the warm start learns: expert trajectories."""
 
-import os
-from pathlib import Path
-
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import PANELS, examples, gather, panel_hash, texts
+from selfimprove.methods.spin.tasks import PANELS, bring_snippets, examples, gather, panel_hash, texts
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl, write_rows
+from selfimprove.sources import mirror_folder
 
 
 @stage("spin-data", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     tasks, prompt = stage.params.tasks, stage.params.prompt
-    mirror = os.environ.get("DATA_MIRROR")
     stage.input("data/sources.yaml")
     other = tasks.other.folder if tasks.other else None
     stage.own_files(tasks.expert_file, tasks.file, other, prompt.few_shot)
-    stage.narrow((tasks, prompt, stage.params.tools))
+    stage.narrow((tasks, prompt, stage.params.tools, stage.params.play_tools))
 
     few_shot = few_shot_text(prompt.few_shot, tasks.source)
-    made = gather(
-        tasks, stage.params.tools, seed=stage.run.seed, download=stage.scratch / "download",
-        mirror=Path(mirror) if mirror else None,
-    )  # fmt: skip
+    tools, download, mirror = stage.params.tools, stage.scratch / "download", mirror_folder()
+    made = gather(tasks, tools, seed=stage.run.seed, download=download, mirror=mirror)
     warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prompt.question_prefix)
 
     folder = stage.output("data/spin/tasks")
@@ -33,6 +28,7 @@ def main(stage: Stage[SpinParams]) -> None:
         write_jsonl(folder / f"{name}.jsonl", made.panels[name])
     hashes = {name: {"n": len(made.panels[name]), "hash": panel_hash(made.panels[name])} for name in PANELS}
     write_json(folder / "panels.json", hashes)
+    bring_snippets([tools, stage.params.play_tools], folder, download=download, mirror=mirror)
     write_jsonl(stage.output("data/spin/corpus.jsonl"), made.paragraphs)
     write_jsonl(stage.output("data/spin/experts.jsonl"), made.experts)
     write_rows(stage.output("data/spin/texts.jsonl"), texts(warm, prompt.format))

@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_fi
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import chosen
+from selfimprove.methods.spin.tasks import chosen, with_snippets
 from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -21,7 +21,8 @@ from selfimprove.tools.dispatch import make_tools
 def main(stage: Stage[SpinParams]) -> None:
     spin, cfg, prompt, name = stage.params, stage.params.evaluate, stage.params.prompt, stage.item
     model = stage.input(f"models/spin/{name}")
-    panel = read_jsonl(stage.input("data/spin/tasks") / f"{cfg.panel}.jsonl", Question)
+    tasks = stage.input("data/spin/tasks")
+    panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, spin.tools.snippets)
     stage.narrow((prompt, spin.tools, spin.engines["policy"], cfg))
@@ -32,7 +33,7 @@ def main(stage: Stage[SpinParams]) -> None:
     seed = key_bits(stage.run.seed, "spin-evaluate")
 
     async def run() -> None:
-        tools = make_tools(spin.tools, corpus)
+        tools = make_tools(with_snippets(spin.tools, tasks), corpus)
         with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
             async with open_engines(
                 spin.engines, ["policy"], policy_dir=model, threads=stage.run.threads, journal=journal

@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import chosen
+from selfimprove.methods.spin.tasks import chosen, with_snippets
 from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -22,7 +22,8 @@ def main(stage: Stage[SpinParams]) -> None:
     spin, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, prompt, tools_cfg = iteration.generate, spin.prompt, spin.play_tools or spin.tools
     opponent = stage.input(f"models/spin/{iteration.init}")
-    panel = read_jsonl(stage.input("data/spin/tasks") / "train.jsonl", Question)
+    tasks = stage.input("data/spin/tasks")
+    panel = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, tools_cfg.snippets)
     stage.narrow((prompt, tools_cfg, spin.engines["policy"], cfg))
@@ -32,7 +33,7 @@ def main(stage: Stage[SpinParams]) -> None:
     seed = key_bits(stage.run.seed, stage.name)
 
     async def run() -> None:
-        tools = make_tools(tools_cfg, corpus)
+        tools = make_tools(with_snippets(tools_cfg, tasks), corpus)
         with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
             async with open_engines(
                 spin.engines, ["policy"], policy_dir=opponent, threads=stage.run.threads, journal=journal

@@ -24,7 +24,7 @@ class OtherTask(Section):
 
     task: TaskName
     split: Literal["train", "dev", "test"]
-    folder: str = Field(description="where the task's files are")
+    folder: str | None = Field(default=None, description="where the task's files are; null: from data/sources.yaml")
 
 
 class TasksParams(Section):

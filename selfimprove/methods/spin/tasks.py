@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, load_questions
@@ -18,14 +19,15 @@ from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts
 from selfimprove.envs.qa.experts import Expert, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.errors import UserError
-from selfimprove.methods.spin.params import PlayParams, TasksParams
+from selfimprove.methods.spin.params import OtherTask, PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, Format, opening, written
 from selfimprove.records import Example, Message, read_rows
-from selfimprove.sources import fetch
+from selfimprove.sources import fetch, load_sources
 from selfimprove.tools.bm25 import LocalSearch
 from selfimprove.tools.params import ToolsParams
 
 PANELS: tuple[Split, ...] = ("train", "dev", "test")
+SNIPPETS = "snippets.jsonl"
 
 
 @dataclass
@@ -49,8 +51,7 @@ def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path,
     else:
         material = _hotpotqa(tasks, tools, download, mirror)
     if tasks.other is not None:
-        asked = load_questions(tasks.other.task, tasks.other.split, Path(tasks.other.folder))
-        material.panels["test"] = _first(asked, tasks.test, "test")
+        material.panels["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
     check_disjoint(material.panels)
     return material
 
@@ -164,6 +165,37 @@ def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Pa
         "test": _first(questions, tasks.test, "test"),
     }
     return Material(panels, experts, corpus, audit)
+
+
+def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Question]:
+    """Another data set's questions, from a folder of the user's or from its declared source.
+
+    Raises:
+        UserError: neither has them.
+    """
+    folder = Path(other.folder) if other.folder else download
+    if other.folder is None:
+        source = f"{other.task}_train" if (other.task, other.split) == ("strategyqa", "train") else other.task
+        if source not in load_sources():
+            raise UserError(f"spin.tasks.other: {other.task} has no declared source; name the folder of its files.")
+        fetch(source, folder, mirror=mirror)
+    return load_questions(other.task, other.split, folder)
+
+
+def bring_snippets(tools: Sequence[ToolsParams | None], folder: Path, *, download: Path, mirror: Path | None) -> None:
+    """Put FireAct's search snippets into ``folder`` if a tool replays and names no file of its own."""
+    if any(_replays(one) for one in tools if one is not None):
+        (snippets,) = fetch("fireact_snippets", download, mirror=mirror)
+        copyfile(snippets, folder / SNIPPETS)
+
+
+def with_snippets(tools: ToolsParams, folder: Path) -> ToolsParams:
+    """The tools, with the snippets that ``bring_snippets`` put into ``folder`` where they name no other file."""
+    return tools.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(tools) else tools
+
+
+def _replays(tools: ToolsParams) -> bool:
+    return "replay" in tools.use.values() and tools.snippets is None
 
 
 def _first(things: Sequence[Any], count: int, name: str) -> list[Any]:
