@@ -24,7 +24,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         raise UserError("reflect_rl.engines: policy and reflector play over the trainer's weights; use transformers.")
     tasks = stage.input("data/reflect_rl/tasks")
     model = stage.input("models/base/reflect_rl" if run.init == "base" else f"models/reflect_rl/{run.init}")
-    advisor = stage.input(f"models/reflect_rl/{run.reflector}") if run.reflector else None
+    advisor = stage.input(f"models/reflect_rl/{run.advisor}") if run.advisor else None
     ancestors = 0
     if run.init in reflect_rl.iterations:
         ancestors = json.loads(stage.input(f"results/reflect_rl/{run.init}/train.json").read_text())["lineage_tokens"]

@@ -117,11 +117,20 @@ class Sft(Section):
 
 
 class Iteration(Section):
-    """One run of reinforcement learning. ``init``: an entry of sft, another run, or base; ``reflector``: of sft."""
+    """One run of reinforcement learning. ``init``: an entry of sft, another run, or base.
+
+    ``reflector`` names an entry of sft, also where ``reflect`` is false: the graph has one shape for all runs.
+    """
 
     init: str
-    reflector: str | None = None
+    reflector: str | None = Field(default=None, description="the frozen reflection model; null: as reflect: false")
+    reflect: bool = Field(default=True, description="false: the policy decides without a reflection")
     rl: RLParams = RLParams()
+
+    @property
+    def advisor(self) -> str | None:
+        """The reflection model that the run really has."""
+        return self.reflector if self.reflect else None
 
 
 class Control(Section):
@@ -129,6 +138,7 @@ class Control(Section):
 
     init: str
     data: DataSet
+    reflector: str | None = Field(default=None, description="it is evaluated with this reflection model; null: without")
     match: str
     finetune: FinetuneParams
 
@@ -141,6 +151,7 @@ class EvaluateParams(ActingParams):
     eval_reps: int = Field(default=10, ge=1, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")
     sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
+    reflector: str | None = Field(default=None, description="with which reflection model that row plays; null: without")
     concurrency: int = Field(default=512, ge=1)
 
 
@@ -212,7 +223,11 @@ class ReflectRLParams(Section):
         for key, control in self.controls.items():
             self._known(f"controls.{key}.init", control.init, ["base", *self.sft])
             self._known(f"controls.{key}.match", control.match, [*self.iterations])
+            if control.reflector is not None:
+                self._is_reflector(f"controls.{key}.reflector", control.reflector)
         self._known("evaluate.sft_only", self.evaluate.sft_only, [*self.sft])
+        if self.evaluate.reflector is not None:
+            self._is_reflector("evaluate.reflector", self.evaluate.reflector)
         return self
 
     @model_validator(mode="after")
@@ -260,10 +275,9 @@ class ReflectRLParams(Section):
     def reflector_of(self, model: str) -> str | None:
         """Which reflection model a model of the table is evaluated with; None: without one.
 
-        A supervised policy is evaluated as the first run that goes on from it.
         """
         if model in self.iterations:
-            return self.iterations[model].reflector
+            return self.iterations[model].advisor
         if model in self.controls:
-            return self.iterations[self.controls[model].match].reflector
-        return next((run.reflector for run in self.iterations.values() if run.init == model), None)
+            return self.controls[model].reflector
+        return self.evaluate.reflector if model == self.evaluate.sft_only else None

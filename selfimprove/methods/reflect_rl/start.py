@@ -54,7 +54,7 @@ def check_reflector(params: ReflectRLParams, run: str) -> None:
     """
     first = params.iterations[params.lineage(run)[0]].init
     taught = first in params.sft and params.sft[first].data.startswith("sft_policy")
-    if taught and params.iterations[run].reflector is None:
+    if taught and params.iterations[run].advisor is None:
         raise UserError(
             f"reflect_rl.iterations.{run}: {first!r} has learnt to act on reflections, but the run has no reflection "
             "model; name one as reflector, or start from a policy that was trained on the set sft."

@@ -37,7 +37,7 @@ def reflect_rl_rows(params: ReflectRLParams) -> dict[str, str]:
     for name, control in params.controls.items():
         rows[name] = f"control: more SFT on {control.data}, tokens of {control.match}"
     for name, run in params.iterations.items():
-        reflects = f"reflector {run.reflector}" if run.reflector else "no reflection"
+        reflects = f"reflector {run.advisor}" if run.advisor else "no reflection"
         rows[name] = f"{_SAID.get(name, 'RL')}; from {run.init}, {reflects}"
     return rows
 
