@@ -74,9 +74,11 @@ $(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
 .PHONY: env-leaderboard leaderboard test-backends-leaderboard
 env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard: lm-evaluation-harness, in its own environment
 
+ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
+$(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
+endif
 leaderboard: $(LEADERBOARD_STAMP) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
-	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.leaderboard \
-	  "$(or $(MODEL),$(error make leaderboard MODEL=<a model folder, or a model of the hub>))" --tasks $(TASKS) $(ARGS)
+	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.leaderboard "$(MODEL)" --tasks "$(TASKS)" $(ARGS)
 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider

@@ -212,9 +212,11 @@ def test_spin_50_other_weights_or_settings_are_another_evaluation(tmp_path: Path
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(b"one")
-    first = files.folder_fingerprint(tmp_path)
+    first = files.fingerprint(str(tmp_path))
     weights.write_bytes(b"two")
-    second = files.folder_fingerprint(tmp_path)
+    second = files.fingerprint(str(tmp_path))
+    assert first is not None
+    assert second is not None
     keys = {files.key_of(first, SETTINGS), files.key_of(second, SETTINGS)}
     keys.add(files.key_of(first, SETTINGS.model_copy(update={"limit": 5})))
     assert len(keys) == 3
@@ -223,7 +225,19 @@ def test_spin_50_other_weights_or_settings_are_another_evaluation(tmp_path: Path
 
 def test_spin_50_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a folder without a config\.json"):
-        files.folder_fingerprint(tmp_path)
+        files.fingerprint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["models/spin/nowhere", "../nowhere/", "a/b/c", "no where", "-x", "a@", "./gpt2"])
+def test_spin_50_a_model_that_is_nowhere_is_named(name: str) -> None:
+    with pytest.raises(UserError, match="there is no such folder") as caught:
+        files.fingerprint(name)
+    assert f"MODEL={name}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "org/name", "org/name-7b.v1@refs/pr/1", "org/name@0e9e39f"])
+def test_spin_50_a_model_of_the_hub_has_no_files_here(name: str) -> None:
+    assert files.fingerprint(name) is None
 
 
 def test_spin_50_the_local_data_asks_for_the_right_one_of_four_results(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ models evaluated so far. The six are asked as the leaderboard did, in plain text
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,8 +38,7 @@ def run(
     from selfimprove.leaderboard import harness
 
     chosen = select(tasks)
-    if Path(model).exists():
-        files.folder_fingerprint(Path(model))  # a folder without a model is told before anything is fetched
+    files.fingerprint(model)  # one that is nowhere is told before anything is fetched
     harness.go_offline_unless_the_hub_answers()
     try:
         loaded = harness.load_tasks(chosen)
@@ -63,7 +61,7 @@ def run(
     )
     console = Console(width=None if sys.stdout.isatty() else 118)
     console.print(files.table([files.read(path) for path in sorted(files.FOLDER.glob("*.json"))]))
-    if found.missing:
+    if found.missing and tasks != "local":
         print(f"no mean of six for {files.label(model)} yet: {', '.join(found.missing)} not evaluated.")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,7 +23,6 @@ from selfimprove.leaderboard.suite import LOCAL, LeaderboardTask
 
 HERE = Path(__file__).parent
 PROBE_SECONDS = 5.0
-HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 class DataMissingError(UserError):
@@ -151,18 +149,8 @@ def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -
     import torch
     from lm_eval.models.huggingface import HFLM
 
-    folder = Path(model)
-    if folder.exists():
-        name, revision = str(folder), "main"
-        fingerprint = files.folder_fingerprint(folder)
-    else:
-        name, _, revision = model.partition("@")
-        fingerprint = ""
-        if model.startswith("models/") or not HUB_NAME.fullmatch(name):
-            raise UserError(
-                f"MODEL={model}: there is no such folder, and a model of the hub is <owner>/<name>; name one that is "
-                "there."
-            )
+    fingerprint = files.fingerprint(model)
+    name, _, revision = (model, "", "") if fingerprint else model.partition("@")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         lm = HFLM(

@@ -25,6 +25,7 @@ from selfimprove.records import Record
 
 FOLDER = Path("results/leaderboard")
 MISSING = "–"
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
 class Figure(Record):
@@ -121,12 +122,20 @@ def key_of(fingerprint: str, settings: Settings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def folder_fingerprint(folder: Path) -> str:
-    """SHA-256 of the names and contents of a model folder's files.
+def fingerprint(model: str) -> str | None:
+    """SHA-256 of the names and contents of a model folder's files; None for a model of the hub, named by its commit.
 
     Raises:
-        UserError: there is no model in the folder.
+        UserError: there is no model in the folder, or no such folder and it is no name of the hub's.
     """
+    folder = Path(model)
+    if not folder.exists():
+        if model.startswith("models/") or not HUB_NAME.fullmatch(model):
+            raise UserError(
+                f"MODEL={model}: there is no such folder, and a model of the hub is <owner>/<name>[@revision]; name "
+                "one that is there."
+            )
+        return None
     if not (folder / "config.json").is_file():
         raise UserError(
             f"MODEL={folder} is a folder without a config.json; name a model folder (models/<method>/<name>) or a "
