@@ -1,0 +1,79 @@
+"""Runs ``learn`` several times, each in a fork of its own that may kill itself; for test_learn.
+
+Reads a JSON list of runs from the file named on the command line: where to write, what RLParams to use, and when to
+die: ``kill_at_step`` (after that iteration, before its checkpoint) or ``kill_at_seal`` (written, not yet whole).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ORPHAN_SECONDS = 60
+
+
+def main(runs_file: Path) -> None:
+    """Do the runs in turn; write how each ended, and the iterations it did, to ``<runs_file>.results``."""
+    import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import selfimprove.engines.transformers
+    import selfimprove.training.fork  # noqa: F401
+    from selfimprove.methods.reflect_rl import learn
+
+    results = []
+    for number, run in enumerate(json.loads(runs_file.read_text())):
+        steps = runs_file.with_suffix(f".{number}.steps")
+        child = os.fork()
+        if child == 0:
+            _run_or_die(run, steps, learn)
+        status = os.waitpid(child, 0)[1]
+        done = [int(line) for line in steps.read_text().split()] if steps.exists() else []
+        results.append([os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, done])
+    runs_file.with_suffix(".results").write_text(json.dumps(results))
+
+
+def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
+    from selfimprove.training.rl_config import RLParams
+    from tests.methods.reflect_rl.test_learn import make_job
+
+    caller = os.getpid()
+
+    def die() -> None:
+        os.kill(caller, signal.SIGKILL)
+        time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
+
+    def progress(done: int, total: int, note: str) -> None:
+        with steps.open("a") as file:
+            file.write(f"{done}\n")
+        if done == run.get("kill_at_step"):
+            die()
+
+    seal = learn.seal
+
+    def dying_seal(folder: Path) -> None:
+        if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
+            die()
+        seal(folder)
+
+    learn.seal = dying_seal
+    code = 1
+    try:
+        params = RLParams.model_validate(run["params"], strict=False)
+        report = learn.learn(make_job(Path(run["model"]), Path(run["out"]), params, reflector=True), progress)
+        times = {"seconds", "play_seconds", "resumed_at"}
+        (Path(run["out"]) / "report.json").write_text(report.model_dump_json(exclude=times))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,255 @@
+"""Reinforcement learning end to end, on a tiny model and a corridor (spec reflect_rl §1, RL; rows 25, 37-50)."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.models import load_causal_lm
+from selfimprove.envs.enumerated import label_ids
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.curriculum import phases
+from selfimprove.methods.reflect_rl.learn import RLJob, _Run, curve, learn
+from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
+from selfimprove.training.rl_config import RLParams
+from selfimprove.training.rl_policy import example, order, weights_hash
+from tests.methods.reflect_rl.corridor import Corridor, nan_cost
+from tests.tiny import make_tiny_model
+
+PARAMS = {
+    "max_steps": 6, "episodes": 6, "lr": 3e-3, "replay_episodes": 3, "max_new_tokens": 5, "save_steps": 2,
+    "row_tokens": 100, "log_episodes": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", hidden=32, spread=0.08)
+
+
+def make_job(model: Path, place: Path, params: RLParams, *, reflector: bool = False, **changes: Any) -> RLJob:
+    place.mkdir(parents=True, exist_ok=True)
+    cfg = TransformersEngineConfig(engine="transformers", slots=8, context=128, prefill_rows=4, prefill_block=16)
+    settings: dict[str, Any] = {
+        "model_dir": model, "reflector_dir": model if reflector else None, "out_dir": place / "model",
+        "checkpoints": place / "checkpoints", "env": Corridor(), "tasks": [0, 1, 2, 4], "params": params,
+        "policy_engine": cfg, "reflector_engine": cfg, "seed": 5, "threads": 1,
+    }  # fmt: skip
+    return RLJob(**(settings | changes))
+
+
+def params(**changes: Any) -> RLParams:
+    return RLParams.model_validate(PARAMS | changes, strict=False)
+
+
+def files(place: Path) -> dict[str, bytes]:
+    """What a run leaves that a stage publishes."""
+    kept = [*(place / "model").iterdir(), place / "checkpoints" / "log.jsonl", place / "report.json"]
+    return {file.name: file.read_bytes() for file in kept if file.exists()}
+
+
+def log(job: RLJob) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in job.log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}])
+def test_reflect_rl_36_the_rollouts_log_probabilities_are_the_trainers(
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run = _Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
+    for iteration in range(3):  # before any update, and after some
+        row = run._iterate(iteration)
+        assert math.isfinite(row["loss"][0])
+        played = run._play(iteration + 10, run._schedule[0])
+        some = [step for one in played if one.trajectory for step in one.trajectory.decisions]
+        micro = (tuple(range(len(some))),)
+        with torch.no_grad():
+            values, _ = run._policy.evaluate(micro, some, [example(one) for one in some])
+        acted = torch.tensor([some[index].logprob for index in order(micro)])
+        assert (values - acted).abs().max() < 1e-5
+
+
+def test_reflect_rl_44_a_policy_learns_to_walk_to_the_end(folder: Path, tmp_path: Path) -> None:
+    job = make_job(folder, tmp_path, params(max_steps=14, episodes=24, lr=1e-2, replay_episodes=6), tasks=[0, 1, 2])
+    learn(job)
+    rows = log(job)
+    first, last = (sum(row["succ"] for row in part) / 3 for part in (rows[:3], rows[-3:]))
+    assert first < 0.75
+    assert last > 0.95
+    assert rows[-1]["cost"] < rows[0]["cost"]
+    assert weights_hash(load_causal_lm(job.out_dir)) != weights_hash(load_causal_lm(folder))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "ppo", "critic": {"kind": "mlp", "every": 2}},
+        {"critic": {"shared": True}, "gradient_accumulation_steps": 3},
+        {"lora": {"rank": 2, "alpha": 4}},
+        {"shrink_head": False, "entropy_coef": 0.1, "replay_buffer": 0},
+    ],
+)
+def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
+    folder: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    job = make_job(folder, tmp_path, params(**changes), reflector=True)
+    report = learn(job)
+    load_causal_lm(job.out_dir)
+    assert (job.out_dir / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    rows = log(job)
+    assert [row["iter"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert report.episodes == 36
+    assert report.decisions == sum(row["steps"] for row in rows)
+    assert report.real_tokens == report.update_tokens + report.rollout_tokens // 3
+    assert [row["step"] for row in curve(job)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -> None:
+    job = make_job(folder, tmp_path, params(entropy_coef=0.1), reflector=True)
+    learn(job)
+    for row in log(job):
+        assert [one["batch"] for one in row["log"]] == [0, 1]
+        for one in row["log"]:
+            last = one["detail"][-1]
+            assert last["Q_value"] == pytest.approx(last["cost"] - 0.1 * last["entropy"])
+            assert " # Analyze:\n" in last["prompt"]
+            assert last["generation"] in ("0", "1", "2")
+
+
+def test_reflect_rl_40_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = learn(make_job(folder, tmp_path / "a", params(max_steps=1), reflector=True))
+    assert report.reflector_hash == weights_hash(load_causal_lm(folder))
+    assert learn(make_job(folder, tmp_path / "b", params(max_steps=1))).reflector_hash is None
+    iterate = _Run._iterate
+
+    def meddle(self: _Run, iteration: int) -> dict[str, Any]:
+        assert self._frozen is not None
+        with torch.no_grad():
+            next(self._frozen.parameters()).add_(1e-3)
+        return iterate(self, iteration)
+
+    monkeypatch.setattr(_Run, "_iterate", meddle)
+    with pytest.raises(RuntimeError, match="frozen reflection model has changed"):
+        learn(make_job(folder, tmp_path / "c", params(max_steps=1), reflector=True))
+
+
+def test_reflect_rl_47_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
+    job = make_job(folder, tmp_path, params(curriculum=True, max_steps=8), tasks=[0, 1, 3, 4])
+    run = _Run(job, 1, None)
+    assert [phase.start for phase in run._schedule] == [0, 4]
+    for iteration in range(8):
+        run._iterate(iteration)
+        tasks = {int(one.id.split("-")[1]) for one in run._replay.kept}
+        assert tasks <= ({0, 1} if iteration < 4 else {3, 4})
+    assert log_levels(job) == []  # nothing is written before ``go``
+
+
+def log_levels(job: RLJob) -> list[str]:
+    return [row["level"] for row in log(job)] if job.log.exists() else []
+
+
+def test_reflect_rl_25_the_log_names_the_levels(folder: Path, tmp_path: Path) -> None:
+    job = make_job(folder, tmp_path, params(curriculum=True, max_steps=4), tasks=[0, 1, 3, 4])
+    learn(job)
+    assert log_levels(job) == ["near", "near", "far", "far"]
+    with pytest.raises(UserError, match="leave none for level"):
+        learn(make_job(folder, tmp_path / "short", params(curriculum=True, max_steps=1)))
+    assert not (tmp_path / "short" / "checkpoints").exists()
+    assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is none
+
+
+def test_reflect_rl_34_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(
+    folder: Path, tmp_path: Path
+) -> None:
+    env = Corridor(labels=("0", "1", "12", "137"))
+    with pytest.raises(UserError, match=r"\(12, 137\).*labels: single, the 62 of one character"):
+        learn(make_job(folder, tmp_path, params(), env=env))
+    assert label_ids(("0", "1"), lambda label: [int(label)]) == [0, 1]
+
+
+def test_a_cost_that_is_no_number_ends_the_run_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"corridor: action '1' in task \d cost nan"):
+        learn(make_job(folder, tmp_path, params(), env=nan_cost()))
+
+
+def test_fewer_slots_than_processes_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="fewer slots than the 9 processes"):
+        learn(make_job(folder, tmp_path, params(launcher={"kind": "fork", "processes": 9})))
+
+
+def test_reflect_rl_49_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_the_mark(
+    folder: Path, tmp_path: Path
+) -> None:
+    marked = make_tiny_model(tmp_path / "marked", hidden=32)
+    mark_environment(marked, Corridor())
+    check_environment(marked, Corridor())
+    check_environment(folder, Corridor())  # one that says nothing
+    job = make_job(marked, tmp_path / "run", params(max_steps=1))
+    learn(job)
+    other = Corridor()
+    other.name = "taxi"
+    with pytest.raises(UserError, match="has learnt to act in corridor, not in taxi"):
+        check_environment(job.out_dir, other)
+    with pytest.raises(UserError, match="has learnt 3 other labels than the 2"):
+        check_environment(job.out_dir, Corridor(labels=("0", "1")))
+
+
+def test_reflect_rl_56_only_the_newest_checkpoints_are_kept(folder: Path, tmp_path: Path) -> None:
+    job = make_job(folder, tmp_path, params(max_steps=9, save_total_limit=2))
+    learn(job)
+    assert sorted(one.name for one in job.checkpoints.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+
+
+def go(place: Path, runs: list[dict[str, Any]]) -> list[list[Any]]:
+    file = place / "runs.json"
+    file.write_text(json.dumps(runs))
+    subprocess.run([sys.executable, "-m", "tests.methods.reflect_rl.killed_learn", str(file)], check=True)
+    results: list[list[Any]] = json.loads(file.with_suffix(".results").read_text())
+    return results
+
+
+def test_reflect_rl_50_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "pg": {**PARAMS, "gradient_accumulation_steps": 3, "curriculum": True},
+        "ppo": {**PARAMS, "algorithm": "ppo", "critic": {"kind": "mlp", "every": 4, "shared": True}},
+        "fork": {**PARAMS, "critic": {"every": 3}, "launcher": {"kind": "fork", "processes": 2}},
+    }
+    runs, kills = [], ({"kill_at_step": 1}, {"kill_at_seal": 2}, {"kill_at_step": 5}, {"kill_at_step": 6}, {})
+    for kind, settings in kinds.items():
+        for name, deaths in (("whole", ({},)), ("killed", kills)):
+            place = tmp_path / f"{kind}-{name}"
+            runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]
+    results = go(tmp_path, runs)
+    assert [(killed, code) for killed, code, _ in results] == [(0, 0), *[(9, None)] * 4, (0, 0)] * 3
+    # After the kill within checkpoint 2 all begins anew; then from 4, which was whole.
+    for start in (0, 6):
+        assert [steps[:1] for _, _, steps in results[start : start + 6]] == [[1], [1], [1], [1], [5], [5]]
+    for kind in kinds:
+        whole, killed = files(tmp_path / f"{kind}-whole"), files(tmp_path / f"{kind}-killed")
+        assert whole.keys() >= {"model.safetensors", "log.jsonl", "report.json"}
+        assert whole == killed
+
+
+def test_reflect_rl_42_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
+    jobs = [
+        make_job(folder, tmp_path / launcher["kind"], params(launcher=launcher, critic={"every": 2}, max_steps=3))
+        for launcher in ({"kind": "single"}, {"kind": "fork", "processes": 2})
+    ]
+    for job in jobs:
+        learn(job)
+    one, two = (log(job) for job in jobs)
+    for a, b in zip(one, two, strict=True):
+        assert (a["succ"], a["steps"]) == (b["succ"], b["steps"])
+        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+    models = [load_causal_lm(job.out_dir).state_dict() for job in jobs]
+    assert all(torch.allclose(value, models[1][name], atol=1e-4) for name, value in models[0].items())
