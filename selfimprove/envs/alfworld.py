@@ -29,17 +29,14 @@ other (checklist rows 31 to 33; spec reflect_rl §2, ALFWorld).
 
 from __future__ import annotations
 
-import json
-import os
-import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.envs.agent import EnvError, Move, Step
-from selfimprove.envs.alfworld_games import AlfGame, make_games
-from selfimprove.envs.alfworld_process import AlfWorldProcess, GameFailed, ProcessGone
+from selfimprove.envs.alfworld_games import AlfGame, Blacklist, make_games
+from selfimprove.envs.alfworld_process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
 from selfimprove.envs.kitchen import HORIZON, INSTRUCTION
 from selfimprove.envs.kitchen_expert import thoughts
 from selfimprove.envs.kitchen_games import Game
@@ -64,32 +61,6 @@ class AlfMoment(NamedTuple):
     actions: tuple[str, ...]
     commands: tuple[str, ...]
     ending: Ending
-
-
-class Blacklist:
-    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again (row 33)."""
-
-    def __init__(self, path: Path | None = None, games: Path | None = None) -> None:
-        """Raises: UserError: the file is something else, or would lie in the folder of the games."""
-        self._path, self.reasons = path, dict[str, str]()
-        if path is None:
-            return
-        if games is not None and path.resolve().is_relative_to(games.resolve()):
-            raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
-        if path.exists():
-            try:
-                self.reasons = {str(key): str(value) for key, value in json.loads(path.read_text("utf-8")).items()}
-            except (OSError, ValueError, AttributeError):
-                raise UserError(f"{path}: not a blacklist (JSON, game: reason); mend or delete it.") from None
-
-    def add(self, game: str, reason: str) -> None:
-        """Remember a game, at once."""
-        self.reasons[game] = reason
-        if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-            new.write_text(json.dumps(dict(sorted(self.reasons.items())), indent=1) + "\n", encoding="utf-8")
-            os.replace(new, self._path)
 
 
 class AlfWorld:
@@ -124,7 +95,7 @@ class AlfWorld:
         self._horizon = horizon
         self._process = process if process is not None else AlfWorldProcess()
         self._blacklist = blacklist if blacklist is not None else Blacklist()
-        self._lives: list[_Live] = []  # games in the process, the one used last at the end
+        self._lives: list[LiveGame] = []  # games in the process, the one used last at the end
         self._known: tuple[int, AlfGame] | None = None
         self._now: AlfMoment | None = None
 
@@ -227,7 +198,7 @@ class AlfWorld:
         assert self._now is not None
         return self._now
 
-    def _at(self, now: AlfMoment) -> _Live:
+    def _at(self, now: AlfMoment) -> LiveGame:
         """The game in the process, brought to this moment."""
         done = [action for action in now.actions if action]
         near = [live for live in self._lives if live.follows(now.task, done)]
@@ -242,9 +213,9 @@ class AlfWorld:
             live.step(action)
         return live
 
-    def _free(self) -> _Live:
+    def _free(self) -> LiveGame:
         """A game to begin: a new one, or the one that was used longest ago."""
-        self._lives.append(_Live(self._process) if len(self._lives) < LIVES else self._lives.pop(0))
+        self._lives.append(LiveGame(self._process) if len(self._lives) < LIVES else self._lives.pop(0))
         return self._lives[-1]
 
     def _guarded(self, game: AlfGame, ask: Callable[[], T]) -> T:
@@ -265,46 +236,6 @@ class AlfWorld:
                     reason = again
         self._blacklist.add(game.id, str(reason))
         raise EnvError(f"alfworld: the game {game.id} goes to the blacklist: {reason}") from None
-
-
-class _Live:
-    """One game in the process: which it is, and what was done in it. A game of a process that ended is begun anew."""
-
-    def __init__(self, process: AlfWorldProcess) -> None:
-        self._process = process
-        self._session, self._life, self._task = 0, 0, -1
-        self.actions: list[str] = []
-        self._gone: weakref.finalize[..., Any] | None = None
-
-    def follows(self, task: int, actions: list[str]) -> bool:
-        """Whether these actions go on from where the game is."""
-        there = self._alive() and task == self._task
-        return there and actions[: len(self.actions)] == self.actions
-
-    def begin(self, task: int, game: AlfGame) -> dict[str, Any]:
-        self.close()
-        told = self._process.ask("open", problem=game.problem, goal=game.sentence)
-        self._session, self._life, self._task = told["session"], self._process.life, task
-        # Not asked there and then: an object may be dropped in the middle of another request.
-        self._gone = weakref.finalize(self, self._process.left.append, (self._life, self._session))
-        self.actions = []
-        return told
-
-    def step(self, action: str) -> dict[str, Any]:
-        told = self._process.ask("step", session=self._session, command=action)
-        self.actions.append(action)
-        return told
-
-    def plan(self) -> list[str]:
-        return list(self._process.ask("plan", session=self._session)["plan"])
-
-    def close(self) -> None:
-        if self._gone is not None:
-            self._gone()
-        self._session = 0
-
-    def _alive(self) -> bool:
-        return bool(self._session) and self._life == self._process.life and self._process.pid is not None
 
 
 def explained(game: AlfGame, way: Sequence[str]) -> list[str]:

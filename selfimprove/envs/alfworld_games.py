@@ -155,6 +155,32 @@ class DownloadedGames:
         return AlfGame(self.id(task), goal, match[1] if match else sentence, text)
 
 
+class Blacklist:
+    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again (row 33)."""
+
+    def __init__(self, path: Path | None = None, games: Path | None = None) -> None:
+        """Raises: UserError: the file is something else, or would lie in the folder of the games."""
+        self._path, self.reasons = path, dict[str, str]()
+        if path is None:
+            return
+        if games is not None and path.resolve().is_relative_to(games.resolve()):
+            raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
+        if path.exists():
+            try:
+                self.reasons = {str(key): str(value) for key, value in json.loads(path.read_text("utf-8")).items()}
+            except (OSError, ValueError, AttributeError):
+                raise UserError(f"{path}: not a blacklist (JSON, game: reason); mend or delete it.") from None
+
+    def add(self, game: str, reason: str) -> None:
+        """Remember a game, at once."""
+        self.reasons[game] = reason
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            new.write_text(json.dumps(dict(sorted(self.reasons.items())), indent=1) + "\n", encoding="utf-8")
+            os.replace(new, self._path)
+
+
 def make_games(
     folder: Path | None, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None
 ) -> GeneratedGames | DownloadedGames:

@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 from selfimprove.envs.agent import EnvError
+from selfimprove.envs.alfworld_games import AlfGame
 from selfimprove.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,6 +156,50 @@ class AlfWorldProcess:
         with self._lock:
             self._process = None
             _end(self._alive)
+
+
+class LiveGame:
+    """One game in the process: which it is, and what was done in it. A game of a process that ended is begun anew."""
+
+    def __init__(self, process: AlfWorldProcess) -> None:
+        self._process = process
+        self._session, self._life, self._task = 0, 0, -1
+        self.actions: list[str] = []
+        self._gone: weakref.finalize[..., Any] | None = None
+
+    def follows(self, task: int, actions: list[str]) -> bool:
+        """Whether these actions go on from where the game is."""
+        there = self._alive() and task == self._task
+        return there and actions[: len(self.actions)] == self.actions
+
+    def begin(self, task: int, game: AlfGame) -> dict[str, Any]:
+        """Leave the game that was, and start this one. Raises: as ``AlfWorldProcess.ask``, here and below."""
+        self.close()
+        told = self._process.ask("open", problem=game.problem, goal=game.sentence)
+        self._session, self._life, self._task = told["session"], self._process.life, task
+        # Not asked there and then: an object may be dropped in the middle of another request.
+        self._gone = weakref.finalize(self, self._process.left.append, (self._life, self._session))
+        self.actions = []
+        return told
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Do an admissible command."""
+        told = self._process.ask("step", session=self._session, command=action)
+        self.actions.append(action)
+        return told
+
+    def plan(self) -> list[str]:
+        """The planner's commands from here to the goal."""
+        return list(self._process.ask("plan", session=self._session)["plan"])
+
+    def close(self) -> None:
+        """Leave the game; the process learns of it with the next request."""
+        if self._gone is not None:
+            self._gone()
+        self._session = 0
+
+    def _alive(self) -> bool:
+        return bool(self._session) and self._life == self._process.life and self._process.pid is not None
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

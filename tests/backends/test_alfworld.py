@@ -21,8 +21,8 @@ import psutil
 import pytest
 
 from selfimprove.envs.agent import EnvError
-from selfimprove.envs.alfworld import AlfWorld, Blacklist, _process
-from selfimprove.envs.alfworld_games import TYPES, make_games
+from selfimprove.envs.alfworld import AlfWorld, _process
+from selfimprove.envs.alfworld_games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld_process import PYTHON, AlfWorldProcess, GameFailed, ProcessGone
 from selfimprove.envs.enumerated import make_enumerated, oracle_label
 from selfimprove.envs.kitchen import Kitchen

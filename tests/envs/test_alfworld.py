@@ -1,4 +1,4 @@
-"""ALFWorld without its packages: problems in PDDL, game sets in folders, the blacklist, and what is told when missing."""
+"""ALFWorld without its packages: problems in PDDL, game sets in folders, the blacklist, what is told when missing."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from selfimprove.envs.alfworld import AlfWorld, Blacklist, explained
-from selfimprove.envs.alfworld_games import DownloadedGames, GeneratedGames, make_games
+from selfimprove.envs.alfworld import AlfWorld, explained
+from selfimprove.envs.alfworld_games import Blacklist, DownloadedGames, GeneratedGames, make_games
 from selfimprove.envs.alfworld_pddl import goal_formula, problem
 from selfimprove.envs.alfworld_process import AlfWorldProcess
 from selfimprove.envs.alfworld_worker import named
