@@ -20,7 +20,7 @@ READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
-METHODS := rise agent_r
+METHODS := rise agent_r reflect_rl
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
 .PHONY: help setup repro test test-all lint use exp compare report serve bench deps dag clean-scratch lock

@@ -35,6 +35,7 @@ class BaseSection(Section):
 
     rise: BaseParams
     agent_r: BaseParams
+    reflect_rl: BaseParams
 
 
 def resolve_model(params: BaseParams) -> Path:

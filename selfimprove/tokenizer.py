@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from selfimprove.chat import NAMED_TEMPLATES, PLAIN_SPECIAL_TOKENS, ChatFormat
 from selfimprove.params_base import Section
@@ -28,6 +28,7 @@ class TokenizerParams(Section):
     vocab_size: int = Field(default=512, ge=300)
     texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
+    names: bool = Field(default=False, description="a capitalised word stands apart: names are spelt alike")
     template: Literal["plain", "react"] = Field(default="plain", description="react: one growing text, SPIN's")
 
 
@@ -36,6 +37,7 @@ class TokenizerSection(Section):
 
     rise: TokenizerParams
     agent_r: TokenizerParams
+    reflect_rl: TokenizerParams
 
 
 def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:
@@ -44,8 +46,10 @@ def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path,
     ``fixed``: texts that stand word for word in every dialogue, such as an environment's instruction: a token each.
     """
     tokenizer = Tokenizer(models.BPE())
+    apart = [pre_tokenizers.Split(Regex("[A-Z][A-Za-z]*"), "isolated")] if params.names else []
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            *apart,
             pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not params.phrases),
         ]

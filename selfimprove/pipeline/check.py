@@ -7,6 +7,7 @@ import sys
 from selfimprove.base_model import BaseSection
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.params import RunParams, load_section, read_yaml
@@ -19,6 +20,7 @@ SCHEMAS: dict[str, type[Section]] = {
     "base": BaseSection,
     "rise": RiseParams,
     "agent_r": AgentRParams,
+    "reflect_rl": ReflectRLParams,
 }
 
 

@@ -51,20 +51,24 @@ def train_and_publish(
     budget: int | None = None,
     normalise: Literal["none", "batch"] = "none",
     pinned: int | None = None,
-) -> None:
+) -> Path:
     """Train ``model`` and publish the new one with its figures and its loss curve, under the stage's item.
 
     Args:
         ancestors: training tokens of the iterations before this one.
         budget: stop after so many tokens; epochs are then not read.
         pinned: messages that open every dialogue and are never dropped.
+
+    Returns:
+        Where the new model lies until the stage ends.
     """
     name = stage.item
+    out = stage.output(f"models/{method}/{name}")
     with stage.progress(0) as progress:
         report = finetune(
             model,
             examples,
-            stage.output(f"models/{method}/{name}"),
+            out,
             cfg,
             scratch=stage.scratch,
             seed=stage.run.seed,
@@ -80,6 +84,7 @@ def train_and_publish(
     figures["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
     write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
+    return out
 
 
 def _lineage(stage: Stage[Any], method: str, name: str) -> int:

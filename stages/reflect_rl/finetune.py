@@ -23,7 +23,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     if not isinstance(policy, TransformersEngineConfig) or not isinstance(reflector, TransformersEngineConfig):
         raise UserError("reflect_rl.engines: policy and reflector play over the trainer's weights; use transformers.")
     tasks = stage.input("data/reflect_rl/tasks")
-    model = stage.input("models/base/reflect_rl" if run.init == "base" else f"models/reflect_rl/{run.init}")
+    model = stage.input(f"models/reflect_rl/{run.init}")
     advisor = stage.input(f"models/reflect_rl/{run.advisor}") if run.advisor else None
     ancestors = 0
     if run.init in reflect_rl.iterations:

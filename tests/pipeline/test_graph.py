@@ -9,7 +9,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 ROOT = Path(__file__).resolve().parents[2]
-METHODS = ("rise", "agent_r")
+METHODS = ("rise", "agent_r", "reflect_rl")
 STEPS = {
     "data", "sft", "base-evaluate", "generate", "convert", "finetune", "evaluate", "control-finetune",
     "control-evaluate", "report",

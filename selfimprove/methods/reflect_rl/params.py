@@ -109,17 +109,17 @@ class GenerateParams(Section):
 
 
 class Sft(Section):
-    """One supervised model: on which of the five sets, and how."""
+    """One supervised model: on which of the five sets, and how. With ``finetune.epochs`` 0 it is the base as it is."""
 
     data: DataSet
-    init: str = Field(default="base", description="base, or another entry of sft")
     finetune: FinetuneParams
 
 
 class Iteration(Section):
-    """One run of reinforcement learning. ``init``: an entry of sft, another run, or base.
+    """One run of reinforcement learning. ``init``: an entry of sft, or another run.
 
-    ``reflector`` names an entry of sft, also where ``reflect`` is false: the graph has one shape for all runs.
+    ``reflector`` names an entry of sft, also where ``reflect`` is false: the graph has one shape for all runs. For the
+    same reason a run without a supervised start has an entry of sft with 0 epochs as its ``init``.
     """
 
     init: str
@@ -213,15 +213,13 @@ class ReflectRLParams(Section):
                 if not NAME.fullmatch(key):
                     raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
                 taken.add(key)
-        for key, sft in self.sft.items():
-            self._known(f"sft.{key}.init", sft.init, ["base", *self.sft])
         for key, run in self.iterations.items():
-            self._known(f"iterations.{key}.init", run.init, ["base", *self.sft, *self.iterations])
+            self._known(f"iterations.{key}.init", run.init, [*self.sft, *self.iterations])
             self.lineage(key)
             if run.reflector is not None:
                 self._is_reflector(f"iterations.{key}.reflector", run.reflector)
         for key, control in self.controls.items():
-            self._known(f"controls.{key}.init", control.init, ["base", *self.sft])
+            self._known(f"controls.{key}.init", control.init, [*self.sft])
             self._known(f"controls.{key}.match", control.match, [*self.iterations])
             if control.reflector is not None:
                 self._is_reflector(f"controls.{key}.reflector", control.reflector)
@@ -259,7 +257,7 @@ class ReflectRLParams(Section):
             )
 
     def lineage(self, name: str) -> list[str]:
-        """The run and the runs it goes on from, oldest first; what is no run (sft, base) is left out.
+        """The run and the runs it goes on from, oldest first; what is no run (an entry of sft) is left out.
 
         Raises:
             ValueError: a cycle.
@@ -273,9 +271,7 @@ class ReflectRLParams(Section):
         return chain[::-1]
 
     def reflector_of(self, model: str) -> str | None:
-        """Which reflection model a model of the table is evaluated with; None: without one.
-
-        """
+        """Which reflection model a model of the table is evaluated with; None: without one."""
         if model in self.iterations:
             return self.iterations[model].advisor
         if model in self.controls:

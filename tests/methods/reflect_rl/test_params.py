@@ -1,0 +1,104 @@
+"""The params refuse what can't work, each in a sentence that names the key."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.summary import main_row, reflect_rl_rows
+from selfimprove.pipeline.params import SECTIONS, load_section
+
+ENGINE = {"engine": "transformers"}
+
+
+def params(**changes: object) -> dict[str, object]:
+    return {
+        "env": {"name": "taxi"},
+        "engines": {"policy": ENGINE, "reflector": ENGINE, "teacher": {"engine": "scripted"}},
+        "generate": {},
+        "sft": {
+            "reflector": {"data": "sft_reflection", "finetune": {}},
+            "policy": {"data": "sft_policy", "finetune": {}},
+            "plain": {"data": "sft", "finetune": {}},
+            "untrained": {"data": "sft", "finetune": {"epochs": 0}},
+        },
+        "iterations": {
+            "rl_only": {"init": "untrained"},
+            "no_reflection": {"init": "plain", "reflector": "reflector", "reflect": False},
+            "reflect_rl": {"init": "policy", "reflector": "reflector"},
+        },
+        "controls": {
+            "more_sft": {
+                "init": "policy",
+                "data": "sft_policy",
+                "match": "reflect_rl",
+                "reflector": "reflector",
+                "finetune": {},
+            }
+        },
+        "evaluate": {"reflector": "reflector"},
+        "agents": {"chance": {"kind": "random"}},
+        **changes,
+    }
+
+
+def load(**changes: object) -> ReflectRLParams:
+    name = "reflect_rl" if "reflect_rl" in SECTIONS else SECTIONS[0]
+    return load_section({name: params(**changes)}, name, ReflectRLParams, "params.yaml")
+
+
+def test_reflect_rl_51_rows_stand_in_the_tables_order():
+    loaded = load()
+    assert list(reflect_rl_rows(loaded)) == ["chance", "policy", "more_sft", "rl_only", "no_reflection", "reflect_rl"]
+    assert reflect_rl_rows(loaded)["policy"] == "SFT only"
+    assert main_row(loaded) == "reflect_rl"
+
+
+def test_reflect_rl_08_trap_a_reflector_is_implied_by_naming_it():
+    loaded = load()
+    assert loaded.reflector_of("reflect_rl") == loaded.reflector_of("policy") == loaded.reflector_of("more_sft")
+    assert loaded.reflector_of("reflect_rl") == "reflector"
+    assert (
+        loaded.reflector_of("no_reflection") is loaded.reflector_of("plain") is loaded.reflector_of("rl_only") is None
+    )
+
+
+def test_reflect_rl_49_a_run_inherits_its_start_from_its_parent():
+    runs = {"a": {"init": "policy"}, "b": {"init": "a"}, "c": {"init": "b"}}
+    assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
+
+
+RUN = {"init": "policy", "reflector": "reflector"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"iterations": {"r": {"init": "policy", "reflector": "policy"}}}, "'policy' has not learnt to reflect; name"),
+        ({"iterations": {"r": {"init": "policy", "reflector": "nobody"}}}, "'nobody' has not learnt to reflect"),
+        ({"iterations": {"r": {"init": "nowhere"}}}, "there is no 'nowhere'; there are reflector, policy"),
+        ({"iterations": {"a": {"init": "b"}, "b": {"init": "a"}}}, "the runs form a cycle"),
+        ({"iterations": {"policy": RUN}}, "the name is taken"),
+        ({"iterations": {"a b": RUN}}, "letters, digits, _ and - only"),
+        ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),
+        (
+            {"engines": {"policy": {"engine": "scripted"}, "reflector": ENGINE, "teacher": ENGINE}},
+            "engines.policy: has to hold the weights",
+        ),
+        ({"generate": {"teacher": "nobody"}}, "there is no 'nobody'; there are policy, reflector, teacher"),
+        ({"agents": {"x": {"kind": "react"}}}, "kind 'react' needs an engine"),
+        ({"agents": {"x": {"kind": "random", "engine": "policy"}}}, "kind 'random' asks no engine"),
+        ({"agents": {"x": {"kind": "chat", "engine": "teacher"}}}, "a scripted engine is no chat model"),
+        ({"report": {"window": 10}}, "window 10 has no middle"),
+        ({"evaluate": {"sft_only": "sft"}}, "there is no 'sft'"),
+        ({"tasks": {"train": 4}}, "give train, dev and test, or none"),
+        ({"env": {"name": "lake"}}, "env.name"),
+    ],
+)
+def test_reflect_rl_bad_input_params(changes, said):
+    base = {"controls": {}} if "iterations" in changes else {}
+    with pytest.raises(UserError) as refused:
+        load(**base, **changes)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
