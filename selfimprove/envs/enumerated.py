@@ -1,6 +1,6 @@
 """Environments whose actions are listed with labels, so that one token acts: what Reflect-RL's methods play in.
 
-A state of DangerousTaxi in its two parts, ``pre`` and, from the heading on, ``post``::
+A state of DangerousTaxi (start 121, one action later) in its two parts, ``pre`` and, from the heading on, ``post``::
 
     You have already completed the following actions:
     move north
@@ -14,7 +14,6 @@ A state of DangerousTaxi in its two parts, ``pre`` and, from the heading on, ``p
     | | : | : |
     |D| : | : |
     +---------+
-
     The actions you can take now is:
     Action 0: move south
     Action 1: move north
@@ -194,6 +193,22 @@ def instruction_of(name: str) -> str:
     from selfimprove.envs.enumerated_taxi import INSTRUCTION
 
     return INSTRUCTION
+
+
+class Spelling(NamedTuple):
+    """Whose actions, and what they may be called."""
+
+    name: str
+    labels: tuple[str, ...]
+
+
+def spelling(params: EnvParams) -> Spelling:
+    """The environment's name and labels, without making one."""
+    if params.name != "taxi":
+        return Spelling(params.name, LABELS[params.labels])
+    from selfimprove.envs.taxi import LABELS as NUMBERS
+
+    return Spelling(params.name, NUMBERS)
 
 
 def make_enumerated(params: EnvParams, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:

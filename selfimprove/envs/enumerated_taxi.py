@@ -1,12 +1,12 @@
 """DangerousTaxi with labels, levels and a teacher that explains without telling the action (spec reflect_rl §2).
 
-What the teacher says of the start in ``taxi.py``, after a first move to the south, which was wrong::
+What the teacher says of start 61 (in ``taxi.py``) after a first move to the south, which was wrong::
 
-    The last step led away. The passenger is two rows north.
+    The last step led away. Two rows north lies the passenger.
 
-and where a wall has to be driven around::
+and at start 15, had it been reached by a good move::
 
-    The last step helped. The passenger is three columns east, but a wall stands in the east; it ends two rows south.
+    The last step helped. Three columns east lies the passenger, but a wall stands in the east; it ends two rows south.
 
 The sentences say where the target lies, what is blocked and where the wall ends. From that the next action follows,
 but none is named: what the teacher knows of it (the spoiler) is not part of what is learnt (§6, trap 11).

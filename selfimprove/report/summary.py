@@ -43,7 +43,7 @@ def summarise(
             "what": text,
             "metrics": _json(folder / "metrics.json"),
             "training_tokens": trained["real_tokens"],
-            "training_steps": trained["steps"],
+            "training_steps": trained.get("steps", trained.get("iterations")),
         }
     return {
         "columns": list(columns),

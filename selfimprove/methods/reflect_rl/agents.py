@@ -95,9 +95,9 @@ class ChatAgent:
         before = self._dialogue if self._cfg.kind == "react" else []
         asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
         reflection = await self._ask(asked, key.at(REFLECT))
-        asked += [Message(role="assistant", content=reflection), Message(role="user", content=actions)]
-        answer = await self._ask(asked, key.at(ACT))
-        self._dialogue = [*asked, Message(role="assistant", content=answer)]
+        turns = [*asked, Message(role="assistant", content=reflection), Message(role="user", content=actions)]
+        answer = await self._ask(turns, key.at(ACT))
+        self._dialogue = [*turns, Message(role="assistant", content=answer)]
         return Decision(reflection, read_label(answer, state.labels) or "")
 
     async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> str:

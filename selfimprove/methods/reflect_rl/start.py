@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.enumerated import EnumeratedEnv, Spelling
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.pipeline.publish import write_json
@@ -20,7 +20,7 @@ from selfimprove.pipeline.publish import write_json
 MARK = "environment.json"
 
 
-def mark_environment(folder: Path, env: EnumeratedEnv) -> None:
+def mark_environment(folder: Path, env: EnumeratedEnv | Spelling) -> None:
     """Note in a model folder what its policy has learnt to act in."""
     write_json(folder / MARK, {"env": env.name, "labels": list(env.labels)})
 

@@ -77,7 +77,7 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
         lineage = params.lineage(name)
         logs = []
         for run in lineage:
-            steps = int(json.loads((results / run / "train.json").read_text(encoding="utf-8"))["steps"])
+            steps = int(json.loads((results / run / "train.json").read_text(encoding="utf-8"))["iterations"])
             logs.append(Log(read_curve(results / run / "curves.csv"), 1, steps if run != name else None))
         found[name] = smoothed(stitch(logs), params.report.window)
     return found

@@ -43,7 +43,7 @@ TELLING_TRIES = 3
 """How often a teacher that told the secret is asked again before the step is left out."""
 
 _AFTER_ACTION = re.compile(r"\baction\b[\s:#*\"'`(]*([0-9A-Za-z]+)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w-])")
+_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w-]|\.\d)")
 
 
 def read_label(text: str, labels: Collection[str]) -> str | None:

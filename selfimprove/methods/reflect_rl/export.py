@@ -1,0 +1,229 @@
+"""What the stages wrote in the original's formats, and its files taken over (spec reflect_rl §4).
+
+    python -m selfimprove.methods.reflect_rl.export tasks        data/reflect_rl/tasks trajectories.jsonl train.json
+    python -m selfimprove.methods.reflect_rl.export trajectories trajectories.jsonl taxi.json
+    python -m selfimprove.methods.reflect_rl.export sft          base/train/sft_policy.jsonl sft_policy.jsonl
+    python -m selfimprove.methods.reflect_rl.export import-sft   sft_policy.jsonl examples.jsonl
+    python -m selfimprove.methods.reflect_rl.export logs         results/reflect_rl/reflect_rl/log.jsonl logs.json
+    python -m selfimprove.methods.reflect_rl.export curves       results/012_rl_finetune curves.csv
+
+=============  ======================================================================================================
+tasks          AutoExplore's task list, each task with its trajectories: {reflection, cmd} a step
+trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, model, (ALFWorld) problem} a state
+sft            a row a step: {"text": prompt and answer in one}
+logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} an iteration
+curves         success, cost and loss by optimiser step of the original's runs, stitched to their ancestors
+=============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks
+from selfimprove.envs.autoexplore.tasks import Trajectory as Told
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
+from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
+from selfimprove.methods.reflect_rl.tasks import PANELS, load_panel, write_tasks
+from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.tables import write_csv
+from selfimprove.records import Example, Message, read_jsonl, read_rows, write_jsonl, write_rows
+
+
+def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
+    """AutoExplore's tasks with their trajectories; what a negative did wrong is a step of it, without a reflection.
+
+    Raises:
+        UserError: a trajectory is of another environment, or of no task.
+    """
+    told: dict[int, list[Told]] = {}
+    for one in trajectories:
+        if one.env != "autoexplore" or one.task_id >= len(tasks):
+            raise UserError(f"trajectory {one.id} is of no task of the list; export it with the tasks it was made of.")
+        steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
+        told.setdefault(one.task_id, []).append(
+            Told(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
+        )
+    return [
+        task.model_copy(update={"trajectories": [*task.trajectories, *told.get(i, [])]}) for i, task in enumerate(tasks)
+    ]
+
+
+def state_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """A row for each state that was reflected on; ``action`` is the oracle's label, which is what is learnt there.
+
+    Raises:
+        UserError: a trajectory of AutoExplore, whose format is ``tasks``.
+    """
+    rows = []
+    for one in trajectories:
+        if one.env == "autoexplore":
+            raise UserError(f"trajectory {one.id} is AutoExplore's; export it with `tasks`.")
+        problem = {"problem": str(one.task_id)} if one.env == "alfworld" else {}
+        rows += [
+            {
+                "state": step.pre + step.post,
+                "reflection": step.reflection,
+                "action": step.label,
+                "reason": "",
+                "model": one.teacher,
+                **problem,
+            }
+            for step in one.steps
+            if step.learn
+        ]
+    return rows
+
+
+def to_text(example: Example) -> dict[str, str]:
+    """Prompt and answer as the one text that the original is trained on; it ends without an end token, as there."""
+    return {"text": "".join(message.content for message in example.messages)}
+
+
+def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
+    """The example of a {"text"} row: what follows the last act marker is learnt, or the last analyse marker.
+
+    Raises:
+        UserError: no text, or neither marker is in it, so that nothing would be learnt (spec §6, trap 9).
+    """
+    text = row.get("text")
+    marker = next((m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text), None)
+    if not isinstance(text, str) or marker is None:
+        raise UserError(
+            f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
+            "learnt; mend or delete the line."
+        )
+    prompt, _, answer = text.rpartition(marker)
+    messages = [
+        Message(role="user", content=prompt + marker),
+        Message(role="assistant", content=answer.strip(), weight=1),
+    ]
+    return Example(id=where, messages=messages)
+
+
+def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An iteration of our log.jsonl as the original logs it: probabilities instead of their logarithms.
+
+    Raises:
+        UserError: not such a row.
+    """
+    try:
+        log = [
+            {
+                "batch": entry["batch"],
+                "detail": [
+                    {
+                        "step": step["step"],
+                        "Q_value": step["Q_value"],
+                        "prob": math.exp(step["logprob"]),
+                        "entropy": step["entropy"],
+                        "cost": step["cost"],
+                        "prompt": step["prompt"],
+                        "generation": step["generation"],
+                    }
+                    for step in entry["detail"]
+                ],
+            }
+            for entry in row["log"]
+        ]
+        return {**{key: row[key] for key in ("iter", "loss", "critic_loss", "cost", "succ")}, "log": log}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); mend it.") from None
+
+
+def _whole(target: Path, write: Callable[[Path], object]) -> None:
+    """Write a file whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        write(part)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
+
+Source = Annotated[Path, typer.Argument(help="what a stage wrote (JSONL)")]
+Target = Annotated[Path, typer.Argument(help="the file to write")]
+
+
+@app.command("tasks")
+def export_tasks(
+    folder: Annotated[Path, typer.Argument(help="data/reflect_rl/tasks of an AutoExplore run")],
+    source: Source,
+    target: Target,
+    panel: Annotated[str, typer.Option(help="train, dev or test: only that panel's tasks; none: all")] = "",
+) -> None:
+    """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
+    tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, Trajectory))
+    if panel:
+        name = next((name for name in PANELS if name == panel), None)
+        if name is None:
+            raise UserError(f"there is no panel {panel!r}; name one of {', '.join(PANELS)}.")
+        tasks = [tasks[task] for task in load_panel(folder, name, "autoexplore")]
+    _whole(target, lambda part: write_tasks(part, tasks))
+
+
+@app.command("trajectories")
+def export_trajectories(source: Source, target: Target) -> None:
+    """Taxi's or ALFWorld's reflected states as one JSON list."""
+    write_json(target, state_rows(read_jsonl(source, Trajectory)))
+
+
+@app.command("sft")
+def export_sft(source: Source, target: Target) -> None:
+    """A supervised set as {"text"} rows."""
+    rows = [to_text(example) for example in read_jsonl(source, Example)]
+    _whole(target, lambda part: write_rows(part, rows))
+
+
+@app.command("import-sft")
+def import_sft(
+    source: Source, target: Target, markers: Annotated[str, typer.Option(help="spaced or stripped")] = "spaced"
+) -> None:
+    """{"text"} rows as a supervised set."""
+    style: MarkerStyle | None = next((style for style in MARKERS if style == markers), None)
+    if style is None:
+        raise UserError(f"there are no markers {markers!r}; name one of {', '.join(MARKERS)}.")
+    rows = [from_text(row, f"{source}, line {line}", MARKERS[style]) for line, row in read_rows(source)]
+    _whole(target, lambda part: write_jsonl(part, rows))
+
+
+@app.command("logs")
+def export_logs(source: Source, target: Target) -> None:
+    """A run's log as the original's logs.json."""
+    write_json(target, [log_row(row, f"{source}, line {line}") for line, row in read_rows(source)])
+
+
+@app.command("curves")
+def export_curves(
+    folder: Annotated[Path, typer.Argument(help="the original's results/NNN_rl_finetune")],
+    target: Target,
+    window: Annotated[int, typer.Option(help="points of the centred mean; odd")] = WINDOW,
+) -> None:
+    """Success, cost and loss of a run of the original and its ancestors."""
+    rows = curve_rows({folder.name: smoothed(stitch(read_original(folder)), window)})
+    _whole(target, lambda part: write_csv(part, rows))
+
+
+def main() -> None:
+    """The command line: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,418 @@
+"""Environments with labelled actions: labels, states in two parts, levels, costs, teachers' words."""
+
+from __future__ import annotations
+
+import re
+import string
+import textwrap
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import selfimprove.envs.enumerated as module
+import selfimprove.envs.enumerated_taxi as taxi_module
+from selfimprove.envs.autoexplore.env import STATE
+from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, Last, label_ids, make_enumerated, oracle_label
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, level_names
+from selfimprove.envs.enumerated_taxi import INSTRUCTION, LEVELS, EnumeratedTaxi, obstacles
+from selfimprove.envs.taxi_grid import ACTIONS, best_action, distances, moves, place, starts
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import EnvParams
+from selfimprove.methods.reflect_rl.tasks import write_tasks
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+
+TARGETS = ("core/hub.py", "README.md", "core/deep/wire format.py", "settings.yaml")
+OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# What was logged.\n" * 20}
+
+
+def explore(folder: Path, **params: object) -> EnumeratedEnv:
+    """AutoExplore over a small repository, tasks of three depths."""
+    plant(folder / "repo/eventlib", FILES | OTHERS)
+    write_tasks(folder / TASKS_FILE, [task_for(target) for target in TARGETS])
+    fields = {"name": "autoexplore", "repos": str(folder / "repo")} | params
+    return make_enumerated(EnvParams.model_validate(fields), folder, training="leaveout_prob" in params)
+
+
+@pytest.fixture
+def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
+    """All three environments, with some params in common."""
+
+    def make(**params: object) -> list[EnumeratedEnv]:
+        taxi = make_enumerated(EnvParams.model_validate(params))
+        return [
+            taxi,
+            make_enumerated(EnvParams.model_validate({"name": "alfworld"} | params)),
+            explore(tmp_path, **params),
+        ]
+
+    return make
+
+
+def test_reflect_rl_34_the_state_that_opens_the_file_is_what_is_read():
+    shown = module.__doc__.split("::\n\n", 1)[1].split("    ...\n", 1)[0]
+    env = EnumeratedTaxi()
+    env.reset(121)
+    env.step("1")
+    state = env.state()
+    assert (state.pre + state.post).startswith(textwrap.dedent(shown))
+    assert state.post.startswith(env.heading)
+    assert not state.pre.endswith(env.heading)
+
+
+def test_reflect_rl_30_what_opens_the_taxis_file_is_what_is_said():
+    env, text = EnumeratedTaxi(), taxi_module.__doc__
+    env.reset(61)
+    env.step("0")
+    assert f"    {env.explain(Last('move south', False), 0)}\n" in text
+    env.reset(15)
+    assert f"    {env.explain(Last('move west', True), 0)}\n" in text
+
+
+def test_reflect_rl_34_labels_are_numbers_to_199_then_letters():
+    full = LABELS["full"]
+    assert full == (*map(str, range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
+    assert len(full) == len(set(full)) == 252
+    assert len(LABELS["single"]) == 62
+    assert all(len(label) == 1 for label in LABELS["single"])
+
+
+def test_reflect_rl_34_taxi_has_its_six_labels_whatever_the_set():
+    for labels in LABELS:
+        env = make_enumerated(EnvParams(labels=labels, shuffle_action=True))
+        assert env.reset(0).labels == env.labels == tuple("012345")
+
+
+def test_reflect_rl_34_the_ith_action_has_label_i_and_the_list_says_so(each):
+    for env in each():
+        state = env.reset(env.task_ids()[0])
+        assert state.labels == env.labels[: len(state.labels)] == tuple(env.commands())
+        for label, command in env.commands().items():
+            assert re.search(rf"^(Action )?{label}[.:] {re.escape(command)}$", state.post, re.MULTILINE)
+        assert state.post.startswith(env.heading)
+        assert env.heading not in state.pre
+
+
+def test_reflect_rl_34_the_smaller_set_lists_no_more_than_it_can_name(tmp_path):
+    plant(tmp_path / "repo/eventlib", FILES | {f"notes/{i:03}.md": "# Note\n" + "word " * 80 for i in range(80)})
+    write_tasks(tmp_path / TASKS_FILE, [task_for("notes/010.md")])
+    params = EnvParams(name="autoexplore", repos=str(tmp_path / "repo"), labels="single")
+    env = make_enumerated(params, tmp_path)
+    env.reset(0)
+    env.step(oracle_label(env))
+    assert len(env.state().labels) == 62
+    write_tasks(tmp_path / TASKS_FILE, [task_for("notes/070.md")])
+    with pytest.raises(UserError, match=r"notes/070\.md.*can't be reached"):
+        make_enumerated(params, tmp_path)
+
+
+def test_reflect_rl_34_labels_that_are_no_token_of_their_own_are_named_with_a_remedy():
+    spell = {"7": [3], "10": [1, 0], "a": [9], "b": [9]}
+    with pytest.raises(UserError, match=r"\(10, a, b\).*labels: single") as refused:
+        label_ids(["7", "10", "a", "b"], lambda label: spell[label])
+    assert "\n" not in str(refused.value)
+    assert label_ids(["7", "a"], lambda label: spell[label]) == [3, 9]
+
+
+def test_reflect_rl_35_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path):
+    plain, shuffled = explore(tmp_path), explore(tmp_path, shuffle_action=True)
+    seen = set()
+    for episode in range(4):
+        state = shuffled.reset(0, episode)
+        assert list(shuffled.commands().values()) == list((plain.reset(0), plain.commands())[1].values())
+        assert len(set(state.labels)) == len(state.labels)
+        assert set(state.labels) <= set(LABELS["full"])
+        seen.add(state.labels)
+        assert shuffled.reset(0, episode).labels == state.labels
+    assert len(seen) == 4
+    assert plain.reset(0, 3).labels == LABELS["full"][: len(state.labels)]
+
+
+def test_reflect_rl_35_alfworld_permutes_the_first_labels_and_lists_them_in_order():
+    plain = make_enumerated(EnvParams(name="alfworld"))
+    env = make_enumerated(EnvParams(name="alfworld", shuffle_action=True))
+    task = env.task_ids()[0]
+    listed, orders = plain.reset(task).labels, set()
+    for episode in range(4):
+        assert env.reset(task, episode).labels == listed  # in the order of labels
+        orders.add(tuple(env.commands().values()))
+        assert sorted(env.commands().values()) == sorted(plain.commands().values())
+    assert len(orders) == 4
+
+
+def test_reflect_rl_35_a_shuffled_label_means_what_the_list_says():
+    env = make_enumerated(EnvParams(name="alfworld", shuffle_action=True))
+    env.reset(env.task_ids()[3], 1)
+    label, command = list(env.commands().items())[5]
+    env.step(label)
+    assert f"Action: {command}\n" in env.state().pre
+
+
+def test_reflect_rl_31_every_oracle_wins_and_costs_are_the_specs(each):
+    for env in each(horizon=20):
+        for task in list(env.task_ids())[:4]:
+            env.reset(task)
+            costs, played = [], None
+            while (label := oracle_label(env)) is not None:
+                played = env.step(label)
+                costs.append(played.cost)
+            assert played is not None
+            assert played.done
+            assert played.success
+            assert env.commands() == {}
+            assert env.state().labels == ()
+            expected = {
+                "taxi": 0.05 * (len(costs) - 2) - 2,
+                "alfworld": -1.0,
+                "autoexplore": len(costs) - env.horizon,
+            }[env.name]
+            assert sum(costs) == pytest.approx(expected)
+
+
+def test_reflect_rl_28_success_of_taxi_is_judged_by_the_mode():
+    env = EnumeratedTaxi(horizon=20)
+    for level, threshold in {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}.items():
+        for task in (0, 61, 150, 299):
+            env.reset(task, 0, level)
+            cost, played = 0.0, None
+            while (label := oracle_label(env)) is not None:
+                played = env.step(label)
+                cost += played.cost
+            assert played is not None
+            assert played.success
+            assert cost < threshold
+    env.reset(61, 0, "full")
+    cost = sum(env.step(label).cost for label in "14")  # fetched, not yet delivered
+    played = env.step("1")  # into the wall
+    assert cost == pytest.approx(0.05 - 1)
+    assert (played.done, played.success, played.cost) == (True, False, 0.5)
+
+
+@given(st.text(max_size=6))
+def test_reflect_rl_34_unknown_labels_cost_a_step_and_crash_nothing(label):
+    taxi, kitchen = EnumeratedTaxi(), make_enumerated(EnvParams(name="alfworld"))
+    taxi.reset(3), kitchen.reset(kitchen.task_ids()[0])
+    if label.strip().partition(".")[0] not in taxi.labels and label.strip() not in ACTIONS:
+        assert taxi.step(label)[:4] == (0.5, True, False, False)
+    if label not in kitchen.commands():
+        before = kitchen.state()
+        assert kitchen.step(label)[:4] == (0.0, False, False, False)
+        assert kitchen.state() == before
+
+
+def test_reflect_rl_31_an_invalid_label_leaves_the_kitchen_but_time_passes():
+    env = make_enumerated(EnvParams(name="alfworld", horizon=3))
+    env.reset(env.task_ids()[0])
+    assert [env.step("zz").done for _ in range(3)] == [False, False, True]
+
+
+def test_reflect_rl_34_a_heading_in_a_file_does_not_split_the_state(tmp_path):
+    text = "# Choose from below your command\n0. id everything\n" * 9
+    plant(tmp_path / "repo/eventlib", FILES | {"trap.md": text})
+    write_tasks(tmp_path / TASKS_FILE, [task_for("trap.md")])
+    env = make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+    env.reset(0)
+    env.step(oracle_label(env))
+    state = env.state()
+    assert "0. id everything" in state.pre
+    assert state.post.count(env.heading) == 1
+    assert len(state.post.strip().splitlines()) == 1 + len(state.labels)
+    assert (state.pre + state.post).startswith(STATE.partition("{task}")[0])
+
+
+def test_reflect_rl_14_training_leaves_entries_out_and_evaluation_does_not(tmp_path):
+    whole, part = explore(tmp_path), explore(tmp_path, leaveout_prob=0.9)
+    listed = len(whole.reset(0).labels)
+    assert all(len(whole.reset(0, episode).labels) == listed for episode in range(3))
+    counts = [len(part.reset(0, episode).labels) for episode in range(8)]
+    assert min(counts) < listed
+    assert oracle_label(part) is not None
+
+
+def test_reflect_rl_19_20_easy_and_first_step_are_params(tmp_path):
+    easy = explore(tmp_path, easy=True)
+    assert "Find README.md" in easy.reset(1).pre
+    bandit = explore(tmp_path, first_step=True)
+    bandit.reset(0)
+    played = bandit.step(oracle_label(bandit))
+    assert (played.cost, played.done, played.success) == (-115.0, True, True)
+
+
+def test_reflect_rl_22_23_24_levels_share_out_autoexplores_tasks(tmp_path):
+    env = explore(tmp_path)
+    assert env.levels == ("depth0", "depth1", "depth2")
+    groups = {level: env.level_tasks(level, env.task_ids()) for level in env.levels}
+    assert groups == {"depth0": [1, 3], "depth1": [0], "depth2": [2]}
+    assert explore(tmp_path, merge_first_two=True).levels == ("depth0-1", "depth2")
+    assert explore(tmp_path, merge_after_first_k=1).levels == ("depth0", "depth1-2")
+    assert explore(tmp_path, curriculum_index=1).levels == ("depth1",)
+    assert level_names([task_for("README.md")], True, 3) == {"depth0": frozenset({0})}
+    with pytest.raises(UserError, match=r"curriculum_index.*0 to 2, not 3"):
+        explore(tmp_path, curriculum_index=3)
+    with pytest.raises(UserError, match="no level 'deep'"):
+        env.reset(0, 0, "deep")
+
+
+def test_reflect_rl_24_28_taxis_levels():
+    assert EnumeratedTaxi().levels == ("pickup", "dropoff", "full")
+    one = make_enumerated(EnvParams(curriculum_index=1))
+    assert one.levels == ("dropoff",)
+    assert "X" in one.reset(61).pre  # the passenger is aboard
+    assert "T" in one.reset(61, 0, "full").pre
+    with pytest.raises(UserError, match="curriculum_index"):
+        EnumeratedTaxi(level=3)
+    with pytest.raises(UserError, match="no level 'night'"):
+        one.reset(0, 0, "night")
+
+
+def test_reflect_rl_42_copies_share_nothing_that_changes(each):
+    for env in each():
+        env.reset(env.task_ids()[0])
+        before, other = env.state(), env.copy()
+        other.step(oracle_label(other))
+        other.reset(env.task_ids()[1], 2)
+        assert env.state() == before
+        moment = env.snapshot()
+        env.step(oracle_label(env))
+        assert env.state() != before
+        env.restore(moment)
+        assert env.state() == before
+
+
+# --- what teachers say ---------------------------------------------------------------------------------------------
+
+
+def _every_taxi_reflection():
+    """(state, reflection) over all states that occur, with and without a last action, in several draws of words."""
+    env = EnumeratedTaxi(horizon=100)
+    for state in range(500):
+        here = place(state)
+        if here.passenger == here.destination:
+            continue
+        env.reset(0)
+        env._moment = env._moment._replace(states=(state,))
+        for last, draw in product((None, Last("move west", True), Last("move north", False)), range(3)):
+            yield env, env.explain(last, state, draw), last
+
+
+def test_reflect_rl_30_taxis_teacher_never_tells_the_action():
+    said = set()
+    for env, text, last in _every_taxi_reflection():
+        assert not env.reveals(text), text
+        for words in (*ACTIONS, "pick them up", "drop them off", "action", "label"):
+            assert words not in text.lower(), text
+        assert len(text.split()) <= 100
+        assert text.count(". ") == (0 if last is None else 1)
+        said.add(text)
+    assert len(said) > 300  # varied
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("You should move north now.", True),
+        ("It would be best to go further north.", True),
+        ("Action 1 is right.", True),
+        ("Driving north helps.", True),
+        ("The passenger is one row north.", False),
+        ("Moving west was wrong.", False),
+        ("The north is free, the passenger waits there.", False),
+    ],
+)
+def test_reflect_rl_30_what_counts_as_telling(text, told):
+    env = EnumeratedTaxi()
+    env.reset(61)  # the passenger is one row north
+    assert ACTIONS[best_action(starts()[61])] == "move north"
+    assert env.reveals(text) is told
+
+
+def test_reflect_rl_30_what_is_said_of_the_way_suffices_to_find_it():
+    """Whoever knows where the target lies and what is in the way can't be misled: equal words, equally good action."""
+    good: dict[tuple[int, int, str, bool], set[int]] = {}
+    for state in range(500):
+        here = place(state)
+        if here.passenger == here.destination:
+            continue
+        down, right = here.target[0] - here.row, here.target[1] - here.column
+        key = (down, right, obstacles(state) if (down, right) != (0, 0) else "", here.passenger == 4)
+        best = {a for a in range(4) if distances()[moves()[state][a].state] == distances()[state] - 1}
+        if (down, right) != (0, 0):
+            good[key] = good.get(key, best) & best
+    assert sum(not actions for actions in good.values()) == 0
+
+
+def test_reflect_rl_06_teachers_tell_a_wrong_action_from_a_helpful_one(each):
+    for env in each():
+        task = env.task_ids()[0]
+        env.reset(task)
+        env.step(oracle_label(env))
+        command = "cat core/bus.py" if env.name == "autoexplore" else "x"
+        helped = {env.explain(Last(command, True), draw) for draw in range(6)}
+        wrong = {env.explain(Last(command, False), draw) for draw in range(6)}
+        assert not helped & wrong
+        assert len(wrong) > 1
+        assert env.explain(None, 0) == env.explain(None, 0)
+
+
+def test_reflect_rl_06_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
+    env = explore(tmp_path)
+    for task in env.task_ids():
+        env.reset(task)
+        last = None
+        while way := env.oracle():
+            for draw in range(4):
+                text = env.explain(last, task, draw)
+                assert way[0] not in text
+                assert not re.search(r"\b(I|cd|cat|id)\b", text)
+                assert len(text.split()) <= 50
+            env.step(oracle_label(env))
+            last = Last(way[0], True)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+def test_reflect_rl_bad_input_nothing_to_explore(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty: nothing to explore; name a folder"):
+        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "empty")))
+    with pytest.raises(UserError, match="can't be listed"):
+        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "nowhere")))
+
+
+def test_reflect_rl_bad_input_unreadable_files_are_counted_and_named(tmp_path):
+    plant(tmp_path / "repo", {"a.py": "x"})
+    (tmp_path / "repo/a.py").write_bytes(b"\xff\xfe" * 40)
+    with pytest.raises(UserError, match=r"1 of its files can't be read, the first is 'a\.py'"):
+        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")))
+
+
+def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
+    env = explore(tmp_path)
+    assert env.task_ids() == range(4)
+    (tmp_path / "repo/eventlib/core/hub.py").unlink()
+    module_params = EnvParams(name="autoexplore", repos=str(tmp_path / "repo"))
+    from selfimprove.envs.enumerated_autoexplore import _repositories
+
+    _repositories.cache_clear()
+    with pytest.raises(UserError, match=r"task 0: its target 'core/hub\.py' is missing"):
+        make_enumerated(module_params, tmp_path)
+
+
+def test_reflect_rl_26_the_instruction_is_taxis_alone(each):
+    taxi, kitchen, explored = each()
+    assert taxi.instruction == INSTRUCTION
+    assert kitchen.instruction == explored.instruction == ""
+    assert module.instruction_of("taxi") == INSTRUCTION
+    assert module.instruction_of("alfworld") == module.instruction_of("autoexplore") == ""
+    assert LEVELS == ("pickup", "dropoff", "full")
+
+
+def test_reflect_rl_34_an_environments_labels_are_known_without_making_it(each):
+    for labels in LABELS:
+        for env in each(labels=labels):
+            params = EnvParams(name=env.name, labels=labels)
+            assert module.spelling(params) == (env.name, env.labels)

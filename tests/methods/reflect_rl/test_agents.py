@@ -1,0 +1,124 @@
+"""Players without weights, and which episodes an evaluation plays."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from selfimprove.engines.base import EngineError, Request
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.agents import episode_id, make_agent, play_agent
+from selfimprove.methods.reflect_rl.episode import RLEpisode
+from selfimprove.methods.reflect_rl.evaluate import Game, games
+from selfimprove.methods.reflect_rl.params import Agent, EnvParams, EvaluateParams
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
+from selfimprove.seeds import SeedKey
+
+ENV = make_enumerated(EnvParams())
+KEY = SeedKey(1, "61--0")
+
+
+def played(kind: str, answer=None, env=ENV, task: int = 61, episode: int = 0) -> RLEpisode:
+    cfg = Agent(kind=kind, engine="chat" if answer else None)
+    agent = make_agent(cfg, ScriptedEngine(answer) if answer else None)
+    return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
+
+
+def test_reflect_rl_54_the_expert_succeeds_where_the_horizon_allows():
+    one = played("expert")
+    assert (one.status, one.id) == ("solved", "taxi-61-full-0")
+    assert [step.command for step in one.steps][-1] == "drop off passenger"
+    assert one.cost == pytest.approx(0.05 * (len(one.steps) - 2) - 2)
+
+
+def test_reflect_rl_54_chance_is_named_by_the_key_and_nothing_else():
+    one, same = played("random"), played("random")
+    assert one == same
+    agent = make_agent(Agent(kind="random"), None)
+    others = {asyncio.run(play_agent(61, ENV, agent, SeedKey(1, str(i)), "full")).steps[0].label for i in range(30)}
+    assert others == set(ENV.labels)
+
+
+def test_reflect_rl_54_direct_is_one_request_a_step():
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "Action 1"
+
+    one = played("direct", answer)
+    assert [step.label for step in one.steps] == ["1", "1"]  # to the passenger, and into the wall
+    assert (one.status, one.steps[-1].cost) == ("unsolved", 0.5)
+    assert len(requests) == 2
+    assert len(requests[1].messages) == 2
+    assert "The actions you can take now is:\nAction 0" in requests[0].messages[1].content
+
+
+def test_reflect_rl_54_react_keeps_one_dialogue_and_alternates():
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "The passenger is north." if request.messages[-1].content.endswith(ANALYZE) else "1"
+
+    one = played("react", answer)
+    assert [len(request.messages) for request in requests] == [2, 4, 6, 8]
+    assert [request.messages[-1].content.endswith(CHOOSE) for request in requests] == [False, True, False, True]
+    assert one.steps[0].reflection == "The passenger is north."
+    again = played("react", answer)  # another episode begins afresh
+    assert again == one
+    assert len(requests[4].messages) == 2
+
+
+def test_reflect_rl_53_chat_asks_each_step_anew():
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "It is north." if request.messages[-1].content.endswith(ANALYZE) else "1."
+
+    played("chat", answer)
+    assert [len(request.messages) for request in requests] == [2, 4, 2, 4]
+    assert len({request.seed for request in requests}) == 4
+
+
+def test_reflect_rl_54_an_answer_without_a_label_is_an_invalid_action():
+    env = make_enumerated(EnvParams(name="alfworld", horizon=3))
+    cfg = Agent(kind="direct", engine="chat")
+    agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
+    one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))
+    assert [(step.label, step.valid, step.command) for step in one.steps] == [("", False, None)] * 3
+    assert one.status == "unsolved"
+
+
+def test_reflect_rl_54_an_engine_that_fails_blocks_the_episode():
+    def answer(request: Request, sample: int) -> str:
+        raise EngineError("the endpoint is down")
+
+    one = played("chat", answer)
+    assert (one.status, one.error, one.steps) == ("blocked", "the endpoint is down", [])
+
+
+def test_reflect_rl_51_every_task_is_played_at_each_level_several_times():
+    cfg = EvaluateParams(eval_reps=2, levels=["pickup", "full"])
+    asked = games(ENV, [5, 3], cfg)
+    assert asked == [Game(task, level, rep) for level in ("pickup", "full") for task in (5, 3) for rep in (0, 1)]
+    assert len({game.key(1) for game in asked}) == len(asked)
+    assert len(games(ENV, [5], cfg, reps=7)) == 14
+    assert {game.level for game in games(ENV, [5], EvaluateParams())} == set(ENV.levels)
+    with pytest.raises(UserError, match="no level 'night'"):
+        games(ENV, [5], EvaluateParams(levels=["night"]))
+    with pytest.raises(UserError, match="panel test has no task"):
+        games(ENV, [], EvaluateParams())
+
+
+def test_reflect_rl_51_agents_name_their_episodes_as_models_do():
+    from selfimprove.methods.reflect_rl.rollout import play
+
+    cfg = EvaluateParams(max_new_tokens=5)
+    policy = ScriptedEngine(lambda request, sample: "1")
+    one = asyncio.run(play(61, ENV, None, policy, cfg, KEY, "full", episode=3, scored=False))
+    assert one.id == episode_id("taxi", 61, "full", 3) == played("expert", episode=3).id

@@ -1,0 +1,82 @@
+"""The five supervised sets: which steps, which prompts, what is learnt; and what the tokenizer is made of."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from selfimprove.envs.enumerated import State, make_enumerated
+from selfimprove.envs.taxi import ACTION_LIST
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.convert import convert, figures, texts
+from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
+from selfimprove.methods.reflect_rl.params import DATA_SETS, EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, reflection_prompt
+from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
+
+SPACED = MARKERS["spaced"]
+ENV = make_enumerated(EnvParams(horizon=20))
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Trajectory]:
+    """A complete trajectory and two exploring ones."""
+    asked = [Job(task_id=9), Job(task_id=9, negative=0), Job(task_id=10, negative=1)]
+    found = [asyncio.run(teach(job, ENV, ScriptedTeacher(), GenerateParams(), seed=1)) for job in asked]
+    return [one for one in found if one is not None]
+
+
+def test_reflect_rl_10_five_sets_of_the_same_steps(made):
+    sets = convert(made, ENV.instruction, SPACED)
+    assert tuple(sets) == DATA_SETS
+    steps = [step for one in made for step in one.steps]
+    whole = list(made[0].steps)
+    assert len(sets["sft"]) == len(sets["sft_reflection"]) == len(sets["sft_policy"]) == len(steps)
+    assert len(sets["sft_reflection_positive"]) == len(sets["sft_policy_positive"]) == len(whole) < len(steps)
+    assert sets["sft_policy_positive"] == sets["sft_policy"][: len(whole)]
+
+
+def test_reflect_rl_10_12_each_set_is_asked_as_in_play_and_learns_its_answer(made):
+    sets = convert(made, ENV.instruction, SPACED)
+    steps = [step for one in made for step in one.steps]
+    for number, step in enumerate(steps):
+        state = State(step.pre, step.post, tuple(step.labels))
+        asked = {
+            "sft": (policy_prompt(ENV.instruction, state, None), step.label),
+            "sft_reflection": (reflection_prompt(ENV.instruction, state), step.reflection),
+            "sft_policy": (policy_prompt(ENV.instruction, state, step.reflection), step.label),
+        }
+        for name, (prompt, answer) in asked.items():
+            *given, said = sets[name][number].messages
+            assert given == prompt
+            assert (said.role, said.content, said.weight) == ("assistant", answer, 1)
+
+
+def test_reflect_rl_10_failed_trajectories_are_not_learnt(made):
+    failed = made[0].model_copy(update={"status": "unsolved"})
+    with pytest.raises(UserError, match=r"sft_reflection_positive is empty.*play more tasks"):
+        convert([failed, *made[1:]], ENV.instruction, SPACED)
+    sets = convert([failed, *made], ENV.instruction, SPACED)
+    assert sets == convert(made, ENV.instruction, SPACED)
+
+
+def test_reflect_rl_10_what_never_varies_is_one_token(made):
+    sets = convert(made, ENV.instruction, SPACED)
+    rows = texts(sets, made, ENV.instruction, SPACED)
+    fixed = [row["text"] for row in rows if row.get("fixed")]
+    assert fixed == [ENV.instruction, " # Analyze:\n", " # Action:\n", ACTION_LIST]
+    assert not any(ENV.instruction in row["text"] for row in rows if not row.get("fixed"))
+    counts = figures(made, sets)
+    assert (counts["positives"], counts["positives_solved"], counts["negatives"]) == (1, 1, 2)
+    assert counts["examples"]["sft"] == len(sets["sft"])
+
+
+def test_reflect_rl_10_lists_that_vary_are_read_by_the_tokenizer():
+    env = make_enumerated(EnvParams(name="alfworld"))
+    (one,) = [asyncio.run(teach(Job(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))]
+    assert one is not None
+    sets = convert([one], "", SPACED)
+    rows = texts(sets, [one], "", SPACED)
+    assert [row["text"] for row in rows if row.get("fixed")] == [" # Analyze:\n", " # Action:\n"]
+    assert any("Action 3: " in row["text"] for row in rows)

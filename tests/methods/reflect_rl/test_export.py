@@ -1,0 +1,118 @@
+"""The original's formats: task lists with trajectories, reflected states, {"text"} rows, logs.json; and back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from selfimprove.envs.autoexplore.tasks import read_tasks
+from selfimprove.envs.enumerated import State, make_enumerated
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.export import app, from_text, to_text
+from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
+from selfimprove.methods.reflect_rl.params import EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
+from selfimprove.methods.reflect_rl.tasks import to_rows, write_tasks
+from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
+from selfimprove.records import Example, read_jsonl, read_rows, write_jsonl, write_rows
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+
+LINE = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="#"), min_size=1).filter(str.strip)
+
+
+def run(*arguments: object) -> None:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+
+
+def taught(env, *jobs: Job) -> list[Trajectory]:
+    made = [asyncio.run(teach(job, env, ScriptedTeacher(), GenerateParams(), seed=1)) for job in jobs]
+    return [one for one in made if one is not None]
+
+
+def test_reflect_rl_06_07_tasks_carry_their_trajectories(tmp_path: Path):
+    others = {"core/bus.py": "# A bus that nobody takes.\n" * 20}
+    plant(tmp_path / "repo/eventlib", FILES | others)
+    write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("README.md")])
+    write_rows(tmp_path / "train.jsonl", to_rows("autoexplore", [0]))
+    env = make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+    write_jsonl(tmp_path / "made.jsonl", taught(env, Job(task_id=0), Job(task_id=0, negative=0), Job(task_id=1)))
+    run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--panel", "train")
+    (task,) = json.loads((tmp_path / "train.json").read_text())
+    positive, negative = task["trajectories"]
+    assert (positive["info"], positive["filename"], positive["model_name"]) == ("positive", "core/hub.py", "scripted")
+    assert [step["cmd"] for step in positive["trajectory"]] == ["cd core", "cat hub.py", "id hub.py"]
+    assert negative["info"] == "negative0"
+    assert negative["filename"] is None  # a negative identifies nothing
+    assert [step["cmd"] for step in negative["trajectory"]] == ["cd core", "cat bus.py", "cat hub.py"]
+    assert [bool(step["reflection"]) for step in negative["trajectory"]] == [False, False, True]
+    assert set(task) == {
+        "question", "answer", "optimal_path", "filename", "root", "n_level", "model", "trajectories",
+    }  # fmt: skip
+    run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "all.json")
+    assert len(read_tasks(tmp_path / "all.json")) == 2  # and ours reads it back
+
+
+def test_reflect_rl_30_reflected_states_as_one_list(tmp_path: Path):
+    for name, more in (("taxi", set()), ("alfworld", {"problem"})):
+        env = make_enumerated(EnvParams(name=name))
+        (one,) = taught(env, Job(task_id=env.task_ids()[0], negative=0))
+        write_jsonl(tmp_path / "made.jsonl", [one])
+        run("trajectories", tmp_path / "made.jsonl", tmp_path / "rows.json")
+        rows = json.loads((tmp_path / "rows.json").read_text())
+        assert set(rows[0]) == {"state", "reflection", "action", "reason", "model"} | more
+        assert [row["action"] for row in rows] == [step.label for step in one.steps]
+        assert rows[0]["state"] == one.steps[0].pre + one.steps[0].post
+
+
+@given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
+def test_reflect_rl_10_text_rows_go_there_and_back(pre, reflection, label, markers):
+    state = State(pre, "\n0. go\n", ("0",))
+    for example in (
+        policy_example("x", "", state, reflection, label.strip(), markers),
+        policy_example("x", "", state, None, label.strip(), markers),
+        reflection_example("x", "", state, reflection, markers),
+    ):
+        assert from_text(to_text(example), "x", markers).messages == example.messages
+
+
+def test_reflect_rl_10_sets_are_exported_and_imported(tmp_path: Path):
+    example = policy_example("x", "Drive.\n", State("s", "\n0. go\n", ("0",)), "R.", "0")
+    write_jsonl(tmp_path / "set.jsonl", [example])
+    run("sft", tmp_path / "set.jsonl", tmp_path / "rows.jsonl")
+    assert [row for _, row in read_rows(tmp_path / "rows.jsonl")] == [
+        {"text": "Drive.\ns # Analyze:\nR.\n0. go\n # Action:\n0"}
+    ]
+    run("import-sft", tmp_path / "rows.jsonl", tmp_path / "back.jsonl")
+    assert read_jsonl(tmp_path / "back.jsonl", Example)[0].messages == example.messages
+
+
+@pytest.mark.parametrize("row", [{}, {"text": 3}, {"text": "no marker at all"}])
+def test_reflect_rl_trap_09_a_text_without_a_marker_is_an_error(row):
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 4: no text with '# Action:'"):
+        from_text(row, "rows.jsonl, line 4")
+
+
+def test_reflect_rl_55_logs_as_the_original_writes_them(tmp_path: Path):
+    step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
+            "generation": "1"}  # fmt: skip
+    row = {"iter": 1, "level": "pickup", "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5,
+           "entropy": 1.0, "steps": 1, "log": [{"batch": 0, "detail": [step]}]}  # fmt: skip
+    write_rows(tmp_path / "log.jsonl", [row])
+    run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")
+    (back,) = json.loads((tmp_path / "logs.json").read_text())
+    assert set(back) == {"iter", "loss", "critic_loss", "cost", "succ", "log"}
+    assert back["log"][0]["detail"][0]["prob"] == pytest.approx(0.25)
+    write_rows(tmp_path / "log.jsonl", [{"iter": 1}])
+    with pytest.raises(UserError, match=r"log\.jsonl, line 1"):
+        run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")

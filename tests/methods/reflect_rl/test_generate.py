@@ -1,0 +1,258 @@
+"""The teacher's trajectories: complete ones, wrong files, exploring episodes; two kinds of teachers; no secrets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.engines.base import Engine, EngineError, Request
+from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.enumerated import EnumeratedEnv, make_enumerated
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.envs.taxi_grid import ACTIONS
+from selfimprove.methods.reflect_rl.convert import convert
+from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
+from selfimprove.methods.reflect_rl.params import EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS
+from selfimprove.methods.reflect_rl.tasks import write_tasks
+from selfimprove.methods.reflect_rl.teacher import (
+    ANALYZE,
+    CHOOSE,
+    SPOILER,
+    ChatTeacher,
+    ScriptedTeacher,
+    Teacher,
+    read_label,
+)
+from selfimprove.pipeline.journal import Journal
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+
+CFG = GenerateParams(horizon=20)
+OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# What was logged.\n" * 20}
+
+
+def taxi() -> EnumeratedEnv:
+    return make_enumerated(EnvParams(horizon=20))
+
+
+@pytest.fixture
+def explore(tmp_path: Path) -> EnumeratedEnv:
+    plant(tmp_path / "repo/eventlib", FILES | OTHERS)
+    write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("core/deep/wire format.py")])
+    return make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+
+
+def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: GenerateParams = CFG) -> Trajectory:
+    found = asyncio.run(teach(job, env, teacher or ScriptedTeacher(), cfg, seed=3))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", ["taxi", "alfworld"])
+def test_reflect_rl_06_a_complete_trajectory_reflects_and_acts_to_the_end(name):
+    env = make_enumerated(EnvParams(name=name, horizon=20))
+    one = made(Job(task_id=env.task_ids()[5]), env)
+    assert (one.info, one.status) == ("positive", "solved")
+    assert all(step.reflection and step.learn and step.done is None for step in one.steps)
+    env.reset(one.task_id)
+    for step in one.steps:
+        state = env.state()
+        assert (step.pre, step.post, tuple(step.labels)) == state
+        assert env.commands()[step.label] == step.command
+        played = env.step(step.label)
+    assert played.success
+
+
+def test_reflect_rl_07_a_negative_replays_errs_and_learns_only_what_mends(explore):
+    one = made(Job(task_id=0, negative=0), explore)
+    assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
+    assert [step.reflection for step in one.steps[:2]] == ["", ""]
+    assert [step.learn for step in one.steps] == [False, False, True]
+    wrong, mended = one.steps[1].done, one.steps[2]
+    assert wrong in ("cat bus.py", "cat log.py")
+    assert wrong.removeprefix("cat ") in mended.reflection  # why it was wrong
+    assert f"Executing: {wrong}" in mended.pre
+    sets = convert([one, made(Job(task_id=0), explore)], "", MARKERS["spaced"])
+    texts = [message.content for examples in sets.values() for one in examples for message in one.messages]
+    answers = [message.content for one in sets["sft"] for message in one.messages if message.role == "assistant"]
+    assert len(answers) == 1 + 3
+    assert texts
+
+
+def test_reflect_rl_07_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore):
+    found = [asyncio.run(teach(Job(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3)) for k in range(3)]
+    assert found[2] is None  # only two other files are listed there
+    assert {one.steps[1].done for one in found[:2]} == {"cat bus.py", "cat log.py"}
+    assert asyncio.run(teach(Job(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
+
+
+def test_reflect_rl_30_exploring_acts_by_chance_and_learns_the_oracles_action():
+    env, steps, wrong = taxi(), 0, 0
+    for task in range(60):
+        one = made(Job(task_id=task, negative=0), env)
+        env.reset(task)
+        for step in one.steps:
+            assert step.command == env.oracle()[0]
+            steps, wrong = steps + 1, wrong + (step.done is not None)
+            label = next(label for label, words in env.commands().items() if words == (step.done or step.command))
+            last = env.step(label)
+        assert last.done or len(one.steps) == 20  # danger ends it, as anywhere
+    share = 1 - wrong / steps
+    assert 0.1 < share < 0.5  # 0.1, and of the rest one in six
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_reflect_rl_30_the_oracle_acts_as_often_as_the_params_say(probability):
+    cfg = GenerateParams(oracle_prob=probability, horizon=20)
+    some = [made(Job(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
+    always = all(step.done is None for one in some for step in one.steps)
+    assert always == (probability == 1)
+
+
+def test_reflect_rl_30_levels_of_the_exploring_episodes_take_turns():
+    cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
+    asked = jobs([7, 8, 9], cfg)
+    assert [(job.task_id, job.info, job.level) for job in asked] == [
+        (7, "positive", "full"),
+        (8, "positive", "dropoff"),
+        (7, "negative0", "full"),
+        (7, "negative1", "dropoff"),
+        (8, "negative0", "full"),
+        (8, "negative1", "dropoff"),
+    ]
+    aboard = made(asked[3], taxi())
+    assert "X" in aboard.steps[0].pre
+
+
+def test_reflect_rl_30_no_secret_is_in_what_is_trained_on():
+    env = taxi()
+    teacher = ChatTeacher(ScriptedEngine(_telltale), "telltale", CFG)
+    for who in (ScriptedTeacher(), teacher):
+        found = [made(Job(task_id=task, negative=0), env, who) for task in range(25)]
+        found += [made(Job(task_id=task), env, ScriptedTeacher()) for task in range(3)]
+        assert any(one.told for one in found) == (who is teacher)
+        sets = convert(found, env.instruction, MARKERS["spaced"])
+        for example in sets["sft_reflection"]:
+            said = example.messages[1].content
+            assert SPOILER.split("{")[0] not in example.messages[0].content
+            assert not any(words in said for words in ACTIONS)
+
+
+def _telltale(request: Request, sample: int) -> str:
+    """Tells the secret it was given, every second time it is asked; it was given one, and only while exploring."""
+    text = request.messages[-1].content
+    if CHOOSE in text:
+        return "0"
+    secret = next((words for words in ACTIONS if f"best next action is {words}." in text), None)
+    if secret is None:
+        assert ANALYZE in text
+        return "I look around."
+    if request.seed.turn % 2:
+        return f"You should {secret} now."
+    return "The situation is difficult."
+
+
+def test_reflect_rl_06_a_telltale_is_asked_again_with_other_noise():
+    seen = []
+
+    def answer(request: Request, sample: int) -> str:
+        seen.append(request.seed)
+        return "move south, move north, go east, go west, pick up, drop off" if len(seen) < 3 else "It is near."
+
+    env = taxi()
+    env.reset(0)
+    cfg = GenerateParams(horizon=1)
+    one = made(Job(task_id=0, negative=0), env, ChatTeacher(ScriptedEngine(answer), "m", cfg), cfg)
+    assert one.steps[0].reflection == "It is near."
+    assert len(set(seen[:3])) == 3
+
+
+def test_reflect_rl_52_a_chat_teacher_is_asked_in_two_turns(explore):
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "hub.py sounds right." if len(request.messages) == 2 else "1."
+
+    cfg = GenerateParams(max_tokens=77)
+    one = made(Job(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", cfg), cfg)
+    first, second = requests[:2]
+    assert [message.role for message in first.messages] == ["system", "user"]
+    assert first.messages[1].content.endswith(ANALYZE)
+    assert "# Choose from" not in first.messages[1].content
+    assert [message.role for message in second.messages] == ["system", "user", "assistant", "user"]
+    assert second.messages[2].content == "hub.py sounds right."
+    assert "# Choose from below your command\n0. " in second.messages[3].content
+    assert (first.temperature, first.top_p, first.max_tokens) == (0.7, 0.9, 77)
+    assert (one.teacher, one.steps[0].label) == ("gpt", "1")
+    assert (one.status, one.filename) == ("unsolved", "README.md")  # 1 was `id README.md`
+
+
+def test_reflect_rl_08_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
+    asked = 0
+
+    def answer(request: Request, sample: int) -> str:
+        nonlocal asked
+        asked += 1
+        return "hub.py it is." if len(request.messages) == 2 else "0"
+
+    def run() -> list[Trajectory]:
+        with Journal(tmp_path / "journal") as journal:
+            engine: Engine = JournaledEngine(ScriptedEngine(answer), journal, "teacher")
+            teacher = ChatTeacher(engine, "gpt", CFG)
+            return [made(Job(task_id=0, negative=k), explore, teacher) for k in (0, 1)]
+
+    first = run()
+    calls = asked
+    assert run() == first
+    assert asked == calls == 4
+
+
+def test_reflect_rl_06_a_teacher_that_fails_blocks_its_trajectory_only(explore):
+    def answer(request: Request, sample: int) -> str:
+        raise EngineError("the endpoint is down")
+
+    one = made(Job(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
+    assert (one.status, one.error) == ("blocked", "the endpoint is down")
+
+
+def test_reflect_rl_06_same_seed_same_words_other_seed_other_words():
+    env = taxi()
+    one, same = (asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
+    other = asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("3", "3"),
+        (" 3. ", "3"),
+        ("3. cat a.py", "3"),
+        ("**12**", "12"),
+        ("Action 12", "12"),
+        ("I choose action: 12, since it helps.", "12"),
+        ("The answer is 3", "3"),
+        ("b", "b"),
+        ("Action b", "b"),
+        ("Action 13", None),
+        ("Action 120", None),
+        ("03", None),
+        ("It costs 1.5 now", None),
+        ("a good idea", None),
+        ("nothing", None),
+        ("", None),
+    ],
+)
+def test_reflect_rl_54_labels_are_read_exactly_or_not_at_all(text, label):
+    assert read_label(text, ("0", "1", "3", "12", "b")) == label
+
+
+@given(st.text())
+def test_reflect_rl_54_whatever_is_said_is_a_listed_label_or_none(text):
+    assert read_label(text, ("0", "12", "z")) in (None, "0", "12", "z")

@@ -1,0 +1,118 @@
+"""Curves: stitched over ancestors, smoothed by a centred mean that skips what was not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.logs import (
+    Log,
+    Point,
+    centred_mean,
+    curve_rows,
+    original_points,
+    read_curve,
+    read_original,
+    smoothed,
+    stitch,
+)
+
+MAYBE = st.one_of(st.none(), st.floats(-10, 10))
+
+
+def points(*steps: float, success: float | None = 1.0) -> list[Point]:
+    return [Point(step, success, 0.0, None) for step in steps]
+
+
+def test_reflect_rl_55_a_childs_offset_is_its_parents_plus_limit_over_accumulation():
+    parent = Log(points(1, 2, 3, 4, 5, 6), accumulation=2, limit=4)
+    child = Log(points(1, 2, 3), accumulation=1, limit=2)
+    grandchild = Log(points(1, 2), accumulation=1)
+    assert [point.step for point in stitch([parent, child, grandchild])] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
+
+
+def test_reflect_rl_55_an_ancestor_counts_only_up_to_where_its_child_took_over():
+    parent = Log(points(1, 2, 3, success=0.0), limit=2)
+    assert [(p.step, p.success) for p in stitch([parent, Log(points(1, success=1.0))])] == [(1, 0), (2, 0), (3, 1)]
+
+
+@given(st.lists(MAYBE, max_size=30), st.integers(0, 6))
+def test_reflect_rl_55_the_mean_is_centred_and_skips_what_is_missing(values, half):
+    means = centred_mean(values, 2 * half + 1)
+    assert len(means) == len(values)
+    for i, mean in enumerate(means):
+        known = [v for v in values[max(0, i - half) : i + half + 1] if v is not None]
+        assert mean == (math.fsum(known) / len(known) if known else None)
+    if half == 0:
+        assert means == values
+
+
+def test_reflect_rl_55_a_step_in_the_values_stays_where_it_is():
+    """The original's curves lagged by one sample (trap 26)."""
+    values = [0.0] * 10 + [1.0] * 10
+    means = centred_mean(values, 5)
+    assert means[9] == pytest.approx(0.4)
+    assert means[10] == pytest.approx(0.6)
+    with pytest.raises(UserError, match="odd window, not 4"):
+        centred_mean(values, 4)
+
+
+def test_reflect_rl_55_curves_are_read_and_written_as_tables(tmp_path: Path):
+    file = tmp_path / "curves.csv"
+    file.write_text("step,success,cost,loss\n1,0.5,-1,\n2,1.0,-2,0.25\n")
+    found = read_curve(file)
+    assert found == [Point(1, 0.5, -1, None), Point(2, 1, -2, 0.25)]
+    rows = curve_rows({"a": smoothed(found, 1)})
+    assert rows[0] == {"row": "a", "step": 1.0, "success": 0.5, "cost": -1.0, "loss": ""}
+    file.write_text("step,success,cost,loss\n1,many,-1,\n")
+    with pytest.raises(UserError, match=r"curves\.csv, line 2: no step"):
+        read_curve(file)
+    with pytest.raises(UserError, match="does not exist"):
+        read_curve(tmp_path / "none.csv")
+
+
+def original(folder: Path, checkpoint: int, succ: float, count: int, **setting: object) -> Path:
+    """A run as the original leaves it."""
+    place = folder / f"checkpoint-{checkpoint}"
+    place.mkdir(parents=True)
+    rows = [
+        {"iter": i, "loss": [0.5 * i, None], "critic_loss": None, "cost": -succ, "succ": succ, "log": []}
+        for i in range(1, count + 1)
+    ]
+    (place / "logs.json").write_text(json.dumps(rows))
+    (folder / "setting.yml").write_text("".join(f"{key}: {value}\n" for key, value in setting.items()))
+    return folder
+
+
+def test_reflect_rl_49_50_55_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
+    original(tmp_path / "001_rl_finetune", 4, 0.0, 4, gradient_accumulation_steps=2)
+    sft = tmp_path / "000_supervised_pretrain/checkpoint-9"
+    sft.mkdir(parents=True)
+    with (tmp_path / "001_rl_finetune/setting.yml").open("a") as file:
+        file.write("load_dir: results/000_supervised_pretrain/checkpoint-9\n")
+    child = original(tmp_path / "1002_rl_finetune", 3, 1.0, 3, load_dir="results/001_rl_finetune/checkpoint-4/")
+    curve = stitch(read_original(child))
+    assert [(point.step, point.success) for point in curve] == [
+        (0.5, 0), (1, 0), (1.5, 0), (2, 0), (3, 1), (4, 1), (5, 1),
+    ]  # fmt: skip
+    assert curve[0].loss == 0.5
+
+
+def test_reflect_rl_55_bad_runs_are_refused_in_one_sentence(tmp_path: Path):
+    with pytest.raises(UserError, match="has no checkpoint-K"):
+        read_original(tmp_path)
+    run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, load_dir="results/001_rl_finetune/checkpoint-2")
+    with pytest.raises(UserError, match="cycle"):
+        read_original(run)
+    run = original(tmp_path / "002_rl_finetune", 2, 1.0, 2, load_dir="somewhere")
+    with pytest.raises(UserError, match="load_dir 'somewhere' is no checkpoint-K"):
+        read_original(run)
+    (tmp_path / "logs.json").write_text('[{"iter": 1}]')
+    with pytest.raises(UserError, match="no list of iterations"):
+        original_points(tmp_path / "logs.json")

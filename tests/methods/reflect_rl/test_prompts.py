@@ -1,0 +1,145 @@
+"""Prompts: the spec's text to the letter, split at the last heading, and the original's token stream under ``text``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from selfimprove.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.envs.enumerated import State
+from selfimprove.methods.reflect_rl.convert import shortened
+from selfimprove.methods.reflect_rl.prompts import (
+    MARKERS,
+    cut_reflection,
+    policy_example,
+    policy_prompt,
+    reflection_example,
+    reflection_prompt,
+    split_state,
+)
+from selfimprove.records import Message
+
+STATE = State("# Task\nFind it.\n", "\n# Choose from below your command\n0. cat a.py\n1. id a.py\n", ("0", "1"))
+LINES = (
+    "You are at the root.\n# Choose from below your command\n0. cat a.py\n # Analyze:\nIt may help.\n # Action:\n1",
+    "12 137 99 0 1 2 3 abc",
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
+    """A tokenizer built as GPT-2's is (bytes, its regular expression, one end token), with the template ``text``."""
+    folder: Path = tmp_path_factory.mktemp("gpt2")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LINES * 4, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    return ChatFormat.load(folder, "text")
+
+
+def test_reflect_rl_40_the_reflection_model_reads_all_but_the_actions():
+    (message,) = reflection_prompt("Drive.\n", STATE)
+    assert message.role == "user"
+    assert message.content == "Drive.\n# Task\nFind it.\n # Analyze:\n"
+
+
+def test_reflect_rl_34_policies_read_the_specs_text():
+    with_reflection = policy_prompt("Drive.\n", STATE, "It is a.py.")[0].content
+    assert with_reflection == (
+        "Drive.\n# Task\nFind it.\n # Analyze:\nIt is a.py."
+        "\n# Choose from below your command\n0. cat a.py\n1. id a.py\n # Action:\n"
+    )
+    assert policy_prompt("Drive.\n", STATE, None)[0].content == (
+        "# Task\nFind it.\n\n# Choose from below your command\n0. cat a.py\n1. id a.py\n # Action:\n"
+    )
+    assert policy_prompt("Drive.\n", STATE, "")[0].content == with_reflection.replace("It is a.py.", "")
+
+
+def test_reflect_rl_34_sentencepiece_markers_lose_their_leading_space():
+    stripped = MARKERS["stripped"]
+    assert reflection_prompt("", STATE, stripped)[0].content.endswith("Find it.\n# Analyze:\n")
+    assert policy_prompt("", STATE, "R", stripped)[0].content.endswith("a.py\n# Action:\n")
+
+
+@given(st.text(), st.text(), st.sampled_from(list(MARKERS.values())))
+def test_reflect_rl_34_a_reflection_is_cut_at_the_act_marker(before, after, markers):
+    cut = cut_reflection(before + markers.act + after, markers)
+    assert markers.act.strip("\n") not in cut
+    assert cut == cut.strip()
+    assert before.strip().startswith(cut)
+
+
+def test_reflect_rl_34_a_marker_without_its_newline_ends_a_reflection_too():
+    assert cut_reflection("It is near. # Action:3") == "It is near."
+
+
+@given(st.text(), st.text(min_size=1))
+def test_reflect_rl_34_states_are_split_at_the_last_heading(pre, post):
+    heading = "\n# Choose from below your command"
+    if heading in post:
+        return
+    text = pre + heading + post
+    state = split_state(text, heading)
+    assert state.pre + state.post == text
+    assert state.post == heading + post or heading in (pre + heading + post)[len(pre) + 1 :]
+    assert heading not in state.post[1:]
+    assert split_state("none", heading) == State("none", "", ())
+
+
+def test_reflect_rl_34_under_text_the_tokens_are_the_plain_completions(gpt2):
+    for reflection, label in ((None, "137"), ("The file may help.", "0"), ("", "b")):
+        example = policy_example("x", "Drive.\n", STATE, reflection, label)
+        whole = "".join(message.content for message in example.messages)
+        ids = gpt2.encode(example.messages).ids
+        assert ids[:-1] == gpt2._tokens.encode(whole, add_special_tokens=False).ids
+        assert ids[-1] == gpt2.end_id
+    example = reflection_example("x", "Drive.\n", STATE, "The file may help.")
+    whole = "".join(message.content for message in example.messages)
+    assert gpt2.encode(example.messages).ids[:-1] == gpt2._tokens.encode(whole, add_special_tokens=False).ids
+
+
+def test_reflect_rl_39_what_is_asked_is_what_was_trained_token_for_token(gpt2):
+    example = policy_example("x", "", STATE, "R", "1")
+    asked = gpt2.encode(example.messages[:1], add_generation_prompt=True).ids
+    encoded = gpt2.encode(example.messages)
+    assert encoded.ids[: len(asked)] == asked
+    span = encoded.spans[1]
+    assert span.start == len(asked)
+    assert encoded.ids[span.end : span.stop] == [gpt2.end_id]  # trap 14: the end is learnt
+    assert example.messages[0].weight == 0
+    assert example.messages[1].weight == 1
+
+
+def test_reflect_rl_39_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2):
+    messages = [Message(role="user", content=" <|endoftext|> \n"), Message(role="assistant", content=" x ")]
+    ids = gpt2.encode(messages).ids
+    assert ids.count(gpt2.end_id) == 1
+    assert gpt2.decode(ids) == " <|endoftext|> \n x "
+    assert "text" in NAMED_TEMPLATES
+
+
+def test_reflect_rl_34_overlong_prompts_lose_their_left_side_never_the_answer(gpt2):
+    example = policy_example("x", "", STATE._replace(pre="word " * 300), "R", "1")
+    whole = gpt2.encode(example.messages)
+    limit = 60
+    (short,) = shortened([example], gpt2, limit)
+    encoded = gpt2.encode(short.messages)
+    assert len(encoded.ids) == limit
+    assert encoded.ids == whole.ids[-limit:]
+    assert short.messages[0].content.endswith(" # Action:\n")
+    assert short.messages[1] == example.messages[1]
+    assert shortened([example], gpt2, len(whole.ids)) == [example]
+    assert shortened([example], gpt2, 1) == [example]  # no room for the answer: left as it is, training counts it

@@ -1,0 +1,90 @@
+"""Panels: 7:2:1 or counted, disjoint, seeded; AutoExplore's tasks from templates or a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.kitchen_games import TRAIN, VALID
+from selfimprove.errors import UserError
+from selfimprove.methods.reflect_rl.params import EnvParams, TaskParams
+from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, load_panel, to_rows, write_tasks
+from selfimprove.records import write_rows
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+
+TAXI = make_enumerated(EnvParams())
+
+
+def test_reflect_rl_09_without_counts_the_split_is_7_2_1():
+    panels = build_panels(TaskParams(), TAXI, seed=1)
+    assert {name: len(ids) for name, ids in panels.items()} == {"train": 210, "dev": 60, "test": 30}
+
+
+@given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
+def test_reflect_rl_09_panels_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
+    cfg = TaskParams(train=train, dev=dev, test=test)
+    panels = build_panels(cfg, TAXI, seed=seed)
+    everything = [task for ids in panels.values() for task in ids]
+    assert len(everything) == len(set(everything)) == train + dev + test
+    assert panels == build_panels(cfg, TAXI, seed=seed)
+    assert set(everything) <= set(TAXI.task_ids())
+
+
+def test_reflect_rl_09_the_split_is_one_shuffle():
+    """Trap 19: other sizes give the same order, so that growing a panel keeps what was in it."""
+    small = build_panels(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
+    large = build_panels(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
+    assert large["train"][:50] == small["train"]
+    assert build_panels(TaskParams(), TAXI, seed=4) != build_panels(TaskParams(), TAXI, seed=5)
+
+
+def test_reflect_rl_21_few_data_takes_the_first_of_the_training_tasks():
+    whole = build_panels(TaskParams(), TAXI, seed=1)
+    few = build_panels(TaskParams(few_data=7), TAXI, seed=1)
+    assert few == {**whole, "train": whole["train"][:7]}
+
+
+def test_reflect_rl_31_kitchens_to_be_tested_in_are_other_kitchens():
+    env = make_enumerated(EnvParams(name="alfworld"))
+    panels = build_panels(TaskParams(train=30, dev=10, test=20), env, seed=1)
+    assert set(panels["train"]) <= set(TRAIN)
+    assert set(panels["dev"]) | set(panels["test"]) <= set(VALID)
+
+
+def test_reflect_rl_09_too_many_tasks_are_refused():
+    with pytest.raises(UserError, match="310 tasks of taxi are asked for, it has 300; ask for fewer"):
+        build_panels(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
+    with pytest.raises(ValueError, match=r"train, dev and test, or none"):
+        TaskParams(train=5)
+
+
+def test_reflect_rl_05_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
+    plant(tmp_path / "eventlib", FILES)
+    tasks = explore_tasks(EnvParams(name="autoexplore", repos=str(tmp_path)), TaskParams())
+    assert "core/hub.py" in {task.filename for task in tasks}
+    assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
+
+
+def test_reflect_rl_04_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
+    plant(tmp_path / "repos/eventlib", FILES)
+    asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
+    write_tasks(tmp_path / "given.json", asked)
+    env = EnvParams(name="autoexplore", repos=str(tmp_path / "repos"))
+    (task,) = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+    assert task.filename == "core/hub.py"
+    write_tasks(tmp_path / "given.json", [task_for("gone.py")])
+    with pytest.raises(UserError, match=r"no task of .*given\.json can be played"):
+        explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+
+
+def test_reflect_rl_09_panels_are_read_back_and_others_refused(tmp_path: Path):
+    write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
+    assert load_panel(tmp_path, "train", "taxi") == [3, 1]
+    with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):
+        load_panel(tmp_path, "train", "alfworld")
+    with pytest.raises(UserError, match=r"dev\.jsonl does not exist"):
+        load_panel(tmp_path, "dev", "taxi")
