@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from selfimprove.pipeline.journal import Journal
-from selfimprove.training.job import Progress, RunJob
+from selfimprove.training.job import Progress, RunJob, check_vocabulary
 from selfimprove.training.loading import load_base
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.pairs import EncodedPair, sequences_of
@@ -51,6 +51,7 @@ def score(
         if not missing:
             return 0
         model = _load(job, opponent_dir)
+        check_vocabulary(model, sequences_of(list(missing.values())), opponent_dir)
         for done, (key, pair) in enumerate(missing.items(), start=1):
             journal.add(key, score_pair(model, pair, job))
             if progress is not None and rank == 0 and (done % TOLD_EVERY == 0 or done == len(missing)):

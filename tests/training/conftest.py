@@ -1,4 +1,4 @@
-"""A tiny model folder, made once, and examples to train it on."""
+"""A tiny model folder, made once, and examples and pairs to train it on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.records import Example, Message
+from selfimprove.records import Example, Message, Pair
 from selfimprove.seeds import rng
 from tests.tiny import make_tiny_model
 
@@ -36,5 +36,33 @@ def dialogues() -> Callable[..., list[Example]]:
             messages.append(Message(role="assistant", content=f"{steps} \\boxed{{{a + b}}}", weight=weight))
             examples.append(Example(id=f"identity_{number}", messages=messages))
         return examples
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def duels() -> Callable[..., list[Pair]]:
+    """Maker of n seeded pairs: an expert that looks the sum up, a policy that guesses, sometimes at length."""
+
+    def make(n: int, seed: int = 0) -> list[Pair]:
+        random = rng("duels", seed)
+        pairs = []
+        for number in range(n):
+            a, b = random.randrange(100), random.randrange(100)
+            guess = "I think. " * random.randrange(6)
+            pairs.append(
+                Pair(
+                    id=f"duel_{number}",
+                    prompt=[Message(role="user", content=f"Mia has {a} apples and buys {b} more. How many apples?")],
+                    real=[
+                        Message(role="assistant", content=f"Search[{a} + {b}]", weight=1.0),
+                        Message(role="user", content=f"{a} + {b} = {a + b}."),
+                        Message(role="assistant", content=f"Finish[{a + b}]", weight=1.0),
+                    ],
+                    generated=[Message(role="assistant", content=f"{guess}Finish[{a - b}]", weight=1.0)],
+                    source="iter0",
+                )
+            )
+        return pairs
 
     return make

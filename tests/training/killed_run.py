@@ -1,10 +1,10 @@
-"""Runs finetune several times, each in a fork of its own that may kill itself; for test_resume.
+"""Runs finetune (or finetune_pairs) several times, each in a fork of its own that may kill itself; for test_resume.
 
 Imports once and forks before any thread is started, so that a run costs a fraction of a second. Reads a JSON list of
 runs from the file named on the command line; each names what ``finetune`` gets and where to die:
 ``kill_at_step`` (after that step, before its checkpoint; with launcher ``fork``, whose processes meanwhile go on, at
-any moment after it) or ``kill_at_seal`` (checkpoint written but not yet whole). The next run starts when every process
-of the last one has ended.
+any moment after it), ``kill_at_seal`` (checkpoint written but not yet whole) or, for pairs, ``kill_at_score`` (after
+the opponent has scored so many). The next run starts when every process of the last one has ended.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def main(runs_file: Path) -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from selfimprove.records import Example
-    from selfimprove.training import fork, launch, loop  # noqa: F401
-    from selfimprove.training.config import FinetuneParams
+    from selfimprove.training import fork, loop, opponent, pair_trainer, trainer  # noqa: F401
 
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
@@ -39,7 +37,7 @@ def main(runs_file: Path) -> None:
         child = os.fork()
         if child == 0:
             os.close(alive)  # it and its own forks hold the other end as long as they live
-            _run_or_die(run, steps, launch, loop, Example, FinetuneParams)
+            _run_or_die(run, steps)
         os.close(held)
         status = os.waitpid(child, 0)[1]
         if not select.select([alive], [], [], ORPHAN_SECONDS)[0]:
@@ -55,7 +53,12 @@ def main(runs_file: Path) -> None:
     runs_file.with_suffix(".results").write_text(json.dumps(results))
 
 
-def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, loop: Any, example: Any, params: Any) -> None:
+def _run_or_die(run: dict[str, Any], steps: Path) -> None:
+    from selfimprove.records import Example, Pair
+    from selfimprove.training import launch, loop, opponent, pairs
+    from selfimprove.training.config import FinetuneParams
+    from selfimprove.training.pair_config import PairParams
+
     stage = os.getpid()
 
     def die() -> None:
@@ -63,6 +66,8 @@ def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, loop: Any, exampl
         time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
 
     def progress(done: int, total: int, note: str) -> None:
+        if not done:
+            return  # the opponent is at work
         with steps.open("a") as file:
             file.write(f"{done}\n")
         if done == run.get("kill_at_step"):
@@ -76,18 +81,30 @@ def _run_or_die(run: dict[str, Any], steps: Path, launch: Any, loop: Any, exampl
         seal(folder)
 
     loop.seal = dying_seal
+    score_pair = opponent.score_pair
+    scored = 0
+
+    def dying_score(*arguments: Any) -> tuple[float, float]:
+        nonlocal scored
+        if scored == run.get("kill_at_score"):
+            die()
+        scored += 1
+        return score_pair(*arguments)
+
+    opponent.score_pair = dying_score
     code = 1
     try:
-        report = launch.finetune(
-            Path(run["model"]),
-            [example.model_validate(row) for row in run["examples"]],
-            Path(run["out"]),
-            params.model_validate(run["params"], strict=False),
-            scratch=Path(run["scratch"]),
-            seed=5,
-            threads=1,
-            progress=progress,
-        )
+        model, out = Path(run["model"]), Path(run["out"])
+        rest: dict[str, Any] = {"scratch": Path(run["scratch"]), "seed": 5, "threads": 1, "progress": progress}
+        if "pairs" in run:
+            duels = [Pair.model_validate(row) for row in run["pairs"]]
+            cfg = PairParams.model_validate(run["params"], strict=False)
+            report: Any = pairs.finetune_pairs(model, model, duels, out, cfg, **rest)
+        else:
+            examples = [Example.model_validate(row) for row in run["examples"]]
+            report = launch.finetune(
+                model, examples, out, FinetuneParams.model_validate(run["params"], strict=False), **rest
+            )
         Path(run["report"]).write_text(report.model_dump_json())
         code = 0
     except BaseException:

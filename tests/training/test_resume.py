@@ -6,11 +6,11 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.records import Example
+from selfimprove.records import Example, Pair
 
 PARAMS = {
     "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
@@ -23,9 +23,10 @@ LORA = {**PARAMS, "lora": {"rank": 2, "alpha": 4, "dropout": 0.3}}
 class Runs:
     """A list of runs that share model and data."""
 
-    def __init__(self, folder: Path, model: Path, examples: list[Example]) -> None:
+    def __init__(self, folder: Path, model: Path, data: Sequence[Example | Pair]) -> None:
         self.folder = folder
-        self._shared = {"model": str(model), "examples": [example.model_dump() for example in examples]}
+        kind = "pairs" if isinstance(data[0], Pair) else "examples"
+        self._shared = {"model": str(model), kind: [one.model_dump() for one in data]}
         self._list: list[dict[str, Any]] = []
 
     def add(self, name: str, params: dict[str, Any], **more: Any) -> None:
@@ -92,6 +93,35 @@ def test_rise_37_forked_processes_die_with_their_stage_and_resume_to_the_same_by
     assert starts in ([1, 1, 1, 4, 7], [1, 1, 1, 7, 7])
     assert runs.model("killed") == runs.model("unbroken")
     assert runs.report("killed") == runs.report("unbroken")
+
+
+def test_spin_41_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_scored_twice(
+    tiny: Path, duels: Callable[..., list[Pair]], tmp_path: Path
+) -> None:
+    params = {**PARAMS, "validation": 0.2, "optimizer": "adamw"}
+    lora = {**LORA, "sft_weight": 0.5}
+    runs = Runs(tmp_path, tiny, duels(20))
+    runs.add("unbroken", params)
+    runs.add("killed", params, kill_at_score=0)
+    runs.add("killed", params, kill_at_score=7)
+    runs.add("killed", params, kill_at_step=2)  # nothing saved yet
+    runs.add("killed", params, kill_at_seal=3)
+    runs.add("killed", params, kill_at_step=5)  # an epoch has been measured
+    runs.add("killed", params, kill_at_step=7, then_truncate="checkpoint-6/optimizer.pt")
+    runs.add("killed", params, kill_at_step=8)  # trained, model not yet written
+    runs.add("killed", params)
+    runs.add("unbroken-lora", lora)
+    runs.add("killed-lora", lora, kill_at_step=5)
+    runs.add("killed-lora", lora)
+    results = runs.go()
+    assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 7 + [False, False, True, False]
+    assert [r["steps"][:1] for r in results] == [[1], [], [], [1], [1], [1], [4], [4], [7], [1], [1], [4]]
+    for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
+        assert runs.model(broken) == runs.model(whole)
+        assert runs.report(broken) == runs.report(whole)
+    for name in ("killed", "killed-lora"):  # a line each: what was there was not scored again
+        [journal] = (tmp_path / name / "scratch" / "opponent").glob("*/0.jsonl")
+        assert len(journal.read_text().splitlines()) == 20
 
 
 def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
