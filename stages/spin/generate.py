@@ -8,13 +8,12 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import chosen, with_snippets
+from selfimprove.methods.spin.tasks import chosen, open_tools
 from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import read_jsonl, write_jsonl
 from selfimprove.seeds import key_bits
-from selfimprove.tools.dispatch import make_tools
 
 
 @stage("spin-generate", "spin", SpinParams, heavy=True)
@@ -33,7 +32,7 @@ def main(stage: Stage[SpinParams]) -> None:
     seed = key_bits(stage.run.seed, stage.name)
 
     async def run() -> None:
-        tools = make_tools(with_snippets(tools_cfg, tasks), corpus)
+        tools = open_tools(tools_cfg, prompt.format, tasks, corpus)
         with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
             async with open_engines(
                 spin.engines, ["policy"], policy_dir=opponent, threads=stage.run.threads, journal=journal

@@ -27,7 +27,7 @@ from pydantic import Field
 from selfimprove.errors import UserError
 from selfimprove.records import Record, read_rows
 
-TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu"]
+TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu", "chat"]
 Split = Literal["train", "dev", "test"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 

@@ -27,7 +27,7 @@ from selfimprove.records import Record
 from selfimprove.seeds import rng
 from selfimprove.tools.search import Tool
 
-Source = Literal["scripted", "gpt-4"]
+Source = Literal["scripted", "gpt-4", "data"]
 
 
 class Round(Record):

@@ -59,7 +59,7 @@ class PromptParams(Section):
     """How a question is put (spec §2.3)."""
 
     format: Format = Field(
-        default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat"
+        default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat; reply"
     )
     few_shot: str = Field(default="off", description="off; default: the task's worked episodes; or a file of one's own")
     question_prefix: str = Field(default="", description="before every question; StrategyQA's is 'Yes or no: '")
@@ -197,8 +197,8 @@ class SpinParams(Section):
             raise ValueError("engines.policy: a scripted engine has no model to train; name another engine")
         if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
             raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
-        if self.tasks.source == "chat" and self.prompt.format != "chat":
-            raise ValueError("prompt.format: source chat is plain SPIN, whose format is chat")
+        if (self.tasks.source == "chat") != (self.prompt.format == "reply"):
+            raise ValueError("prompt.format: reply is plain SPIN's, for source chat, and only for it")
         return self
 
     def lineage(self, name: str) -> list[str]:

@@ -126,10 +126,13 @@ async def play(
         seed=f"{seed}/{name}",
     )  # fmt: skip
     try:
-        for number in range(cfg.max_rounds):
+        for number in range(1 if form == "reply" else cfg.max_rounds):
             dialogue = [*episode.prompt, *episode.messages, *cue(form, number)]
             if not policy.fits(dialogue, cfg.max_tokens):
                 episode.cramped = True
+                break
+            if form == "reply":
+                await _reply(episode, dialogue, policy, cfg, SeedKey(seed, name))
                 break
             reply, attempts = await _ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
             failed = ASKED not in cut(reply.text)
@@ -155,6 +158,20 @@ async def play(
         if is_flat(form):
             episode.messages[-1].finish = "length"
     return _scored(episode, question) if cfg.evaluate else episode
+
+
+async def _reply(
+    episode: SpinEpisode, dialogue: Sequence[Message], policy: Engine, cfg: PlayParams, key: SeedKey
+) -> None:
+    """Plain SPIN: the policy's one answer is the whole episode. Its format is the one that training has (trap 6)."""
+    (reply,) = await policy.generate(
+        Request(messages=dialogue, seed=key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
+    )
+    episode.messages.append(
+        Message(role="assistant", content=reply.text, token_ids=reply.token_ids, finish=reply.finish, weight=1)
+    )
+    episode.rounds.append(PlayedRound(thought=reply.text, action="", tool=FINISH, argument=""))
+    episode.finished, episode.answer = reply.finish == "stop", reply.text.strip()
 
 
 async def _ask(

@@ -11,7 +11,7 @@ said has none, and the words between (the cue, the literal ``Observation:``) are
     assistant   She was born in Tolma.\\nAction: finish[Tolma]                                       weight 1, then EOS
 
 ``question`` is the same behind a line ``Question: …``; ``chat`` alternates whole turns: ``Thought: …\\nAction: …`` by
-the assistant, ``Observation: …`` by the user.
+the assistant, ``Observation: …`` by the user. ``reply`` is plain SPIN: an empty system turn, a prompt, one answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.records import Message
 
-Format = Literal["alpaca", "question", "chat"]
+Format = Literal["alpaca", "question", "chat", "reply"]
 
 WRAPPER = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
@@ -41,7 +41,7 @@ FEW_SHOT = Path(__file__).with_name("few_shot")
 
 def is_flat(form: Format) -> bool:
     """Whether an episode is one growing text rather than turns of a chat."""
-    return form != "chat"
+    return form in ("alpaca", "question")
 
 
 def alpaca(question: str) -> str:
@@ -51,12 +51,14 @@ def alpaca(question: str) -> str:
 
 def heading(question: str, form: Format) -> str:
     """What stands before the first round, few-shot examples left out."""
-    return {"alpaca": alpaca(question), "question": f"Question: {question}\n", "chat": question}[form]
+    return {"alpaca": alpaca(question), "question": f"Question: {question}\n"}.get(form, question)
 
 
 def opening(question: str, form: Format, few_shot: str = "") -> list[Message]:
     """The messages before the first round."""
     text = heading(question, form)
+    if form == "reply":
+        return [Message(role="system", content=""), Message(role="user", content=text)]
     if not few_shot:
         return [Message(role="user", content=text)]
     if is_flat(form):
@@ -70,7 +72,9 @@ def cue(form: Format, rounds: int) -> list[Message]:
 
 
 def said(thought: str, action: str, form: Format) -> str:
-    """One round's words, from after the cue to the end of the action's line."""
+    """One round's words, from after the cue to the end of the action's line; a reply has no action."""
+    if form == "reply":
+        return thought
     return f" {thought}\nAction: {action}" if is_flat(form) else f"{CUE} {thought}\nAction: {action}"
 
 

@@ -19,15 +19,20 @@ from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts
 from selfimprove.envs.qa.experts import Expert, demonstrate, hotpotqa_quest
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.errors import UserError
+from selfimprove.methods.spin.chats import read_chats
 from selfimprove.methods.spin.params import OtherTask, PlayParams, TasksParams
-from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, Format, opening, written
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, Format, is_flat, opening, written
 from selfimprove.records import Example, Message, read_rows
 from selfimprove.sources import fetch, load_sources
 from selfimprove.tools.bm25 import LocalSearch
+from selfimprove.tools.dispatch import Tools, make_tools
 from selfimprove.tools.params import ToolsParams
 
 PANELS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"
+SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}")
+"""What stands between the words of every episode."""
 
 
 @dataclass
@@ -48,6 +53,8 @@ def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path,
     """
     if tasks.source == "encyclopedia":
         material = _encyclopedia(tasks, tools, seed)
+    elif tasks.source == "chat":
+        material = _chat(tasks)
     else:
         material = _hotpotqa(tasks, tools, download, mirror)
     if tasks.other is not None:
@@ -109,8 +116,9 @@ def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", pre
 
 
 def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
-    """What the small tokenizer learns its merges from; the wrapper's two halves are a token each."""
-    fixed = [{"text": text, "fixed": True} for text in (WRAPPER, RESPONSE)] if form == "alpaca" else []
+    """What the small tokenizer learns its merges from; the scaffold of an episode is a token a piece."""
+    scaffold = [*((WRAPPER, RESPONSE) if form == "alpaca" else ()), *(SCAFFOLD if is_flat(form) else ())]
+    fixed = [{"text": text, "fixed": True} for text in scaffold]
     rows = []
     for example in made:
         asked = example.messages[0].content.removeprefix(WRAPPER).removesuffix(RESPONSE)
@@ -129,6 +137,20 @@ def _encyclopedia(tasks: TasksParams, tools: ToolsParams, seed: int) -> Material
     panels = {name: [quest.question for quest in book.panels[name]] for name in PANELS}
     audit = ExpertAudit(file="generated", read=len(experts), kept=len(experts))
     return Material(panels, experts, list(book.paragraphs), audit)
+
+
+def _chat(tasks: TasksParams) -> Material:
+    """Plain SPIN's prompts and answers: dev and test from the folder's test rows, training from its others."""
+    folder = Path(tasks.file or "")
+    train, test = (read_chats(folder, split) for split in ("train", "test"))
+    experts = _first(train, tasks.train, "train")
+    held = _first(test, tasks.test + tasks.dev, "test and dev")
+    panels: dict[Split, list[Question]] = {
+        "train": [expert.question for expert in experts],
+        "dev": [expert.question for expert in held[tasks.test :]],
+        "test": [expert.question for expert in held[: tasks.test]],
+    }
+    return Material(panels, experts, [], ExpertAudit(file=folder.name, read=len(train), kept=len(experts)))
 
 
 def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Path | None) -> Material:
@@ -189,9 +211,15 @@ def bring_snippets(tools: Sequence[ToolsParams | None], folder: Path, *, downloa
         copyfile(snippets, folder / SNIPPETS)
 
 
-def with_snippets(tools: ToolsParams, folder: Path) -> ToolsParams:
-    """The tools, with the snippets that ``bring_snippets`` put into ``folder`` where they name no other file."""
-    return tools.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(tools) else tools
+def open_tools(cfg: ToolsParams, form: Format, folder: Path, corpus: Path) -> Tools:
+    """The tools of an episode; replay finds the snippets that ``bring_snippets`` put into ``folder``.
+
+    Raises:
+        UserError: as ``make_tools``.
+    """
+    if form == "reply":  # plain SPIN has none
+        return Tools({}, concurrency=1, timeout=1, longest=1)
+    return make_tools(cfg.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(cfg) else cfg, corpus)
 
 
 def _replays(tools: ToolsParams) -> bool:

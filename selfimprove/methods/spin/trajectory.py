@@ -69,10 +69,12 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     """The trajectory file of one run, keyed by task index, in playing order.
 
     Raises:
-        UserError: two episodes have one task index (several runs, or panels joined).
+        UserError: two episodes have one task index (several runs, or panels joined), or one is plain SPIN's.
     """
     entries: dict[str, Any] = {}
     for episode in episodes:
+        if episode.form == "reply":
+            raise UserError(f"task {episode.index}: plain SPIN's answers have no rounds; export its pairs instead.")
         if str(episode.index) in entries:
             raise UserError(
                 f"task {episode.index} was played more than once, but a trajectory file has one episode a task; "

@@ -11,7 +11,7 @@ from selfimprove.envs.qa.base import Question, score
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
-from selfimprove.methods.spin.tasks import check_disjoint, chosen, examples, gather, texts
+from selfimprove.methods.spin.tasks import SCAFFOLD, check_disjoint, chosen, examples, gather, texts
 from selfimprove.tools.params import ToolsParams
 from tests.methods.spin.episodes import EXPERT, QUESTION
 
@@ -66,8 +66,8 @@ def test_spin_32_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_
     assert [example.source for example in made] == [question.id for question in book.panels["train"]]
     assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
     rows = texts(made, "alpaca")
-    assert [row["text"] for row in rows if row.get("fixed")] == [WRAPPER, RESPONSE]
-    assert not any(WRAPPER in row["text"] for row in rows[2:])
+    assert [row["text"] for row in rows if row.get("fixed")] == [WRAPPER, RESPONSE, *SCAFFOLD]
+    assert not any(WRAPPER in row["text"] for row in rows[7:])
     assert not any(row.get("fixed") for row in texts(examples([EXPERT], "chat"), "chat"))
 
 

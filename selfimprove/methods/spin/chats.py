@@ -1,0 +1,235 @@
+"""Plain SPIN's rows: chats cut to a prompt and its answer, and the opponent's answer beside it (spec §2.2).
+
+A row, before generation::
+
+    {"real": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": "You …"}],
+     "generated": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": ""}]}
+
+Files are JSONL, or parquet where pyarrow is installed; the original knows parquet only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from selfimprove.envs.qa.base import Question, content_id, read_records
+from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.errors import UserError
+from selfimprove.records import Record
+from selfimprove.seeds import rng
+
+FileFormat = Literal["jsonl", "parquet"]
+Split = Literal["train", "test"]
+Row = dict[str, Any]
+
+STEM = "{split}_prefs-00000-of-00001"
+READ = (".jsonl", ".json", ".parquet")
+TULU_TEST = 0.1
+"""Share of tulu-v2, which has no test split, that is held out."""
+
+
+class Reformatted(Record):
+    """What became of a data set's chats."""
+
+    train: int = 0
+    test: int = 0
+    malformed: int = 0
+    """left out: fewer than two messages, or not a user's followed by an assistant's with text"""
+
+
+def first_exchange(chat: Mapping[str, Any]) -> Row | None:
+    """The row of a chat ``{"messages": […]}``: its first two messages; None if they are no prompt and answer.
+
+    A system message before them is left out, as plain SPIN's own system turn is empty.
+    """
+    messages = chat.get("messages")
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
+        return None
+    turns = [message for message in messages if message.get("role") != "system"][:2]
+    texts = [message.get("content") for message in turns]
+    if [message.get("role") for message in turns] != ["user", "assistant"]:
+        return None
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return None
+    return make_row(str(texts[0]), str(texts[1]), "")
+
+
+def make_row(prompt: str, real: str, generated: str) -> Row:
+    """A row of the two answers to a prompt."""
+    asked = {"role": "user", "content": prompt}
+    return {
+        "real": [asked, {"role": "assistant", "content": real}],
+        "generated": [asked, {"role": "assistant", "content": generated}],
+    }
+
+
+def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Split, list[Row]], Reformatted]:
+    """Rows of a folder of chats. Ultrachat's files say which split they are of; a tenth of tulu-v2 becomes the test.
+
+    Raises:
+        UserError: no such folder, or no usable file or chat in it.
+    """
+    counts = Reformatted()
+    rows: dict[Split, list[Row]] = {"train": [], "test": []}
+    for path in _files(data):
+        split: Split = "test" if kind == "ultrachat" and re.search(r"(^|_)test", path.stem) else "train"
+        if kind == "ultrachat" and "gen" in path.stem:
+            continue  # ultrachat_200k's other two splits, for ranking
+        for _, chat in read_rows_of(path):
+            row = first_exchange(chat)
+            if row is None:
+                counts.malformed += 1
+            else:
+                rows[split].append(row)
+    if kind == "tulu-v2":
+        order = list(range(len(rows["train"])))
+        rng("tulu-v2 test", 42).shuffle(order)
+        held = set(order[: round(TULU_TEST * len(order))])
+        everything = rows["train"]
+        rows = {
+            "train": [row for index, row in enumerate(everything) if index not in held],
+            "test": [row for index, row in enumerate(everything) if index in held],
+        }
+    if not rows["train"]:
+        raise UserError(f"{data}: no chat of a user's prompt and an answer for training; name the data set's folder.")
+    counts.train, counts.test = len(rows["train"]), len(rows["test"])
+    return rows, counts
+
+
+def fractions(count: int, length: int) -> int:
+    """How many fractions of ``length`` rows hold ``count`` rows: ceil(n/L); length 0 is the whole set (row 34)."""
+    return 1 if length == 0 else -(-count // length)
+
+
+def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Row]]:
+    """(place, row) of fraction ``index``: the shuffled rows [index * length, (index + 1) * length); the last is short.
+
+    Raises:
+        UserError: there are not so many fractions; the original wrote an empty one, which broke gathering (trap 10).
+    """
+    count = fractions(len(rows), length)
+    if not 0 <= index < count:
+        raise UserError(
+            f"fraction {index}: {len(rows)} rows make {count} of {length or len(rows)}, 0 to {count - 1}; name one."
+        )
+    order = list(range(len(rows)))
+    rng("plain spin order", 42).shuffle(order)
+    mine = order[index * length : (index + 1) * length] if length else order
+    return [(place, rows[place]) for place in mine]
+
+
+def fraction_name(index: int, split: Split) -> str:
+    """The file of one fraction's rows."""
+    return f"loser_{index}.jsonl" if split == "train" else f"loser_{index}_test.jsonl"
+
+
+def gathered(folder: Path, count: int, split: Split) -> list[Row]:
+    """The rows of all ``count`` fractions, in order (row 35).
+
+    Raises:
+        UserError: a fraction is missing or empty, a row has no answer, or there is a fraction beyond ``count``.
+    """
+    missing = [index for index in range(count) if not (folder / fraction_name(index, split)).is_file()]
+    if missing:
+        some = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        raise UserError(f"{folder}: {len(missing)} of {count} fractions are missing ({some}); generate them first.")
+    if (folder / fraction_name(count, split)).is_file():
+        raise UserError(
+            f"{folder}: {fraction_name(count, split)} is there too, so {count} fractions are not all; raise "
+            "--num-fracs, or delete what an earlier slicing left."
+        )
+    rows = []
+    for index in range(count):
+        for place, row in read_rows_of(folder / fraction_name(index, split)):
+            rows.append(_answered(row, place))
+    return rows
+
+
+def read_chats(folder: Path, split: Split) -> list[Expert]:
+    """A reformatted split as experts of one round: the prompt as the question, the answer as what to imitate.
+
+    Raises:
+        UserError: no such file, or a row of another shape.
+    """
+    found = [path for path in _files(folder) if path.stem == STEM.format(split=split)]
+    if not found:
+        raise UserError(
+            f"{folder} has no {STEM.format(split=split)}.jsonl or .parquet; write it with `plain reformat`."
+        )
+    experts: dict[str, Expert] = {}
+    for place, row in read_rows_of(found[0]):
+        asked, real = (_content(row, place, index) for index in (0, 1))
+        question = Question(id=content_id("chat", asked), task="chat", question=asked, gold=real)
+        answer = Round(thought=real, action="")
+        experts.setdefault(question.id, Expert(id=question.id, question=question, rounds=[answer], source="data"))
+    return list(experts.values())
+
+
+def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
+    """(place, object) of a JSON, JSONL or parquet file.
+
+    Raises:
+        UserError: as ``read_records``; or it is parquet and pyarrow is not installed.
+    """
+    if path.suffix != ".parquet":
+        yield from read_records(path)
+        return
+    table = _pyarrow(path).read_table(path)
+    for number, row in enumerate(table.to_pylist()):
+        yield f"{path}, row {number}", row
+
+
+def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
+    """Write a JSONL or parquet file, whichever the name says.
+
+    Raises:
+        UserError: it is parquet and pyarrow is not installed.
+    """
+    if path.suffix == ".parquet":
+        import importlib
+
+        parquet = _pyarrow(path)
+        parquet.write_table(importlib.import_module("pyarrow").Table.from_pylist(list(rows)), path)
+        return
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _pyarrow(path: Path) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError(f"{path}: parquet needs pyarrow, which is not installed; install it, or use JSONL.") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder; name one with the data set's {', '.join(READ)} files.")
+    return sorted((path for path in folder.rglob("*") if path.suffix in READ), key=str)
+
+
+def _content(row: Row, place: str, index: int) -> str:
+    try:
+        text = row["real"][index]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{place}: no prompt and answer under 'real'; write the file with `plain reformat`.")
+    return text
+
+
+def _answered(row: Row, place: str) -> Row:
+    try:
+        answer = row["generated"][1]["content"]
+    except (KeyError, IndexError, TypeError):
+        answer = None
+    if not isinstance(answer, str):
+        raise UserError(f"{place}: no answer under 'generated'; generate this fraction again.")
+    return make_row(_content(row, place, 0), _content(row, place, 1), answer)
