@@ -1,24 +1,38 @@
-"""reflect_rl-data: the tasks of Reflect-RL as frozen panels, and AutoExplore's tasks themselves."""
+"""reflect_rl-data: the tasks of Reflect-RL as frozen panels; AutoExplore's tasks themselves, and what is explored."""
 
+import asyncio
+import sys
+
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
+from selfimprove.engines.pool import figures, open_engines
+from selfimprove.envs.autoexplore.inventory import inventory
+from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
 from selfimprove.envs.enumerated import make_enumerated
-from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, repositories
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, panel_hash, to_rows, write_tasks
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_rows
+from selfimprove.seeds import key_bits
 
 
 @stage("reflect_rl-data", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     params, cfg = stage.params.env, stage.params.tasks
+    teacher = stage.params.engines[cfg.teacher] if cfg.teacher and params.name == "autoexplore" else None
     stage.own_files(params.repos, cfg.file)
-    stage.narrow((params, cfg))
+    stage.narrow((params, cfg, teacher))
 
     folder = stage.output("data/reflect_rl/tasks")
     folder.mkdir()
     if params.name == "autoexplore":
-        write_tasks(folder / TASKS_FILE, explore_tasks(params, cfg))
+        write_json(folder / "repos.json", [row.model_dump(mode="json") for row in inventory(repositories(params))])
+        asked = None
+        if teacher is not None:
+            asked = asyncio.run(ask(stage, teacher))
+            write_json(folder / "asked.json", dict(sorted(asked.counts.items())))
+        write_tasks(folder / TASKS_FILE, explore_tasks(params, cfg, asked.tasks if asked else None))
     env = make_enumerated(params, folder)
     panels = build_panels(cfg, env, seed=stage.run.seed)
     for name, ids in panels.items():
@@ -32,6 +46,29 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         for name, ids in panels.items()
     }
     write_json(folder / "panels.json", sizes)
+
+
+async def ask(stage: Stage[ReflectRLParams], teacher: EngineConfig) -> Asked:
+    """The teacher's questions; an answer that is in the journal is not asked for again."""
+    params, cfg = stage.params.env, stage.params.tasks
+    name = str(cfg.teacher)
+    with stage.journal("completions") as journal, stage.progress(0) as progress:
+        async with open_engines(
+            {name: teacher}, [name], policy_dir=stage.scratch, threads=stage.run.threads, journal=journal
+        ) as engines:
+            asked = await make_llm_tasks(
+                engines[name], repositories(params), key_bits(stage.run.seed, stage.name), cfg.asking,
+                model=teacher.model if isinstance(teacher, OpenAiEngineConfig) else name,
+                max_files=params.files_per_repo, max_level=params.max_level, progress=progress.reach,
+            )  # fmt: skip
+            stage.timing |= figures(engines)
+    if asked.counts["failed"]:
+        print(
+            f"{stage.name}: the teacher failed at {asked.counts['failed']} of {asked.counts['files']} files, which "
+            f"have no tasks; the first: {' '.join(str(asked.error).split())}",
+            file=sys.stderr,
+        )
+    return asked
 
 
 if __name__ == "__main__":

@@ -24,13 +24,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from pydantic import Field
-
 from selfimprove.engines.base import Engine, EngineError, Request
+from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.autoexplore.questions import (
     DATA_LINES,
     MAX_FILES,
@@ -44,7 +43,6 @@ from selfimprove.envs.autoexplore.sandbox import unquoted
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
 from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, Cut, first_tokens
 from selfimprove.errors import UserError
-from selfimprove.params_base import Section
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
 
@@ -165,19 +163,11 @@ def names_file(query: str, path: str) -> bool:
 
 
 class Asked(NamedTuple):
-    """The tasks of one excerpt; what became of the pairs is in ``counts``."""
+    """The tasks of one excerpt. ``counts``: what became of the pairs; ``error``: why the engine failed, if it did."""
 
     tasks: list[Task]
     counts: Counter[str]
-
-
-class Asking(Section):
-    """How a model is asked. ``pairs``: of one file, at most."""
-
-    pairs: int = Field(default=2, ge=1, description="questions about a file, at most")
-    temperature: float = Field(default=0.7, ge=0)
-    top_p: float = Field(default=0.9, gt=0, le=1)
-    max_tokens: int = Field(default=600, ge=1)
+    error: str | None = None
 
 
 async def make_llm_tasks(
@@ -190,13 +180,16 @@ async def make_llm_tasks(
     max_files: int = MAX_FILES,
     max_level: int = MAX_LEVEL,
     cut: Cut = first_tokens,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Asked:
     """Tasks about all repositories, by repository and file, and counts of what became of the answers.
 
     ``model``: how the tasks name who asked. The engine batches the requests, one a file; each draws from its own key.
+    ``progress``: told after every answer how many there are, of how many.
 
     Raises:
-        UserError: no file is long enough, no answer held a usable pair, or the engine can't work at all.
+        UserError: no file is long enough, no answer held a usable pair, the engine failed at each file, or it can't
+            work at all.
     """
     shown = {
         (name, excerpt.path): (repos[name], excerpt)
@@ -208,12 +201,19 @@ async def make_llm_tasks(
             f"autoexplore: no file of {', '.join(sorted(repos)) or 'no repository'} has {MIN_TOKENS} tokens to ask "
             "about; name other repositories."
         )
+    done = 0
+
+    async def one(repo: Repo, excerpt: Excerpt) -> Asked:
+        nonlocal done
+        asked = await ask_about(engine, repo, excerpt, cfg, model=model, seed=seed)
+        done += 1
+        if progress is not None:
+            progress(done, len(shown))
+        return asked
+
     try:
         async with asyncio.TaskGroup() as group:
-            asked = {
-                place: group.create_task(ask_about(engine, repo, excerpt, cfg, model=model, seed=seed))
-                for place, (repo, excerpt) in shown.items()
-            }
+            asked = {place: group.create_task(one(repo, excerpt)) for place, (repo, excerpt) in shown.items()}
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return gather({place: task.result() for place, task in asked.items()})
@@ -234,8 +234,8 @@ async def ask_about(engine: Engine, repo: Repo, excerpt: Excerpt, cfg: Asking, *
     request = Request(messages, key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
     try:
         [completion] = await engine.generate(request)
-    except EngineError:
-        return Asked([], Counter({"files": 1, "failed": 1}))
+    except EngineError as failure:
+        return Asked([], Counter({"files": 1, "failed": 1}), str(failure))
     found = parse_pairs(completion.text)
     fair = [pair for pair in found if not names_file(pair.query, excerpt.path)]
     counts = Counter({"files": 1, "pairs": len(found), "naming the file": len(found) - len(fair)})
@@ -259,20 +259,27 @@ def gather(asked: Mapping[tuple[str, str], Asked]) -> Asked:
     """All answers together, by repository and file: a question that a repository was asked twice has no one target.
 
     Raises:
-        UserError: no answer held a pair.
+        UserError: no answer held a pair, or there was no answer.
     """
     counts: Counter[str] = Counter()
     tasks: list[Task] = []
-    for _, (found, counted) in sorted(asked.items()):
+    error = None
+    for _, (found, counted, failure) in sorted(asked.items()):
         tasks += found
         counts.update(counted)
+        error = error or failure
     times = Counter((task.root, _same(task.question)) for task in tasks)
     unique = [task for task in tasks if times[task.root, _same(task.question)] == 1]
     counts["duplicates"] = len(tasks) - len(unique)
     counts["tasks"] = len(unique)
+    if counts["failed"] == counts["files"]:
+        raise UserError(
+            f"autoexplore: the teacher failed at each of the {counts['files']} files ({error}); see to its endpoint "
+            "and run again."
+        )
     if not unique:
         raise UserError(
             f"autoexplore: the teacher's answers about {counts['files']} files hold no QUERY and ANSWER that can be "
             "used; name another model, or leave the tasks to templates."
         )
-    return Asked(unique, counts)
+    return Asked(unique, counts, error)

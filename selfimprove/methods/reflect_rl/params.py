@@ -7,7 +7,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
+from selfimprove.engines.config import (
+    EngineConfig,
+    OpenAiEngineConfig,
+    ScriptedEngineConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
+from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.enumerated import LabelSet
 from selfimprove.envs.kitchen_things import Kind
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
@@ -76,11 +83,17 @@ class TaskParams(Section):
     test: int | None = Field(default=None, ge=1)
     few_data: int = Field(default=0, ge=0, description="only so many of the training tasks; 0: all")
     file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks instead of templates")
+    teacher: str | None = Field(
+        default=None, description="autoexplore: an engine that is shown files and asks about them; null: templates"
+    )
+    asking: Asking = Asking()
 
     @model_validator(mode="after")
     def _all_or_none(self) -> TaskParams:
         if len({count is None for count in (self.train, self.dev, self.test)}) > 1:
             raise ValueError("give train, dev and test, or none of them for a split of 7:2:1")
+        if self.file is not None and self.teacher is not None:
+            raise ValueError("file and teacher are two sources of tasks; remove one")
         return self
 
 
@@ -235,6 +248,12 @@ class ReflectRLParams(Section):
             if isinstance(self.engines[key], ScriptedEngineConfig | OpenAiEngineConfig):
                 raise ValueError(f"engines.{key}: has to hold the weights that are evaluated; use transformers or vllm")
         self._known("generate.teacher", self.generate.teacher, [*self.engines])
+        self._is_taught("generate.teacher", self.generate.teacher)
+        if self.tasks.teacher is not None:
+            self._known("tasks.teacher", self.tasks.teacher, [*self.engines])
+            self._is_taught("tasks.teacher", self.tasks.teacher)
+            if isinstance(self.engines[self.tasks.teacher], ScriptedEngineConfig):
+                raise ValueError("tasks.teacher: a scripted engine asks no questions; leave it null for templates")
         for key, agent in self.agents.items():
             if agent.engine is not None:
                 self._known(f"agents.{key}.engine", agent.engine, [*self.engines])
@@ -247,6 +266,13 @@ class ReflectRLParams(Section):
         if name not in known:
             said = f"{name!r} is missing" if missing else f"there is no {name!r}; there are {', '.join(known)}"
             raise ValueError(f"{place}: {said}")
+
+    def _is_taught(self, place: str, name: str) -> None:
+        engine = self.engines[name]
+        if isinstance(engine, TransformersEngineConfig | VllmEngineConfig) and engine.model == "policy":
+            raise ValueError(
+                f"{place}: {name!r} holds the policy, which there is none of yet; give it a model's folder"
+            )
 
     def _is_reflector(self, place: str, name: str) -> None:
         reflectors = [key for key, sft in self.sft.items() if sft.data.startswith("sft_reflection")]

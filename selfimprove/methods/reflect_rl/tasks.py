@@ -24,19 +24,22 @@ Panel = Literal["train", "dev", "test"]
 PANELS: tuple[Panel, ...] = ("train", "dev", "test")
 
 
-def explore_tasks(env: EnvParams, cfg: TaskParams) -> list[Task]:
-    """AutoExplore's tasks: those of a file, filtered and merged, or made from what the repositories say.
+def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> list[Task]:
+    """AutoExplore's tasks: a teacher's or a file's, filtered and merged, or made from what the repositories say.
+
+    ``asked``: the teacher's.
 
     Raises:
         UserError: nothing to explore, no task is left, or the file is missing or malformed.
     """
     repos = repositories(env)
-    if cfg.file is None:
+    if asked is None and cfg.file is not None:
+        asked = read_tasks(Path(cfg.file))
+    if asked is None:
         tasks = template_tasks(env, repos)
     else:
         most = len(LABELS[env.labels])
-        tasks = filter_tasks(read_tasks(Path(cfg.file)), repos)
-        tasks = [task for task in tasks if reachable(repos[task.root], task.filename, most)]
+        tasks = [t for t in filter_tasks(asked, repos) if reachable(repos[t.root], t.filename, most)]
     if not tasks:
         source = cfg.file or ", ".join(sorted(repos))
         raise UserError(
