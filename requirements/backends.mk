@@ -83,6 +83,26 @@ leaderboard: $(LEADERBOARD_STAMP) ## MODEL=folder or hub name: the six tasks of 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
 
+# TRL and what the main environment lacks for it (250 MB); a .pth file lends it the rest.
+TRL_ENV := .venvs/trl
+TRL_LOCK := requirements/trl.lock
+TRL_STAMP := $(TRL_ENV)/.ready-$(firstword $(shell cat $(TRL_LOCK) requirements/main.lock | cksum))
+
+$(TRL_STAMP): $(READY) | $(TRL_LOCK)
+	@echo "installing into $(TRL_ENV) (once; half a minute, 250 MB)"
+	rm -rf $(TRL_ENV)
+	$(PYTHON) -m venv $(TRL_ENV)
+	$(TRL_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(TRL_LOCK)
+	$(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	  > "$$($(TRL_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
+	touch $@
+
+.PHONY: env-trl test-backends-trl
+env-trl: $(TRL_STAMP) ## create .venvs/trl: TRL, to compare self-play's loss with
+
+test-backends-trl: $(TRL_STAMP)
+	OMP_NUM_THREADS=1 $(TRL_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_trl.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -90,7 +110,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: vLLM for CPUs, in its own environ
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard ## the tests of optional heavy parts, each in its own environment
+test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm.py -p no:cacheprovider

@@ -26,3 +26,8 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
 # The leaderboard's harness, beside the main environment's torch and transformers.
 "$uv" pip compile requirements/leaderboard.in --override requirements/leaderboard.overrides --generate-hashes --no-header \
   --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/leaderboard.lock
+
+# TRL looks into the main environment for what is there, so its lock holds only the rest.
+mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' requirements/main.lock)
+"$uv" pip compile requirements/trl.in --constraint requirements/main.lock --generate-hashes --no-header --no-annotate \
+  --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/trl.lock
