@@ -36,6 +36,7 @@ class BaseSection(Section):
     rise: BaseParams
     agent_r: BaseParams
     reflect_rl: BaseParams
+    spin: BaseParams
 
 
 def resolve_model(params: BaseParams) -> Path:

@@ -38,6 +38,7 @@ class TokenizerSection(Section):
     rise: TokenizerParams
     agent_r: TokenizerParams
     reflect_rl: TokenizerParams
+    spin: TokenizerParams
 
 
 def train_tokenizer(texts: Iterable[str], params: TokenizerParams, folder: Path, *, fixed: Sequence[str] = ()) -> None:

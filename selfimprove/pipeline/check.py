@@ -9,6 +9,7 @@ from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.spin.params import SpinParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.params import RunParams, load_section, read_yaml
 from selfimprove.pipeline.stage import PARAMS_FILE
@@ -21,6 +22,7 @@ SCHEMAS: dict[str, type[Section]] = {
     "rise": RiseParams,
     "agent_r": AgentRParams,
     "reflect_rl": ReflectRLParams,
+    "spin": SpinParams,
 }
 
 

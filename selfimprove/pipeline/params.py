@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from selfimprove.errors import UserError
 from selfimprove.params_base import Section
 
-SECTIONS = ("run", "tokenizer", "base", "rise", "agent_r", "reflect_rl")
+SECTIONS = ("run", "tokenizer", "base", "rise", "agent_r", "reflect_rl", "spin")
 """Top-level keys of params.yaml, in the pipeline's order."""
 
 

@@ -37,7 +37,7 @@ def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
 
     spin = stage.params
     if control is not None:
-        start, file, ancestors = "base", f"{control.pairs}/train/outcome", 0
+        start, file, ancestors = "base", f"{control.source}/train/outcome", 0
         cfg = control.finetune.model_copy(update={"max_tokens": budget_of(stage, "spin", control.match)})
     else:
         row = stage.pick(spin.iterations)

@@ -135,15 +135,16 @@ class SftControl(Section):
     """A fair comparison: more of the warm start, with as many training tokens as iteration ``match`` and before."""
 
     data: Literal["demonstrations"]
+    source: Literal["base"] = Field(default="base", description="whose training data: the experts are the base's")
     match: str
     finetune: FinetuneParams
 
 
 class OutcomeControl(Section):
-    """DPO on pairs of one's own episodes, the rewarded one preferred, which iteration ``pairs`` made from its runs."""
+    """DPO on pairs of one's own episodes, the rewarded one preferred, which iteration ``source`` made from its runs."""
 
     data: Literal["outcome"]
-    pairs: str
+    source: str
     match: str
     finetune: PairParams
 
@@ -179,12 +180,12 @@ class SpinParams(Section):
                     f"iterations.{key}.init_from: must be {iteration.init!r}, as init; a player starts as its opponent"
                 )
         for key, control in self.controls.items():
-            for name in (control.match, getattr(control, "pairs", control.match)):
+            for name in (control.match, control.source if isinstance(control, OutcomeControl) else control.match):
                 if name not in self.iterations:
                     raise ValueError(f"controls.{key}: no iteration {name!r}; there are {sorted(self.iterations)}")
-            if isinstance(control, OutcomeControl) and self.iterations[control.pairs].generate.runs < 2:
+            if isinstance(control, OutcomeControl) and self.iterations[control.source].generate.runs < 2:
                 raise ValueError(
-                    f"controls.{key}.pairs: {control.pairs} has one run a question, so no outcome differs; set its "
+                    f"controls.{key}.source: {control.source} has one run a question, so no outcome differs; set its "
                     "generate.runs to 2 or more"
                 )
         return self
@@ -199,6 +200,8 @@ class SpinParams(Section):
             raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
         if (self.tasks.source == "chat") != (self.prompt.format == "reply"):
             raise ValueError("prompt.format: reply is plain SPIN's, for source chat, and only for it")
+        if self.prompt.format == "reply" and self.prompt.few_shot != "off":
+            raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
         return self
 
     def lineage(self, name: str) -> list[str]:

@@ -15,7 +15,7 @@ def spin_rows(spin: SpinParams) -> dict[str, str]:
     rows = {"base": f"SFT on {spin.tasks.train} expert trajectories"}
     for name, control in spin.controls.items():
         if isinstance(control, OutcomeControl):
-            rows[name] = f"control: DPO on outcome pairs of {control.pairs}'s runs, tokens of {control.match}"
+            rows[name] = f"control: DPO on outcome pairs of {control.source}'s runs, tokens of {control.match}"
         else:
             rows[name] = f"control: more SFT on the same trajectories, tokens of {control.match}"
     for name, iteration in spin.iterations.items():

@@ -23,7 +23,7 @@ def section(**more: Any) -> dict[str, Any]:
         },
         "controls": {
             "more_sft": {"data": "demonstrations", "match": "iter1", "finetune": {}},
-            "outcome_dpo": {"data": "outcome", "pairs": "iter0", "match": "iter1", "finetune": TRAIN},
+            "outcome_dpo": {"data": "outcome", "source": "iter0", "match": "iter1", "finetune": TRAIN},
         },
     } | more
 
@@ -59,14 +59,24 @@ def test_spin_15_the_defaults_are_the_specs():
             "no iteration 'iter9'",
         ),
         (
-            {"controls": {"dpo": {"data": "outcome", "pairs": "iter1", "match": "iter1", "finetune": TRAIN}}},
+            {"controls": {"dpo": {"data": "outcome", "source": "iter1", "match": "iter1", "finetune": TRAIN}}},
             "iter1 has one run a question",
         ),
         ({"engines": {"teacher": {"engine": "scripted"}}}, "'policy', which plays and is evaluated, is missing"),
         ({"engines": {"policy": {"engine": "scripted"}}}, "a scripted engine has no model"),
         ({"engines": {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}}, "set chat"),
         ({"tasks": {"train": 4, "dev": 0, "test": 2, "file": "x"}}, "for source chat, and only for it"),
-        ({"tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"}}, "whose format is chat"),
+        (
+            {"tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"}},
+            "for source chat, and only for it",
+        ),
+        (
+            {
+                "tasks": {"source": "chat", "train": 4, "dev": 0, "test": 2, "file": "x"},
+                "prompt": {"format": "reply", "few_shot": "default"},
+            },
+            "plain SPIN has no worked episodes",
+        ),
         ({"evaluate": {"start": 5, "end": 5}}, "end: 5 is not after start 5"),
         ({"tools": {"use": {"finish": "local"}}}, "can't be a tool's name"),
         ({"sft": {"epoch": 1}}, "Extra inputs"),
