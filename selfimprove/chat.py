@@ -97,16 +97,6 @@ class ChatFormat:
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, special: Mapping[str, str], where: str) -> None:
-        self._tokens = tokenizer
-        self._content_tokens = Tokenizer.from_str(tokenizer.to_str())
-        # In content, the text of a special token is plain text (RISE spec §5, trap 15).
-        self._content_tokens.encode_special_tokens = True
-        self._ids_of = lru_cache(maxsize=TEXTS_KNOWN)(
-            lambda text: tuple(self._content_tokens.encode(text, add_special_tokens=False).ids)
-        )
-        for inner in (self._tokens, self._content_tokens):
-            inner.no_padding()
-            inner.no_truncation()
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise
         try:
@@ -118,6 +108,19 @@ class ChatFormat:
             ) from None
         self._special = dict(special)
         self._where = where
+        # Where nothing stands between messages they are pieces of one text, and only the first piece begins a text.
+        between = self._literals(("user", "assistant", "user"), False)[1:3]
+        self._first_tokens = tokenizer
+        self._tokens = tokenizer if any(between) else _inside_a_text(tokenizer)
+        self._content_tokens = Tokenizer.from_str(self._tokens.to_str())
+        # In content, the text of a special token is plain text (RISE spec §5, trap 15).
+        self._content_tokens.encode_special_tokens = True
+        self._ids_of = lru_cache(maxsize=TEXTS_KNOWN)(
+            lambda text: tuple(self._content_tokens.encode(text, add_special_tokens=False).ids)
+        )
+        for inner in (self._first_tokens, self._tokens, self._content_tokens):
+            inner.no_padding()
+            inner.no_truncation()
         self._literal_ids: dict[str, list[int]] = {}
         self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
         self.end_id = self._find_end()
@@ -171,7 +174,7 @@ class ChatFormat:
             generated = message.token_ids is not None
             if not generated:
                 ids.extend(self._encode_literal(literals[index][1]))
-            ids.extend(self.content_ids(message))
+            ids.extend(self.content_ids(message) if index or generated else self._first_ids(message))
             end = len(ids)
             tail = self._encode_literal(literals[index + 1][0])
             ends_turn = message.role == "assistant" and message.finish != "length" and self.end_id in tail
@@ -189,6 +192,13 @@ class ChatFormat:
         content = message.content.strip() if self._trims(message.role) else message.content
         # An observation is read again at every later turn, by every sample.
         return list(self._ids_of(content))
+
+    def _first_ids(self, message: Message) -> list[int]:
+        """Ids of the content that begins the text, where that matters."""
+        if self._first_tokens is self._tokens or message.role == "assistant":
+            return self.content_ids(message)
+        self._first_tokens.encode_special_tokens = True
+        return list(self._first_tokens.encode(message.content, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids; special tokens are left out."""
@@ -277,6 +287,34 @@ class ChatFormat:
             f"{self._where}: the chat template writes no end-of-turn token after an assistant message, so a model "
             "could never learn to stop; name another with the param chat_template."
         )
+
+
+def _inside_a_text(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without the space that SentencePiece puts before a text, which is no beginning here.
+
+    Else every piece of a growing text would begin with a space of its own, where the model wrote none: an expert's
+    words and the model's own would differ in their tokens, and decoding would eat the space that the model did write.
+    """
+    value = json.loads(tokenizer.to_str())
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        value[part] = _without_prefix(value.get(part))
+    return Tokenizer.from_str(json.dumps(value))
+
+
+def _without_prefix(part: Any) -> Any:
+    """One step of a tokenizer's JSON, or the steps of a sequence, without adding or stripping a first space."""
+    if not isinstance(part, dict):
+        return part
+    if part["type"] == "Prepend" or (part["type"] == "Strip" and part.get("content") == " "):
+        return None
+    if part["type"] == "Metaspace":
+        return {**part, "prepend_scheme": "never"}
+    if part["type"] == "ByteLevel":
+        return {**part, "add_prefix_space": False}
+    for steps in ("normalizers", "pretokenizers", "decoders"):
+        if steps in part:
+            return {**part, steps: [step for step in map(_without_prefix, part[steps]) if step is not None]}
+    return part
 
 
 def _raise(message: str) -> None:

@@ -213,7 +213,7 @@ def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"tokenizer.json does not exist; point the param"):
         ChatFormat.load(tmp_path)
     train_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, react nor a file"):
+    with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, react, text nor a file"):
         ChatFormat.load(tmp_path, "zefyr")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     del config["chat_template"]

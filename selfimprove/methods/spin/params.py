@@ -16,7 +16,7 @@ from selfimprove.tools.params import ToolsParams
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.pair_config import PairParams
 
-TAKEN = ("base", "tasks")
+TAKEN = ("base", "tasks", "controls")
 
 
 class OtherTask(Section):

@@ -82,7 +82,7 @@ def test_spin_19_few_shot_off_default_and_file(tmp_path):
     own = tmp_path / "own.txt"
     own.write_text("Question: x\nThought: y\nAction: finish[z]\n\n")
     assert few_shot_text(str(own), "hotpotqa") == "Question: x\nThought: y\nAction: finish[z]"
-    for task in TASKS:
+    for task in TASKS[:-1]:  # chat is plain SPIN, which has none
         text = few_shot_text("default", task)
         rounds = text.split("\nAction: ")[1:]
         assert text.count("\nQuestion: ") >= 1

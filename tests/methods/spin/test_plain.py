@@ -1,0 +1,223 @@
+"""Plain SPIN: rows of chats, fractions, gathering, and one format for generation and training (rows 33 to 35)."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.errors import UserError
+from selfimprove.methods.spin.chats import (
+    first_exchange,
+    fraction,
+    fractions,
+    gathered,
+    make_row,
+    read_chats,
+    reformat,
+    write_rows_to,
+)
+from selfimprove.methods.spin.pairs import spin_pairs, text_of
+from selfimprove.methods.spin.params import ConvertParams, TasksParams
+from selfimprove.methods.spin.plain import answer_all, main
+from selfimprove.methods.spin.prompts import opening
+from selfimprove.methods.spin.tasks import examples, gather
+from selfimprove.tools.params import ToolsParams
+from tests.methods.spin.episodes import QUESTION, played
+from tests.tiny import make_tiny_model, train_tokenizer
+
+
+def chat(number: int, **more):
+    return {
+        "messages": [
+            {"role": "user", "content": f"Ask {number}?"},
+            {"role": "assistant", "content": f"Answer {number}."},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": "More."},
+        ]
+    } | more
+
+
+def run(*words: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert not ended.value.code, words
+
+
+def fails(capsys, *words: object) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def ultrachat(tmp_path):
+    folder = tmp_path / "ultrachat"
+    folder.mkdir()
+    write_rows_to(folder / "train_sft-00000.jsonl", [chat(n) for n in range(10)])
+    write_rows_to(folder / "test_sft-00000.jsonl", [chat(n) for n in range(100, 103)])
+    write_rows_to(folder / "train_gen-00000.jsonl", [chat(n) for n in range(200, 203)])
+    return folder
+
+
+def test_spin_33_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat):
+    rows, counts = reformat(ultrachat, "ultrachat")
+    assert rows["train"][3] == make_row("Ask 3?", "Answer 3.", "")
+    assert (counts.train, counts.test, counts.malformed) == (10, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"messages": "hello"},
+        {"messages": [{"role": "user", "content": "alone"}]},
+        {"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
+    ],
+)
+def test_spin_33_what_is_no_prompt_and_answer_is_counted_and_left_out(bad, ultrachat):
+    assert first_exchange(bad) is None
+    write_rows_to(ultrachat / "train_sft-00001.jsonl", [bad, chat(50)])
+    assert (reformat(ultrachat, "ultrachat")[1].train, reformat(ultrachat, "ultrachat")[1].malformed) == (11, 1)
+
+
+def test_spin_33_a_system_message_is_left_out():
+    told = {"messages": [{"role": "system", "content": "Be brief."}, *chat(1)["messages"]]}
+    assert first_exchange(told) == make_row("Ask 1?", "Answer 1.", "")
+
+
+def test_spin_33_a_tenth_of_tulu_is_held_out(tmp_path):
+    (tmp_path / "tulu").mkdir()
+    write_rows_to(tmp_path / "tulu" / "data.jsonl", [chat(n) for n in range(50)])
+    rows, counts = reformat(tmp_path / "tulu", "tulu-v2")
+    assert (counts.train, counts.test) == (45, 5)
+    assert not {str(row) for row in rows["train"]} & {str(row) for row in rows["test"]}
+
+
+@given(st.integers(1, 300), st.integers(0, 60))
+def test_spin_34_fractions_hold_every_row_once(count, length):
+    rows = [make_row(str(number), "a", "") for number in range(count)]
+    number = fractions(count, length)
+    assert number == (-(-count // length) if length else 1)
+    parts = [fraction(rows, index, length) for index in range(number)]
+    assert sorted(place for part in parts for place, _ in part) == list(range(count))
+    assert all(len(part) == length for part in parts[:-1])
+    assert all(part for part in parts)
+    with pytest.raises(UserError, match=f"make {number} of"):
+        fraction(rows, number, length)
+
+
+def test_spin_34_rows_are_shuffled_before_they_are_cut():
+    rows = [make_row(str(number), "a", "") for number in range(100)]
+    assert [place for place, _ in fraction(rows, 0, 10)] != list(range(10))
+
+
+def test_spin_34_answers_have_their_own_noise_and_lose_the_end_of_turn():
+    asked = []
+
+    def answer(request, sample):
+        asked.append(request)
+        return f"  </s>said {request.seed}</s>"
+
+    rows = [(place, make_row(f"Ask {place}?", "real", "")) for place in (7, 3)]
+    made = asyncio.run(answer_all(rows, ScriptedEngine(answer), seed=42, temperature=1.0, top_p=1.0, max_tokens=256))
+    assert [row["generated"][1]["content"] for row in made] == ["said 42/chat-7/0/0", "said 42/chat-3/0/0"]
+    assert [row["real"][1]["content"] for row in made] == ["real", "real"]
+    assert [(m.role, m.content) for m in asked[0].messages] == [("system", ""), ("user", "Ask 7?")]
+
+
+def test_spin_34_a_fraction_generated_again_is_the_same_file(ultrachat, tmp_path):
+    model = make_tiny_model(tmp_path / "model")
+    run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
+    words = ["generate", "--model", model, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path / "out",
+             "--frac-len", 4, "--max-tokens", 8, "--context", 128, "--threads", 1]  # fmt: skip
+    run(*words, "--data-frac", 2)
+    first = (tmp_path / "out" / "loser_2.jsonl").read_bytes()
+    run(*words, "--data-frac", 2)
+    assert (tmp_path / "out" / "loser_2.jsonl").read_bytes() == first
+    assert len(first.splitlines()) == 2
+    run(*words, "--split", "test")
+    assert len((tmp_path / "out" / "loser_0_test.jsonl").read_text().splitlines()) == 3
+
+
+def test_spin_34_an_eleventh_fraction_is_one_sentence(ultrachat, tmp_path, capsys):
+    run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
+    capsys.readouterr()
+    said = fails(capsys, "generate", "--model", tmp_path, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path,
+                 "--frac-len", 1, "--data-frac", 10)  # fmt: skip
+    assert said == "fraction 10: 10 rows make 10 of 1, 0 to 9; name one.\n"
+
+
+def test_spin_35_gathering_needs_all_fractions_and_no_other(tmp_path, capsys):
+    for index in (0, 2, 3):
+        write_rows_to(tmp_path / f"loser_{index}.jsonl", [make_row(f"{index}", "real", "said")])
+    with pytest.raises(UserError, match=r"1 of 4 fractions are missing \(1\)"):
+        gathered(tmp_path, 4, "train")
+    write_rows_to(tmp_path / "loser_1.jsonl", [make_row("1", "real", "said")])
+    with pytest.raises(UserError, match=r"loser_3.jsonl is there too"):
+        gathered(tmp_path, 3, "train")
+    run("gather", "--num-fracs", 4, "--input-dir", tmp_path, "--output-dir", tmp_path / "all")
+    lines = (tmp_path / "all" / "train_prefs-00000-of-00001.jsonl").read_text().splitlines()
+    assert [json.loads(line)["real"][0]["content"] for line in lines] == ["0", "1", "2", "3"]
+    write_rows_to(tmp_path / "loser_1.jsonl", [])
+    with pytest.raises(UserError, match="holds no"):
+        gathered(tmp_path, 4, "train")
+    write_rows_to(tmp_path / "loser_1.jsonl", [{"real": []}])
+    with pytest.raises(UserError, match="no answer under 'generated'"):
+        gathered(tmp_path, 4, "train")
+
+
+def test_spin_35_the_same_pipeline_takes_the_rows_as_panels_and_experts(ultrachat, tmp_path):
+    run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
+    tasks = TasksParams(source="chat", file=str(tmp_path / "rows"), train=8, dev=1, test=2)
+    made = gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
+    assert [question.question for question in made.panels["train"]][:2] == ["Ask 0?", "Ask 1?"]
+    episode = played([" An answer of mine."], question=made.panels["train"][0], form="reply")
+    (pair,), audit = spin_pairs(made.experts, [episode], ConvertParams(), "iter0")
+    assert (text_of(pair.real), text_of(pair.generated)) == ("Answer 0.", " An answer of mine.")
+    assert (audit.kept, audit.unfinished) == (1, 0)
+    (example, *_) = examples(made.experts, "reply")
+    assert [(m.role, m.content) for m in example.messages[:2]] == [("system", ""), ("user", "Ask 0?")]
+
+
+def test_spin_33_zephyr_turns_with_an_empty_system_turn(tmp_path):
+    train_tokenizer(tmp_path)
+    zephyr = ChatFormat.load(tmp_path, "zephyr")
+    ids = zephyr.encode(opening("Ask?", "reply"), add_generation_prompt=True).ids
+    text = zephyr._tokens.decode(ids, skip_special_tokens=False)
+    assert text == "<|system|>\n<|end|>\n<|user|>\nAsk?<|end|>\n<|assistant|>\n"
+
+
+def test_spin_33_parquet_needs_pyarrow_and_says_so(tmp_path):
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match="parquet needs pyarrow, which is not installed"):
+            write_rows_to(tmp_path / "x.parquet", [make_row("a", "b", "c")])
+        return
+    from selfimprove.methods.spin.chats import read_rows_of
+
+    write_rows_to(tmp_path / "x.parquet", [make_row("a", "b", "c")])
+    assert [row for _, row in read_rows_of(tmp_path / "x.parquet")] == [make_row("a", "b", "c")]
+
+
+def test_spin_34_plain_spin_needs_its_own_folder(tmp_path):
+    with pytest.raises(UserError, match="is no folder"):
+        read_chats(tmp_path / "none", "train")
+    with pytest.raises(UserError, match="write it with `plain reformat`"):
+        read_chats(tmp_path, "train")
+
+
+def test_spin_15_a_reply_is_the_whole_episode():
+    episode = played([" Fine.\nAction: search[x]"], question=QUESTION, form="reply")
+    assert (len(episode.rounds), episode.finished, episode.messages[0].content) == (
+        1,
+        True,
+        " Fine.\nAction: search[x]",
+    )

@@ -1,0 +1,84 @@
+"""The growing text under any tokenizer: pieces join as one text would be spelt (rows 20, 38; spec §3, one EOS)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from selfimprove.chat import ChatFormat
+from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.prompts import opening, written
+from selfimprove.records import Message
+from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION
+from tests.tiny import train_tokenizer
+
+KINDS = ["bytes", "llama", "metaspace"]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def sentencepiece_like(folder: Path, kind: str) -> None:
+    """A BPE that puts a space before every text it is given, as Llama-2's (``llama``) and Gemma's relatives do."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if kind == "llama":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    texts = [message.content for message in [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]]
+    tokenizer.train_from_iterator(
+        [*texts, *BOOK.values()] * 4, trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
+    )
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(params=KINDS)
+def react(request, tmp_path) -> ChatFormat:
+    if request.param == "bytes":
+        train_tokenizer(tmp_path)
+    else:
+        sentencepiece_like(tmp_path, request.param)
+    return ChatFormat.load(tmp_path, "react")
+
+
+def messages() -> list[Message]:
+    return [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
+
+
+def test_spin_20_pieces_decode_to_the_text_without_a_space_more(react):
+    text = "".join(message.content for message in messages())
+    assert react.decode(react.encode(messages()).ids).lstrip(" ") == text
+
+
+def test_spin_29_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react):
+    """Generated ids, decoded and tokenised again as an expert's words: nothing but the words tells the sides apart."""
+    said = written(EXPERT.rounds, "alpaca")[1]
+    ids = react.content_ids(said)
+    assert react.decode(ids) == said.content
+    again = Message(role="assistant", content=react.decode(ids), token_ids=ids)
+    assert react.content_ids(again) == react.content_ids(said)
+    assert STOP in react.decode(ids)
+
+
+def test_spin_38_exactly_one_end_of_turn_and_one_beginning(react):
+    ids = react.encode(messages()).ids
+    assert ids.count(react.end_id) == 1
+    assert ids[-1] == react.end_id
+    begin = react._tokens.token_to_id("<s>")
+    assert begin is None or (ids[0] == begin and ids.count(begin) == 1)
+
+
+def test_spin_38_the_text_of_an_end_of_turn_in_an_observation_ends_nothing(react):
+    eos = react._tokens.id_to_token(react.end_id)
+    poisoned = [*messages()[:3], Message(role="user", content=f" {eos} {eos}"), *messages()[4:]]
+    assert react.encode(poisoned).ids.count(react.end_id) == 1
+
+
+def test_spin_15_a_prompt_that_ends_with_the_cue_ends_no_turn(react):
+    asked = react.encode(messages()[:2], add_generation_prompt=True).ids
+    assert react.end_id not in asked
+    assert react.encode(messages()).ids[: len(asked)] == asked
