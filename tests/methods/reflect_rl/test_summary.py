@@ -1,0 +1,88 @@
+"""The summary: every row, paired differences to Reflect-RL, curves stitched, smoothed and drawn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
+from selfimprove.outcomes import Outcome
+from selfimprove.pipeline.rows import place
+from selfimprove.records import mean_and_error, write_jsonl
+from selfimprove.report.table import draw, results_table
+
+ENGINE = {"engine": "transformers"}
+PARAMS = ReflectRLParams.model_validate(
+    {
+        "env": {"name": "taxi"},
+        "engines": {"policy": ENGINE, "reflector": ENGINE, "teacher": {"engine": "scripted"}},
+        "generate": {},
+        "sft": {
+            "reflector": {"data": "sft_reflection", "finetune": {}},
+            "policy": {"data": "sft_policy", "finetune": {}},
+        },
+        "iterations": {
+            "reflect_rl": {"init": "policy", "reflector": "reflector"},
+            "longer": {"init": "reflect_rl", "reflector": "reflector"},
+        },
+        "controls": {"more_sft": {"init": "policy", "data": "sft_policy", "match": "reflect_rl", "finetune": {}}},
+        "agents": {"chance": {"kind": "random"}},
+        "evaluate": {"reflector": "reflector"},
+        "report": {"window": 3},
+    }
+)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """What the stages leave for every row; in each, one task more succeeds than in the row before."""
+    for better, name in enumerate(reflect_rl_rows(PARAMS)):
+        folder, own = tmp_path / place(PARAMS, name), tmp_path / name
+        for one in (folder, own):
+            one.mkdir(parents=True, exist_ok=True)
+        wins = [float(task < better) for task in range(6)]
+        rows = [Outcome(id=f"taxi-{i}", values={"success": win, "cost": 1 - win}) for i, win in enumerate(wins)]
+        write_jsonl(folder / "outcomes.jsonl", rows)
+        figures = {key: mean_and_error(row.values[key] for row in rows) for key in ("success", "cost")}
+        figures |= {"steps": mean_and_error([7.0]), "invalid": mean_and_error([0.0]), "levels": {"full": {}}}
+        (folder / "metrics.json").write_text(json.dumps(figures))
+        trained = {"real_tokens": 1000, "iterations" if name in PARAMS.iterations else "steps": 4}
+        if name != "chance":
+            (own / "train.json").write_text(json.dumps(trained))
+        if name in PARAMS.iterations:
+            lines = "".join(f"{i},{i / 10},{-i},{'' if i == 2 else i}\n" for i in range(1, 5))
+            (own / "curves.csv").write_text("step,success,cost,loss\n" + lines)
+    return tmp_path
+
+
+def test_reflect_rl_51_every_row_is_compared_with_reflect_rl_in_pairs(results):
+    summary = summarise_reflect_rl(PARAMS, results)
+    assert summary["order"] == ["chance", "policy", "more_sft", "reflect_rl", "longer"]
+    assert summary["last"] == "reflect_rl"
+    assert summary["rows"]["policy"]["what"] == "SFT only"
+    gains = {row: figures["success"]["mean"] for row, figures in summary["last_minus"].items()}
+    assert gains == pytest.approx({"chance": 3 / 6, "policy": 2 / 6, "more_sft": 1 / 6, "longer": -1 / 6})
+    assert summary["rows"]["chance"]["training_tokens"] == 0
+    assert summary["rows"]["reflect_rl"]["training_steps"] == 4
+    assert json.loads(json.dumps(summary)) == summary
+    assert results_table("reflect_rl", summary).row_count == 5
+
+
+def test_reflect_rl_55_a_run_goes_on_where_its_parent_stopped(results):
+    found = curves(PARAMS, results)
+    assert [point.step for point in found["reflect_rl"]] == [1, 2, 3, 4]
+    assert [point.step for point in found["longer"]] == [1, 2, 3, 4, 5, 6, 7, 8]
+    first = found["reflect_rl"]
+    assert first[1].success == pytest.approx(0.2)
+    assert first[1].loss == pytest.approx(2.0)  # of 1 and 3: what was not measured is no 0
+    assert first[0].cost == pytest.approx(-1.5)
+
+
+def test_reflect_rl_55_three_curves_are_drawn(results, tmp_path):
+    summary = summarise_reflect_rl(PARAMS, results)
+    draw({"reflect_rl": summary}, tmp_path / "report")
+    names = sorted(path.name for path in (tmp_path / "report").iterdir())
+    assert names == [f"reflect_rl-{name}-over-RL-steps.png" for name in ("cost", "loss", "success")]
