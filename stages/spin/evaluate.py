@@ -1,4 +1,4 @@
-"""spin-evaluate@<model>: one model (base, an iteration or a control) answers the held-out panel."""
+"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate (one after the other): a model answers."""
 
 import asyncio
 
@@ -18,16 +18,16 @@ from selfimprove.seeds import key_bits
 
 @stage("spin-evaluate", "spin", SpinParams, heavy=True)
 def main(stage: Stage[SpinParams]) -> None:
-    spin, cfg, prompt, name = stage.params, stage.params.evaluate, stage.params.prompt, stage.item
-    model = stage.input(f"models/spin/{name}")
+    spin, cfg, prompt, row = stage.params, stage.params.evaluate, stage.params.prompt, stage.place
+    model = stage.input(f"models/spin/{row}")
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, spin.tools.snippets)
-    stage.narrow((prompt, spin.tools, spin.engines["policy"], cfg))
+    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
+    stage.narrow((prompt, few_shot, spin.tools, spin.engines["policy"], cfg))
 
     games = chosen(panel, cfg)
-    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
     # The same noise for every model, so that differences are paired.
     seed = key_bits(stage.run.seed, "spin-evaluate")
 
@@ -39,16 +39,16 @@ def main(stage: Stage[SpinParams]) -> None:
             ) as engines:
                 play_one = lambda game: play(  # noqa: E731
                     game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                    prefix=prompt.question_prefix, iteration=name,
+                    prefix=prompt.question_prefix, iteration=stage.item,
                 )  # fmt: skip
                 episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
         tools.close()
         say_blocked(stage.name, episodes)
-        write_jsonl(stage.output(f"results/spin/{name}/episodes.jsonl"), episodes)
-        write_jsonl(stage.output(f"results/spin/{name}/outcomes.jsonl"), outcomes(episodes))
+        write_jsonl(stage.output(f"results/spin/{row}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/spin/{row}/outcomes.jsonl"), outcomes(episodes))
         counted = tool_figures(tools.stats, tools.faults)
-        write_json(stage.output(f"results/spin/{name}/metrics.json"), evaluate_metrics(episodes) | counted)
+        write_json(stage.output(f"results/spin/{row}/metrics.json"), evaluate_metrics(episodes) | counted)
 
     asyncio.run(run())
 

@@ -25,10 +25,10 @@ def main(stage: Stage[SpinParams]) -> None:
     panel = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, tools_cfg.snippets)
-    stage.narrow((prompt, tools_cfg, spin.engines["policy"], cfg))
+    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
+    stage.narrow((prompt, few_shot, tools_cfg, spin.engines["policy"], cfg))
 
     games = [(index, question, run) for run in range(cfg.runs) for index, question in chosen(panel, cfg)]
-    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
     seed = key_bits(stage.run.seed, stage.name)
 
     async def run() -> None:
