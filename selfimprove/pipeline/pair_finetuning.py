@@ -17,7 +17,7 @@ from selfimprove.training.pairs import finetune_pairs
 def train_pairs_and_publish(
     stage: Stage[Any], method: str, model: Path, pairs: Sequence[Pair], cfg: PairParams, *, ancestors: int = 0
 ) -> None:
-    """Train ``model`` against itself as it enters; publish the new one, its figures and its loss curve.
+    """Train ``model`` against itself as it enters; publish the new one, its figures and their curves.
 
     The opponent is the model that training starts from (spec spin_agent §1): the caller has no other to give.
 
@@ -33,7 +33,7 @@ def train_pairs_and_publish(
             model,
             model,
             pairs,
-            stage.output(f"models/{method}/{name}"),
+            stage.output(f"models/{method}/{stage.place}"),
             cfg,
             scratch=stage.scratch,
             seed=stage.run.seed,
@@ -41,7 +41,7 @@ def train_pairs_and_publish(
             progress=progress.reach,
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
-    figures = report.model_dump(mode="json", exclude={"timing", "loss"})
+    figures = report.model_dump(mode="json", exclude={"timing", "curve"})
     figures["lineage_tokens"] = ancestors + report.real_tokens
     write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
-    write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
+    write_csv(stage.output(f"results/{method}/{name}/loss.csv"), report.curve)

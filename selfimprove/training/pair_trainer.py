@@ -111,7 +111,7 @@ class PairTrainer(PlannedTrainer):
         self._lengths = lengths_of(pairs)
         self._scored = [(pair.real.trained, pair.generated.trained) for pair in pairs]
         self._opponent: list[opponent.Score] = []
-        self._evaluations: list[dict[str, float]] = []
+        self._evaluations: list[dict[str, int | float]] = []
         super().__init__(model, arguments, job, plan, progress)
 
     def read_opponent(self, folder: Path) -> None:

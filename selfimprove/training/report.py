@@ -82,9 +82,9 @@ class PairReport(BaseModel):
     """pairs that were only measured"""
     first: dict[str, float] = {}
     """the first step's figures: loss ln 2 (hinge: 1) and rewards 0, or the run would have stopped"""
-    curve: list[dict[str, float]] = []
+    curve: list[dict[str, int | float]] = []
     """``spin_objective.FIGURES`` by name, and the step: means of the steps since the last row"""
-    evaluations: list[dict[str, float]] = []
+    evaluations: list[dict[str, int | float]] = []
     """the same of the pairs held out, after each epoch, names with the prefix ``eval_``"""
     counters: PairCounters = PairCounters()
     rope_factor: float | None = None

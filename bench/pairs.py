@@ -1,0 +1,222 @@
+"""Self-play training: the opponent scored once a pair, against scoring it at every step as the original does.
+
+``python -m bench.pairs`` prints what it does and ends with one JSON document. Three ways train the same model on the
+same pairs, batches and steps: ``precomputed`` (ours), ``recomputed`` (ours, but the frozen opponent reads every
+micro-batch again) and ``published`` (recomputed, and both sides of a batch padded to the longest, with logits at every
+position). Rates are real tokens of both sides per second of the training loop, imports, loading and ``precomputed``'s
+one scoring left out; that is told apart, and counted in ``ratio_with_scoring``. The best of alternating repeats.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.training import VOCABULARY, make_model
+from selfimprove.seeds import rng
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.pair_config import PairParams
+from selfimprove.training.pairs import EncodedPair, sequences_of
+
+PROMPT = 60
+ROUND = 50
+OBSERVED = 0.4
+"""Share of a round that is observation."""
+
+
+def make_pairs(count: int) -> list[EncodedPair]:
+    """Seeded pairs like ReAct episodes: a prompt, then two to five rounds a side; observations are not scored."""
+    random = rng("bench", "pairs", count)
+
+    def side(prompt: list[int]) -> EncodedExample:
+        ids, weights = list(prompt), [0.0] * len(prompt)
+        for _ in range(random.randint(2, 5)):
+            length = random.randint(ROUND // 2, 3 * ROUND // 2)
+            seen = round(OBSERVED * length)
+            ids += [random.randrange(VOCABULARY) for _ in range(length)]
+            weights += [1.0] * (length - seen) + [0.0] * seen
+        return EncodedExample(ids, weights)
+
+    pairs = []
+    for _ in range(count):
+        prompt = [random.randrange(VOCABULARY) for _ in range(PROMPT)]
+        pairs.append(EncodedPair(side(prompt), side(prompt)))
+    return pairs
+
+
+def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: PairParams, threads: int) -> dict[str, Any]:
+    """One run: real tokens a second of its loop, seconds that the opponent took before it, and its losses."""
+    from selfimprove.training import opponent
+    from selfimprove.training.job import join, own_threads
+    from selfimprove.training.loading import load_model
+    from selfimprove.training.packing import make_plan
+    from selfimprove.training.pair_trainer import PairJob, PairTrainer, lengths_of
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = PairJob(
+            model_dir=model_dir, opponent_dir=model_dir, opponent="", out_dir=folder / "out", checkpoints=folder / "c",
+            scores=folder, params=params, seed=0, threads=threads,
+        )  # fmt: skip
+        with own_threads(job):
+            scoring = 0.0
+            arguments = join(job, optim="rmsprop")
+            plan = make_plan(
+                lengths_of(pairs), batch_size=params.batch_size, row_tokens=params.row_tokens,
+                micro_batch_tokens=params.micro_batch_tokens, seed=0, epochs=params.epochs, whole_epochs=True,
+            )  # fmt: skip
+            model, _ = load_model(model_dir, params, 0, dropout=False)
+            if way == "precomputed":
+                started = time.monotonic()
+                opponent.score(job, model_dir, folder / "scores", pairs)
+                scoring = time.monotonic() - started
+                trainer = PairTrainer(model, arguments, job, pairs, plan, None)
+                trainer.read_opponent(folder / "scores")
+            else:
+                frozen, _ = load_model(model_dir, params, 0, dropout=False)
+                trainer = _recomputing(way)(model, arguments, job, pairs, plan, None)
+                trainer.frozen = frozen.eval()
+                trainer._opponent = [(0.0, 0.0)] * len(pairs)
+            seconds = trainer.run()
+            report = trainer.report(seconds, None, scoring, len(pairs))
+    return {
+        "tokens_per_second": report.timing.tokens_per_second,
+        "seconds": seconds,
+        "scoring": scoring,
+        "padding": report.padding if way != "published" else trainer.filling,
+        "losses": [loss for _, loss in report.loss],
+    }
+
+
+def _recomputing(way: str) -> Any:
+    """Our trainer with the opponent in its loop; imports torch."""
+    import torch
+
+    from selfimprove.training.pair_trainer import PairTrainer
+    from selfimprove.training.spin_objective import gap, over_sequences, pair_losses, token_log_probs
+
+    class Recomputed(PairTrainer):
+        """The frozen model reads the packed micro-batch first, only where a prediction is needed, as ours does."""
+
+        frozen: torch.nn.Module
+        filling = 0.0
+
+        def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+            hooked = self.frozen.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore
+            with torch.no_grad():
+                logits = self.logits_of_learnt(self.frozen, inputs)
+                ids, coefficients = inputs["input_ids"], inputs["coefficients"]
+                values = token_log_probs(logits, ids[:, 1:][coefficients[:, 1:] != 0])
+                lengths = torch.tensor([self._scored[index] for index in inputs["pairs"]]).flatten()
+                scores = over_sequences(values, lengths).view(-1, 2).tolist()
+            hooked.remove()
+            for index, (real, generated) in zip(inputs["pairs"], scores, strict=True):
+                self._opponent[index] = (real, generated)
+            return super().micro_loss(model, inputs)
+
+    class Published(Recomputed):
+        """Both sides of a whole batch right-padded to the longest, log-softmax at every position."""
+
+        def micro_batches(self, number: int) -> list[dict[str, Any]]:
+            step = self._plan.steps[number].examples
+            sides = [self._pairs[i].real for i in step] + [self._pairs[i].generated for i in step]
+            width = max(len(side.ids) for side in sides)
+            ids, labels = torch.zeros(len(sides), width, dtype=torch.long), torch.full((len(sides), width), -100)
+            mask = torch.zeros(len(sides), width, dtype=torch.long)
+            for row, side in enumerate(sides):
+                length = len(side.ids)
+                ids[row, :length], mask[row, :length] = torch.tensor(side.ids), 1
+                labels[row, :length] = torch.where(torch.tensor(side.token_weights) > 0, ids[row, :length], -100)
+            self.filling = 1 - float(mask.float().mean())
+            return [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
+
+        def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+            labels = inputs["labels"][:, 1:]
+            learnt = labels != -100
+
+            def scores(network: torch.nn.Module) -> torch.Tensor:
+                logits = network(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, :-1]
+                values = logits.float().log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+                return torch.stack((values * learnt).sum(1).chunk(2), dim=1)
+
+            with torch.no_grad():
+                reference = scores(self.frozen)
+            h = gap(scores(model), reference)
+            loss = pair_losses(h, self._job.params.beta, self._job.params.loss).mean()
+            figures = torch.zeros(11)
+            figures[0] = loss
+            return loss, figures
+
+    return Recomputed if way == "recomputed" else Published
+
+
+def measure(*, pairs: int = 192, repeats: int = 2, threads: int = 1, batch_size: int = 16) -> dict[str, Any]:
+    """Compare the three; ``ratio`` is precomputed over recomputed, ``ratio_to_published`` over the original's way.
+
+    ``valid`` is false where the ways' losses differ by more than rounding: then they did not do the same work.
+    """
+    params = PairParams(
+        batch_size=batch_size, row_tokens=1024, micro_batch_tokens=8192, max_length=1024, lr=1e-5, epochs=2.0,
+        save_steps=10**9, logging_steps=1,
+    )  # fmt: skip
+    data = make_pairs(pairs)
+    ways = ("precomputed", "recomputed", "published")
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = make_model(Path(folder) / "model")
+        for way in ways:
+            train_once(way, model_dir, data[:batch_size], params, threads)
+        runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+        for _ in range(repeats):
+            for way in ways:
+                runs[way].append(train_once(way, model_dir, data, params, threads))
+    best = {way: min(runs[way], key=lambda run: run["seconds"]) for way in ways}
+    ours = best["precomputed"]
+    rates = {way: best[way]["tokens_per_second"] for way in ways}
+    return {
+        "threads": threads,
+        "pairs": pairs,
+        "epochs": params.epochs,
+        "batch_size": batch_size,
+        "real_tokens": 2 * sum(len(side.ids) for side in sequences_of(data)),
+        "tokens_per_second": {way: round(rate) for way, rate in rates.items()},
+        "ratio": round(rates["precomputed"] / rates["recomputed"], 3),
+        "ratio_to_published": round(rates["precomputed"] / rates["published"], 3),
+        "ratio_with_scoring": round(best["recomputed"]["seconds"] / (ours["seconds"] + ours["scoring"]), 3),
+        "scoring_seconds": round(ours["scoring"], 3),
+        "padding": {way: round(best[way]["padding"], 4) for way in ways},
+        "valid": all(
+            abs(one - other) < 1e-3
+            for way in ways[1:]
+            for one, other in zip(ours["losses"], best[way]["losses"], strict=True)
+        ),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a result of ``measure`` as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"Self-play training, {result['threads']} thread(s), {result['pairs']} pairs, {result['epochs']:g} epochs"
+    table = Table(title=title)
+    for column in ("opponent", "real tokens/s", "filling"):
+        table.add_column(column, justify="left" if column == "opponent" else "right")
+    for name, rate in result["tokens_per_second"].items():
+        table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}")
+    Console().print(table)
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when the ways did not do the same work."""
+    result = measure()
+    show(result)
+    print(json.dumps(result))
+    sys.exit(0 if result["valid"] else 1)
+
+
+if __name__ == "__main__":
+    main()
