@@ -62,15 +62,6 @@ def cut_reflection(text: str, markers: Markers = MARKERS["spaced"]) -> str:
     return text.partition(markers.act)[0].partition(markers.act.strip("\n"))[0].strip()
 
 
-def split_state(text: str, heading: str) -> State:
-    """A state's text in two, at its *last* heading: what a command printed may hold the heading as well [R].
-
-    Without labels, which a text does not tell apart. A text without the heading is all ``pre``.
-    """
-    pre, found, post = text.rpartition(heading)
-    return State(pre, found + post, ()) if found else State(text, "", ())
-
-
 def reflection_example(
     name: str, instr: str, state: State, reflection: str, markers: Markers = MARKERS["spaced"], source: str = ""
 ) -> Example:

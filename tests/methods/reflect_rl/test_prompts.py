@@ -20,7 +20,6 @@ from selfimprove.methods.reflect_rl.prompts import (
     policy_prompt,
     reflection_example,
     reflection_prompt,
-    split_state,
 )
 from selfimprove.records import Message
 
@@ -84,19 +83,6 @@ def test_reflect_rl_34_a_reflection_is_cut_at_the_act_marker(before, after, mark
 
 def test_reflect_rl_34_a_marker_without_its_newline_ends_a_reflection_too():
     assert cut_reflection("It is near. # Action:3") == "It is near."
-
-
-@given(st.text(), st.text(min_size=1))
-def test_reflect_rl_34_states_are_split_at_the_last_heading(pre, post):
-    heading = "\n# Choose from below your command"
-    if heading in post:
-        return
-    text = pre + heading + post
-    state = split_state(text, heading)
-    assert state.pre + state.post == text
-    assert state.post == heading + post or heading in (pre + heading + post)[len(pre) + 1 :]
-    assert heading not in state.post[1:]
-    assert split_state("none", heading) == State("none", "", ())
 
 
 def test_reflect_rl_34_under_text_the_tokens_are_the_plain_completions(gpt2):
