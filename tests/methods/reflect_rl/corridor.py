@@ -1,9 +1,9 @@
 """A small environment with labels, for tests: walk a corridor to its end::
 
-    task 2, at 0
-    pick:
-    0. left
-    1. right
+task 2, at 0
+pick:
+0. left
+1. right
 """
 
 from __future__ import annotations
