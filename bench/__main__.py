@@ -1,4 +1,5 @@
-"""``make bench``: rollouts and tree search against the raw engine, training against a plain trainer, the default run.
+"""``make bench``: rollouts, tree search and reinforcement learning against the raw engine, training against a plain
+trainer, the default run.
 
 Prints each part's table; the last line is one JSON document. Exits with 1 if a figure is impossible (above its limit).
 """
@@ -15,7 +16,7 @@ def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "environments,rollouts,search,training,pipeline").split(",")
+    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,training,pipeline").split(",")
     document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
     if "environments" in parts:
         from bench import environments
@@ -32,6 +33,11 @@ def main() -> None:
 
         document["search"] = search.measure(threads=threads)
         search.show(document["search"])
+    if "reflect_rl" in parts:
+        from bench import reflect_rl
+
+        document["reflect_rl"] = reflect_rl.measure(threads=threads)
+        reflect_rl.show(document["reflect_rl"])
     if "training" in parts:
         from bench import training
 

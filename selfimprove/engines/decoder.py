@@ -8,7 +8,7 @@ when the decoder is made (``_exact``), and no other width is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,8 +28,10 @@ class Forward(Protocol):
     ids and at (the positions) are [rows, tokens] int64, seen is [rows, tokens, width] bool: what each may attend to.
     """
 
-    def read(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> None:
-        """Prompts, for their keys and values alone."""
+    def read(
+        self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Prompts, for their keys and values; with ``last`` [rows], also the logits [rows, vocabulary] behind it."""
         ...
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -44,9 +46,15 @@ class Module:
         use_one_query_attention(model)
         self._model = model
 
-    def read(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> None:
+    def read(
+        self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """See ``Forward.read``."""
-        self._through(self._model.base_model, rows, ids, at, seen)
+        if last is None:
+            self._through(self._model.base_model, rows, ids, at, seen)
+            return None
+        logits: torch.Tensor = self._through(self._model, rows, ids, at, seen).logits
+        return logits[torch.arange(len(last), device=last.device), last]
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """See ``Forward.step``."""
@@ -97,12 +105,19 @@ class Decoder:
         """Where the model runs."""
         return torch.device(self._weight.device)
 
-    def read(self, work: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    def read(
+        self, work: Sequence[tuple[int, int, Sequence[int]]], ends: Mapping[int, int] | None = None
+    ) -> torch.Tensor | None:
         """Compute keys and values of one block for some reading rows.
 
         Args:
             work: (row, first position, at most ``prefill_block`` ids) each; the positions before the first must
                 have been read or put there.
+            ends: by row, the place in the block at which its prompt ends.
+
+        Returns:
+            With ``ends``, next-token logits [prefill rows, vocabulary] (float32) there; what other rows hold means
+            nothing.
         """
         ids, starts = self._pad.copy(), np.zeros(len(self._pad), dtype=np.int64)
         for row, start, tokens in work:
@@ -111,8 +126,13 @@ class Decoder:
         positions = starts[:, None] + self._offsets
         needed = int(starts.max()) + self._block
         width = next(w for w in self.reading_widths if w >= needed)
+        last = None
+        if ends:
+            last = torch.zeros(len(self._pad), dtype=torch.int64, device=self.device)
+            last[list(ends)] = torch.tensor(list(ends.values()), device=self.device)
         with torch.inference_mode():
-            self._forward.read(self.reading, *self._aim(self.reading, ids, positions, width))
+            logits = self._forward.read(self.reading, *self._aim(self.reading, ids, positions, width), last)
+        return None if logits is None else logits.float()
 
     def step(self, ids: np.ndarray, positions: np.ndarray, longest: int) -> torch.Tensor:
         """Next-token logits [slots, vocabulary] (float32) after feeding every slot one token.
@@ -139,8 +159,8 @@ class Decoder:
     def _exact(self, rows: Rows, tokens: int, widths: Iterable[int]) -> list[int]:
         """Those of ``widths`` that give the same bits as the full width, on random keys and tokens.
 
-        What counts is a step's logits, and the last layer's keys and values that reading gives. All widths pass where
-        exactness isn't promised (GPUs, half precision).
+        What counts is a step's logits, and the last layer's keys and values and the logits that reading gives. All
+        widths pass where exactness isn't promised (GPUs, half precision).
         """
         widths = [width for width in widths if width >= tokens]
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
@@ -153,8 +173,10 @@ class Decoder:
             aimed = self._aim(rows, ids, positions, width)
             if rows is self.slots:
                 return self._forward.step(rows, *aimed)
-            self._forward.read(rows, *aimed)
-            return rows.written()
+            last = torch.full((count,), tokens - 1, device=self.device)
+            logits = self._forward.read(rows, *aimed, last)
+            assert logits is not None
+            return torch.cat((rows.written().flatten(), logits.flatten()))
 
         exact = []
         with torch.inference_mode():

@@ -95,21 +95,27 @@ class Llama:
             made = cls(model, context)
             return made if made._agrees(model) else None
 
-    def read(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> None:
-        """See ``decoder.Forward.read``. What the last layer makes of its keys and values is nobody's concern."""
+    def read(
+        self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """See ``decoder.Forward.read``. The last layer's outcome concerns nobody but where ``last`` asks for it."""
         mask = torch.where(seen, 0.0, -torch.inf)[:, None]
         count, tokens = ids.shape
         x, cos, sin = self._begin(ids, at)
-        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             query, keys, values = self._attended(rows, index, x, cos, sin)
-            if index == last:
-                return
+            queries = query.view(count, tokens, self._heads, self.width).transpose(1, 2)
+            if index == len(self._layers) - 1:
+                if last is None:
+                    return None
+                there = torch.arange(count), last
+                x = x.view(count, tokens, -1)[there]
+                queries, mask = queries.transpose(1, 2)[there][:, :, None], mask[there[0], 0, last][:, None, None]
             mixed = F.scaled_dot_product_attention(
-                query.view(count, tokens, self._heads, self.width).transpose(1, 2),
-                keys, values, mask, scale=self._scale, enable_gqa=self._heads != self._kv_heads,
-            )  # fmt: skip
-            x = self._after(layer, x, mixed.transpose(1, 2).reshape(count * tokens, -1))
+                queries, keys, values, mask, scale=self._scale, enable_gqa=self._heads != self._kv_heads
+            )
+            x = self._after(layer, x, mixed.transpose(1, 2).reshape(len(x), -1))
+        return F.linear(self._normed(x, self._norm), self._head)
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
         """See ``decoder.Forward.step``. One query a row: attention is two batched matrix products."""

@@ -27,10 +27,11 @@ import torch
 
 from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.engines.choices import decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
 from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
-from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
+from selfimprove.engines.sampling import TokenTrie, choose, uniforms
 from selfimprove.engines.slots import PrefixCache
 from selfimprove.records import Finish, Message
 
@@ -60,6 +61,11 @@ class _Job:
     done: int = 0
     placed: int = 0
     results: dict[int, Completion] = field(default_factory=dict)
+
+    @property
+    def to_read(self) -> int:
+        """Tokens to be read: of a choice all; else all but the last, which is fed to a slot for the first draw."""
+        return len(self.ids) if self.request.choice else len(self.ids) - 1
 
 
 class TransformersEngine:
@@ -131,8 +137,6 @@ class TransformersEngine:
         self._every_slot = np.arange(slots)
         self._with_stop: set[int] = set()
         self._nodes: dict[int, dict] = {}
-        self._choosing: set[int] = set()
-        self._choices: dict[int, tuple[float, float]] = {}
         self._trie = lru_cache(maxsize=LISTS_KNOWN)(self._make_trie)
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
@@ -161,7 +165,7 @@ class TransformersEngine:
                 trie = self._trie(tuple(request.allowed), request.choice)
             except ValueError as error:
                 raise EngineError(f"{request.seed}: {error}") from None
-        # The last token is not read but fed to the slot: its logits give the first draw.
+        # The last token's block is never copied: its logits give the first draw.
         job = _Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
         self.stats.requests += 1
         self.stats.prompt_tokens += len(ids)
@@ -261,12 +265,14 @@ class TransformersEngine:
         over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
         """
         still = 0
-        while still < STILL and len(self._waiting) < self._cfg.prefill_rows and not self._busy.any():
+        while still < STILL and self._pending() < self._cfg.prefill_rows and not (self._busy.any() or self._ready):
             before = len(self._waiting)
-            if any(self._reading) or self._ready:
-                return
             await asyncio.sleep(0)
             still = 0 if len(self._waiting) > before else still + 1
+
+    def _pending(self) -> int:
+        """Prompts that are being read or wait for it."""
+        return sum(job is not None for job in self._reading) + len(self._waiting)
 
     def _fill(self) -> None:
         """Put prompts that were read into free slots, and read more while that leaves slots free."""
@@ -274,11 +280,13 @@ class TransformersEngine:
         while not self._busy.all() and self._worth_reading():
             self._read()
             self._place()
+            if self._pending() < self._cfg.prefill_rows and not self._busy.any():
+                return  # callers whose choices were read may ask for more before the next pass
 
     def _worth_reading(self) -> bool:
         """Whether to read now. A pass that can't be filled waits a little for others, as it costs the same."""
-        underway = sum(job is not None for job in self._reading)
-        pending = underway + len(self._waiting)
+        pending = self._pending()
+        underway = pending - len(self._waiting)
         if pending == 0:
             return False
         if underway or pending >= self._cfg.prefill_rows or not self._busy.any():
@@ -302,30 +310,60 @@ class TransformersEngine:
                 job.blocks = self._cache.find(job.names)
                 job.done = len(job.blocks) * block
                 self.stats.cached_prompt_tokens += job.done
-                if job.done == len(job.ids) - 1:
+                if job.done == job.to_read:
                     self._ready.append(job)
                     job = None
                 else:
                     rows.put(row, job.blocks)
             self._reading[row] = job
             if job is not None:
-                work.append((row, job.done, job.ids[job.done : min(job.done + block, len(job.ids) - 1)]))
+                work.append((row, job.done, job.ids[job.done : min(job.done + block, job.to_read)]))
         if not work:
             return
-        self._decoder.read(work)
+        ends = {row: len(tokens) - 1 for row, start, tokens in work if self._is_last(row, start + len(tokens))}
+        logits = self._decoder.read(work, ends)
         self.stats.notes["prefill_blocks"] += len(work)
         self.stats.notes["prefill_block_slots"] += len(self._reading)
         for row, start, tokens in work:
             job = self._reading[row]
             assert job is not None
-            read = rows.take(row, start, start + len(tokens))
-            if len(tokens) == block:
-                self._cache.keep(job.names[len(job.blocks)], read)
-            job.blocks.append(read)
+            whole = len(tokens) == block and len(job.blocks) < len(job.names)
+            if whole or not job.request.choice:
+                read = rows.take(row, start, start + len(tokens))
+                if whole:
+                    self._cache.keep(job.names[len(job.blocks)], read)
+                job.blocks.append(read)
             job.done += len(tokens)
-            if job.done == len(job.ids) - 1:
+            if job.done == job.to_read and not job.request.choice:
                 self._ready.append(job)
                 self._reading[row] = None
+        if logits is not None:
+            self._choose(logits, list(ends))
+
+    def _is_last(self, row: int, end: int) -> bool:
+        """Whether a row's pass up to ``end`` reads the last token of a choice's prompt."""
+        job = self._reading[row]
+        return job is not None and job.request.choice and end == job.to_read
+
+    def _choose(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
+        """Answer the choices whose prompts have just been read; their rows are free then."""
+        jobs = {row: job for row in rows if (job := self._reading[row]) is not None}
+        for row in rows:
+            self._reading[row] = None
+        asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
+        with torch.inference_mode():
+            for sample in range(max(job.request.n for job in jobs.values())):
+                for row, drawn in decide(logits, asked, sample).items():
+                    job = jobs[row]
+                    if sample >= job.request.n:
+                        continue
+                    ended = bool(self._ends[drawn.token])
+                    ids: list[int] = [] if ended else [drawn.token]
+                    finish: Finish = "stop" if ended else "length"
+                    choice = Choice(job.ids, drawn.token, drawn.logprob, drawn.entropy)
+                    answer = Completion(self.chat.decode(ids), finish, ids, [drawn.model_logprob], choice)
+                    self.stats.generated_tokens += 1
+                    self._answer(job, sample, answer)
 
     def _place(self) -> None:
         """Give free slots to the samples of prompts that were read, in order."""
@@ -344,8 +382,6 @@ class TransformersEngine:
             self._count[slot], self._limit[slot] = 0, request.max_tokens
             self._temperature[slot], self._top_p[slot] = request.temperature, request.top_p
             self._top_k[slot] = request.top_k
-            if request.choice:
-                self._choosing.add(slot)
             if request.stop:
                 self._with_stop.add(slot)
             if job.trie is not None:
@@ -370,8 +406,6 @@ class TransformersEngine:
                 self._alike(self._nodes),
                 torch.from_numpy(self._top_k).to(device) if self._top_k.any() else None,
             )
-            if self._choosing:
-                self._score(logits, temperature, drawn)
             ids, logprobs = drawn.cpu().numpy(), logprob.cpu().numpy()
         self._drawn[self._every_slot, self._count] = ids
         self._logprob[self._every_slot, self._count] = logprobs
@@ -391,17 +425,6 @@ class TransformersEngine:
             self._finish(slot, ended=False)
         for slot, node in self._nodes.items():
             self._nodes[slot] = node[int(ids[slot])]
-
-    def _score(self, logits: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor) -> None:
-        """Note how likely the choices just drawn were."""
-        free = [slot for slot in self._choosing if slot not in self._nodes]
-        groups: list[tuple[list[int], list[int] | None]] = [(free, None)] if free else []
-        groups += self._alike({slot: self._nodes[slot] for slot in self._choosing if slot in self._nodes})
-        for slots, ids in groups:
-            at = torch.as_tensor(slots, device=logits.device)
-            scores = score_choices(logits[at], temperature[at], drawn[at], ids)
-            for slot, logprob, entropy in zip(slots, *(score.tolist() for score in scores), strict=True):
-                self._choices[slot] = logprob, entropy
 
     @staticmethod
     def _alike(nodes: dict[int, dict]) -> list[tuple[list[int], list[int]]]:
@@ -439,19 +462,19 @@ class TransformersEngine:
         count = int(self._count[slot])
         ids = self._drawn[slot, : count - ended].tolist()
         finish: Finish = "stop" if ended else "length"
-        logprobs, choice = self._logprob[slot, :count].tolist(), None
-        if slot in self._choices:
-            job = self._slot_job[slot]
-            assert job is not None
-            choice = Choice(job.ids, int(self._drawn[slot, 0]), *self._choices[slot])
-        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, logprobs, choice))
+        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, self._logprob[slot, :count].tolist()))
 
     def _deliver(self, slot: int, completion: Completion) -> None:
         job = self._slot_job[slot]
         assert job is not None
-        job.results[int(self._slot_sample[slot])] = completion
-        self.stats.completions += 1
+        sample = int(self._slot_sample[slot])
         self._release(slot)
+        self._answer(job, sample, completion)
+
+    def _answer(self, job: _Job, sample: int, completion: Completion) -> None:
+        """Give a job one of its results; the caller gets them when all are there."""
+        job.results[sample] = completion
+        self.stats.completions += 1
         if len(job.results) == job.request.n:
             self._open.discard(job)
             if not job.future.done():
@@ -462,8 +485,6 @@ class TransformersEngine:
         self._busy[slot] = False
         self._token[slot], self._position[slot], self._count[slot] = self.chat.pad_id, 0, 0
         self._temperature[slot], self._top_p[slot], self._top_k[slot] = 0.0, 1.0, 0
-        self._choosing.discard(slot)
-        self._choices.pop(slot, None)
         self._with_stop.discard(slot)
         self._nodes.pop(slot, None)
 

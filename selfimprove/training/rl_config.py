@@ -77,6 +77,8 @@ class RLParams(ActingParams):
             raise ValueError("temperature 0 never tries anything; set 1")
         if self.lora is not None and self.lora.dropout:
             raise ValueError("lora.dropout must be 0: what is learnt from is what was done, without dropout (trap 15)")
+        if self.lora is None and self.dtype != "float32":
+            raise ValueError(f"dtype {self.dtype!r} is for adapters; add lora, or set float32")
         if self.launcher.kind not in ("single", "fork"):
             raise ValueError(f"launcher kind {self.launcher.kind!r}: reinforcement learning runs as single, or as fork")
         if self.launcher.kind == "fork" and self.device != "cpu":

@@ -59,7 +59,8 @@ class Policy:
         """
         self._model_dir, self._params, self._temperature = model_dir, params, temperature
         self._outer, _ = load_model(model_dir, params, seed)
-        self._outer.to(params.device)
+        if params.lora is None or params.lora.quantize == "none":  # quantised weights are on their device already
+            self._outer.to(params.device)
         self.model: Any = self._outer.get_base_model() if params.lora is not None else self._outer
         self._labels = None if labels is None else list(labels)
         head = self.model.get_output_embeddings()
@@ -68,6 +69,8 @@ class Policy:
                 raise UserError(f"{model_dir}: the output layer has a bias; set shrink_head: false for this model.")
             head.requires_grad_(False)  # a tied one is the embedding: frozen too, or the labels' rows would go stale
         without_dropout(self._outer)
+        if params.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.learnt = [parameter for parameter in self._outer.parameters() if parameter.requires_grad]
         self._pad = int(getattr(self.model.config, "pad_token_id", None) or 0)
         self._wanted: torch.Tensor | None = None

@@ -83,6 +83,7 @@ def test_reflect_rl_45_ppo_without_a_critic_and_other_contradictions_are_refused
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "never tries"),
+        ({"dtype": "bfloat16"}, "is for adapters"),
         ({"lora": {"dropout": 0.1}}, "lora.dropout must be 0"),
         ({"launcher": {"kind": "torchrun", "processes": 2}}, "runs as single, or as fork"),
         ({"launcher": {"kind": "fork", "processes": 2}, "device": "cuda"}, "use single on a GPU"),

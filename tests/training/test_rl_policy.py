@@ -147,6 +147,18 @@ def test_reflect_rl_37_with_adapters_only_they_learn_and_the_written_model_decid
     assert torch.allclose(expected(tmp_path / "model", some), after, atol=1e-4)
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "targets": ["q_proj", "lm_head"]}])
+def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) -> None:
+    some, gradients = decisions(6), []
+    for checkpointing in (False, True):
+        policy = load(tiny, lora=lora, gradient_checkpointing=checkpointing)
+        values, _ = policy.evaluate((tuple(range(6)),), some, [example(one) for one in some])
+        values.sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.learnt]))
+    assert torch.allclose(*gradients, atol=1e-5)
+    assert gradients[0].abs().max() > 0
+
+
 def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
     policy, other = load(tiny), load(tiny)
     with torch.no_grad():

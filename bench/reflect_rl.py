@@ -1,0 +1,325 @@
+"""Collection of episodes for reinforcement learning, in three ways, one model in all:
+
+- ``ours``: ``methods.reflect_rl.rollout.play``, hundreds of episodes at once in one process a thread, reflections and
+  actions batched as they come, equal greedy reflections written once;
+- ``original``: the released code's order of work (spec reflect_rl §1, RL): batches of four episodes side by side until
+  the last of them ends; at each step transformers' ``generate`` writes the reflections of all four, then the actions,
+  each from the full, left-padded prompt;
+- ``engine``: the requests of ours, known beforehand and handed over at once, first all reflections, then all actions,
+  by as many processes.
+
+``python -m bench.reflect_rl`` prints a table, and JSON on its last line. DangerousTaxi; a 0.2M-parameter model that is
+warm-started on the scripted teacher's episodes, as the pipeline's default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from selfimprove.engines.base import Completion, EngineStats, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.enumerated_taxi import EnumeratedTaxi
+from selfimprove.methods.reflect_rl.convert import convert, texts
+from selfimprove.methods.reflect_rl.generate import jobs, teach
+from selfimprove.methods.reflect_rl.params import GenerateParams
+from selfimprove.methods.reflect_rl.prompts import MARKERS, cut_reflection, policy_prompt, reflection_prompt
+from selfimprove.methods.reflect_rl.rollout import play
+from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey, rng
+from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.rl_config import ActingParams
+
+T = TypeVar("T")
+
+CONTEXT = 96
+CFG = ActingParams(mask_invalid=True, reflect_temperature=0.0, max_new_tokens=40)
+BATCH = 4
+MARKS = MARKERS["spaced"]
+STARTS = 200
+"""Tasks that are played again and again, as a training panel is."""
+
+
+def measure(
+    *,
+    episodes: int = 800,
+    original_episodes: int = 16,
+    slots: int = 64,
+    rounds: int = 2,
+    threads: int = 2,
+    epochs: float = 8,
+) -> dict[str, Any]:
+    """Episodes and tokens per second of every way, and the ratios between them.
+
+    Args:
+        episodes: how many are played at once, by as many processes as there are threads.
+        original_episodes: how many of them the original's order of work plays, four after four, with all threads.
+        slots: of each engine in each process.
+        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
+        threads: CPU threads of all ways.
+        epochs: of the warm start.
+
+    Returns:
+        ``episodes_per_second``, ``tokens_per_second`` (read and drawn) by way; ``over_original`` (episodes),
+        ``of_engine`` (tokens); ``occupancy`` of the reflectors' slots; ``asked``: reflections that had to be written,
+        a step; ``success``: share of our episodes; ``valid``: no share exceeds 1.0, since a measurement above the limit
+        is wrong.
+    """
+    import torch
+
+    from selfimprove.training.fork import run_forked
+
+    torch.set_num_threads(threads)
+    env = EnumeratedTaxi()
+    tasks = list(env.task_ids())
+    rng("bench", "reflect_rl").shuffle(tasks)
+    games = [(tasks[place % STARTS], place) for place in range(episodes)]
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        models = warm_started(env, folder, threads=threads, epochs=epochs)
+        work = lambda tell: _ours_and_engine(models, env, games, slots, rounds)  # noqa: E731
+        ours, engine, figures = run_forked(work, processes=threads, threads=1, folder=folder)
+        original = min(
+            (_original(models, env, games[:original_episodes]) for _ in range(rounds)), key=lambda run: run.seconds
+        )
+    rates = {"ours": episodes / ours.seconds, "original": original_episodes / original.seconds}
+    runs = {"ours": ours, "engine": engine, "original": original}
+    tokens = {name: run.tokens / run.seconds for name, run in runs.items()}
+    share = tokens["ours"] / tokens["engine"]
+    return {
+        "threads": threads,
+        "episodes": episodes,
+        "slots": slots,
+        "episodes_per_second": {name: round(rate, 2) for name, rate in rates.items()},
+        "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
+        "over_original": round(rates["ours"] / rates["original"], 2),
+        "of_engine": round(share, 4),
+        **{name: round(figure, 4) for name, figure in figures.items()},
+        "valid": max(figures.values()) <= 1.0,
+    }
+
+
+def _ours_and_engine(
+    models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]], slots: int, rounds: int
+) -> tuple[_Run, _Run, dict[str, float]]:
+    """In one of several processes: its share of the episodes, then of the bare requests; best rounds of all."""
+    import torch
+
+    from selfimprove.training.rl_group import Group
+
+    torch.set_num_threads(1)
+    group = Group()
+    mine = games[group.rank :: group.world]
+    ours, engine = [], []
+    figures: dict[str, float] = {}
+    for _ in range(rounds):
+        policy, reflector = (Recorded(_engine(models[name], slots)) for name in ("policy", "reflector"))
+        advice = RememberingEngine(reflector)
+        one = lambda game: play(game[0], env, advice, policy, CFG, SeedKey(0, str(game[1])))  # noqa: B023, E731
+        group.gather(None)  # all begin together
+        played, run = _timed([policy, reflector], play_all(mine, one, concurrency=len(mine)))
+        ours.append(_together(group, run))
+        steps = sum(len(episode.steps) for episode in played)
+        figures = {
+            "occupancy": reflector.stats.busy_slot_steps / reflector.stats.slot_steps,
+            "asked": reflector.stats.requests / steps,
+            "success": sum(episode.success for episode in played) / len(mine),
+        }
+        bare = [_engine(models[name], slots) for name in ("reflector", "policy")]
+        group.gather(None)
+        halves = [
+            _timed([one], _all(one, asked))[1] for one, asked in zip(bare, (reflector.asked, policy.asked), strict=True)
+        ]
+        total = _Run(sum(half.seconds for half in halves), sum(half.tokens for half in halves))
+        engine.append(_together(group, total))
+    best = [min(runs, key=lambda run: run.seconds) for runs in (ours, engine)]
+    return best[0], best[1], figures
+
+
+def _together(group: Any, run: _Run) -> _Run:
+    """All processes' tokens, in the time of the slowest."""
+    runs = group.gather(run)
+    return _Run(max(one.seconds for one in runs), sum(one.tokens for one in runs))
+
+
+def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) -> dict[str, Path]:
+    """A reflection model and a policy that have seen the scripted teacher's episodes, as the pipeline makes them."""
+    from selfimprove.training.launch import finetune
+    from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
+
+    cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, horizon=20)
+    tasks = list(env.task_ids())
+    rng("bench", "warm start").shuffle(tasks)
+
+    async def taught() -> list[Any]:
+        made = [await teach(job, env, ScriptedTeacher(), cfg, 0) for job in jobs(tasks, cfg)]
+        return [one for one in made if one is not None]
+
+    trajectories = asyncio.run(taught())
+    sets = convert(trajectories, env.instruction, MARKS)
+    rows = texts(sets, trajectories, env.instruction, MARKS)
+    fixed = [row["text"] for row in rows if row.get("fixed")]
+    params = TokenizerParams(vocab_size=560, phrases=True)
+    train_tokenizer((row["text"] for row in rows if not row.get("fixed")), params, folder / "tokenizer", fixed=fixed)
+    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=512)
+    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
+    learn = FinetuneParams(
+        epochs=epochs, batch_size=16, row_tokens=256, max_length=256, lr=4e-3, schedule="linear", betas=(0.9, 0.98)
+    )
+    models = {}
+    for name, data in (("reflector", "sft_reflection"), ("policy", "sft_policy")):
+        models[name] = folder / name
+        finetune(folder / "base", sets[data], models[name], learn, scratch=folder / "scratch", seed=0, threads=threads)  # type: ignore[index]
+    return models
+
+
+@dataclass
+class Recorded:
+    """An engine that keeps what it was asked."""
+
+    inner: Any
+    asked: list[Request] = field(default_factory=list)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The inner engine's."""
+        stats: EngineStats = self.inner.stats
+        return stats
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the inner engine."""
+        self.asked.append(request)
+        completions: list[Completion] = await self.inner.generate(request)
+        return completions
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """As the inner engine."""
+        return bool(self.inner.fits(messages, max_tokens))
+
+    async def close(self) -> None:
+        """As the inner engine."""
+        await self.inner.close()
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    tokens: int
+
+
+async def _all(engine: Any, requests: Sequence[Request]) -> None:
+    await asyncio.gather(*(engine.generate(request) for request in requests))
+
+
+def _timed(engines: Sequence[Any], work: Coroutine[Any, Any, T]) -> tuple[T, _Run]:
+    """Do it: the result, and the tokens that the engines read and drew meanwhile."""
+    before, began = sum(map(_tokens, engines)), time.perf_counter()
+    result = asyncio.run(work)
+    return result, _Run(time.perf_counter() - began, sum(map(_tokens, engines)) - before)
+
+
+def _tokens(engine: Any) -> int:
+    stats: EngineStats = engine.stats
+    return stats.prompt_tokens + stats.generated_tokens
+
+
+def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple[int, int]]) -> _Run:
+    """Batches of four; at each step the reflections of all, then the actions, each from the full prompt."""
+    import torch
+
+    from selfimprove.chat import ChatFormat
+    from selfimprove.engines.models import load_causal_lm
+
+    chat = ChatFormat.load(models["policy"])
+    loaded = {name: load_causal_lm(folder) for name, folder in models.items()}
+    labels = [chat.content_ids(Message(role="assistant", content=label))[0] for label in env.labels]
+    torch.manual_seed(0)
+    tokens = 0
+
+    def generate(name: str, prompts: list[list[Message]], new: int, **options: Any) -> list[list[int]]:
+        nonlocal tokens
+        ids = [chat.encode(messages, add_generation_prompt=True).ids for messages in prompts]
+        width = max(map(len, ids))
+        rows = torch.tensor([[chat.pad_id] * (width - len(row)) + row for row in ids])
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+        with torch.inference_mode():
+            out = loaded[name].generate(
+                input_ids=rows, attention_mask=mask, max_new_tokens=new, pad_token_id=chat.pad_id,
+                eos_token_id=sorted(chat.stop_ids), **options,
+            )  # fmt: skip
+        drawn = [[token for token in row if token != chat.pad_id] for row in out[:, width:].tolist()]
+        tokens += sum(map(len, ids)) + sum(map(len, drawn))
+        return drawn
+
+    def only_labels(batch: int, sent: Any) -> list[int]:
+        return labels
+
+    began = time.perf_counter()
+    for first in range(0, len(games), BATCH):
+        batch = [(env.copy(), task) for task, _ in games[first : first + BATCH]]
+        for one, task in batch:
+            one.reset(task)
+        alive = [one for one, _ in batch]
+        for _ in range(env.horizon):
+            if not alive:
+                break
+            states = [one.state() for one in alive]
+            said = generate(
+                "reflector", [reflection_prompt(env.instruction, s, MARKS) for s in states], 40, do_sample=False
+            )
+            words = [cut_reflection(chat.decode(ids), MARKS) for ids in said]
+            prompts = [policy_prompt(env.instruction, s, r, MARKS) for s, r in zip(states, words, strict=True)]
+            acts = generate("policy", prompts, 1, do_sample=True, prefix_allowed_tokens_fn=only_labels)
+            played = [one.step(chat.decode(ids)) for one, ids in zip(alive, acts, strict=True)]
+            alive = [one for one, step in zip(alive, played, strict=True) if not step.done]
+    return _Run(time.perf_counter() - began, tokens)
+
+
+def _engine(folder: Path, slots: int) -> Any:
+    from selfimprove.engines.transformers import TransformersEngine
+
+    rows = min(32, slots)
+    cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)
+    return TransformersEngine(cfg, folder, threads=1)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a result of ``measure`` as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Reflect-RL's episodes, {result['threads']} thread(s), {result['episodes']} at once")
+    for name in ("way", "episodes/s", "tokens/s"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for name, rate in result["tokens_per_second"].items():
+        episodes = result["episodes_per_second"].get(name)
+        table.add_row(name, "" if episodes is None else f"{episodes:,.1f}", f"{rate:,.0f}")
+    Console().print(table)
+    print(
+        f"{result['over_original']} times the original's episodes/s; {result['of_engine']:.2f} of the engine's "
+        f"tokens/s; {result['asked']:.2f} reflections written a step; {result['success']:.0%} succeed"
+    )
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a share lies above its limit."""
+    result = measure()
+    show(result)
+    print(json.dumps(result))
+    sys.exit(0 if result["valid"] else 1)
+
+
+if __name__ == "__main__":
+    main()

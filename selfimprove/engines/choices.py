@@ -1,0 +1,62 @@
+"""Decisions by one token, read off the pass that reads their prompts: no slot, no further step.
+
+What the policies of Reflect-RL ask for at every step (spec reflect_rl §1): the next token's logits at the prompts'
+ends, one draw each, and how likely it was among what was allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from selfimprove.engines.base import Request
+from selfimprove.engines.sampling import choose, score_choices, uniforms
+
+
+class Drawn(NamedTuple):
+    """A token; its log-probability under the model as it is; and among what was allowed that, and the entropy."""
+
+    token: int
+    model_logprob: float
+    logprob: float
+    entropy: float
+
+
+def decide(
+    logits: torch.Tensor, asked: Mapping[int, tuple[Request, Sequence[int] | None]], sample: int = 0
+) -> dict[int, Drawn]:
+    """Draw one sample of each request.
+
+    Args:
+        logits: [rows, vocabulary]; always as many rows, so that a row's result depends on that row alone.
+        asked: by row, a request and the ids it may choose among (None: all).
+        sample: index of the sample, for requests of several.
+    """
+    rows, device = len(logits), logits.device
+    keys, temperature = np.zeros(rows, dtype=np.uint64), np.zeros(rows, dtype=np.float32)
+    top_p, top_k = np.ones(rows, dtype=np.float32), np.zeros(rows, dtype=np.int64)
+    alike: dict[tuple[int, ...] | None, list[int]] = {}
+    for row, (request, ids) in asked.items():
+        keys[row] = request.seed.at(request.seed.sample + sample).bits()
+        temperature[row], top_p[row], top_k[row] = request.temperature, request.top_p, request.top_k
+        alike.setdefault(None if ids is None else tuple(ids), []).append(row)
+    warm = torch.from_numpy(temperature).to(device)
+    drawn, logprob = choose(
+        logits,
+        torch.from_numpy(uniforms(keys, np.zeros(rows, dtype=np.uint64))).to(device),
+        warm,
+        torch.from_numpy(top_p).to(device) if (top_p < 1).any() else None,
+        [(group, ids) for ids, group in alike.items() if ids is not None],
+        torch.from_numpy(top_k).to(device) if top_k.any() else None,
+    )
+    tokens, model = drawn.tolist(), logprob.tolist()
+    found: dict[int, Drawn] = {}
+    for ids, group in alike.items():
+        at = torch.as_tensor(group, device=device)
+        scores = (score.tolist() for score in score_choices(logits[at], warm[at], drawn[at], ids))
+        for row, chosen, entropy in zip(group, *scores, strict=True):
+            found[row] = Drawn(tokens[row], model[row], chosen, entropy)
+    return found
