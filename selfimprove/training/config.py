@@ -72,7 +72,9 @@ class FinetuneParams(Section):
         default="float32", description="float16 (with a loss scale) is for backend xtuner"
     )
     tf32: bool = False
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2", "segments"] = Field(
+        default="sdpa", description="segments: no mask and no filling, fastest on CPUs; flash_attention_2 is for GPUs"
+    )
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
     launcher: LauncherConfig = LauncherConfig()

@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from selfimprove.errors import UserError
+from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
 
 

@@ -31,6 +31,7 @@ from selfimprove.training.job import Progress, RunJob
 from selfimprove.training.loading import merge_adapter
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import Plan
+from selfimprove.training.rows import MODEL_INPUTS
 
 FIGURES = "figures.json"
 
@@ -64,11 +65,11 @@ class PlannedTrainer(Trainer):
     # What an objective says.
 
     @abstractmethod
-    def micro_batches(self, number: int) -> list[dict[str, torch.Tensor]]:
+    def micro_batches(self, number: int) -> list[dict[str, Any]]:
         """Tensors of this process's share of step ``number``."""
 
     @abstractmethod
-    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss (a scalar) and figures [k] of one micro-batch, each its share of the whole step's."""
 
     # What Trainer asks for.
@@ -111,11 +112,11 @@ class PlannedTrainer(Trainer):
         self._pending.append(total)
         return total[0]
 
-    def logits_of_learnt(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def logits_of_learnt(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """[learnt, vocabulary]: what predicts the tokens that have a coefficient, in row order."""
         self._learnt = learnt_positions(inputs["coefficients"])
-        read = ("input_ids", "position_ids", "attention_mask")
-        logits: torch.Tensor = model(**{key: inputs[key] for key in read if key in inputs}, use_cache=False).logits
+        read = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
+        logits: torch.Tensor = model(**read, use_cache=False).logits
         return logits
 
     def _only_learnt(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -212,7 +213,7 @@ class _Steps(Dataset):
     def __len__(self) -> int:
         return len(self._trainer._plan.steps)
 
-    def __getitem__(self, number: int) -> list[dict[str, torch.Tensor]]:
+    def __getitem__(self, number: int) -> list[dict[str, Any]]:
         return self._trainer.micro_batches(number)
 
 

@@ -20,7 +20,7 @@ from selfimprove.training.job import Progress, RunJob, check_vocabulary
 from selfimprove.training.loading import load_base
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.pairs import EncodedPair, sequences_of
-from selfimprove.training.rows import render
+from selfimprove.training.rows import MODEL_INPUTS, render
 from selfimprove.training.spin_objective import over_sequences, token_log_probs
 
 Score = tuple[float, float]
@@ -73,13 +73,13 @@ def score_pair(model: torch.nn.Module, pair: EncodedPair, job: RunJob) -> Score:
     sides = sequences_of([pair])
     inputs = render(((0,), (1,)), sides, {0: 1.0, 1: 1.0}, 0, job.params.attention)
     device = next(model.parameters()).device
-    inputs = {key: value.to(device) for key, value in inputs.items()}
-    coefficients = inputs.pop("coefficients")
+    inputs = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
+    coefficients, ids = inputs["coefficients"], inputs["input_ids"]
     half = job.params.dtype == "bfloat16"
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
-        logits = model(**inputs, use_cache=False).logits[:, :-1]
+        logits = model(**{key: inputs[key] for key in MODEL_INPUTS if key in inputs}, use_cache=False).logits[:, :-1]
     predicting = learnt_positions(coefficients)[:, :-1]
-    values = token_log_probs(logits[predicting], inputs["input_ids"][:, 1:][predicting])
+    values = token_log_probs(logits[predicting], ids[:, 1:][predicting])
     lengths = torch.tensor([side.trained for side in sides], device=device)
     real, generated = over_sequences(values, lengths).tolist()
     return real, generated

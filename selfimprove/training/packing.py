@@ -68,6 +68,7 @@ def make_plan(
     world_size: int = 1,
     group_by_length: bool = False,
     whole_epochs: bool = False,
+    filled: bool = True,
 ) -> Plan:
     """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
 
@@ -78,8 +79,9 @@ def make_plan(
     after round(epochs * n) examples. ``group_by_length``: steps hold examples of like length (from ``GROUP`` steps'
     worth of the drawn order, sorted), which leaves little to fill; the steps' order is drawn again.
 
-    A row is wider than ``row_tokens`` only where one example is, and a micro-batch exceeds ``micro_batch_tokens``
-    only where one row does. Filling is at most ``MAX_FILLING`` of every micro-batch.
+    Rows are ``filled`` to equal width, or laid end to end. A row is wider than ``row_tokens`` only where one example
+    is, and a micro-batch exceeds ``micro_batch_tokens`` only where one row does. Filling is at most ``MAX_FILLING`` of
+    every micro-batch.
     """
     if not lengths:
         return Plan((), 0, 0, 0)
@@ -92,17 +94,22 @@ def make_plan(
         if whole_epochs:
             size = min(size, len(lengths) - examples % len(lengths))
         batch = tuple(next(stream) for _ in range(size))
-        shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size)
+        shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size, filled)
         steps.append(Step(batch, shares))
         remaining -= size
         examples += size
         real += sum(lengths[i] for i in batch)
-        padded += sum(computed_tokens(micro, lengths) for share in shares for micro in share)
+        padded += sum(computed_tokens(micro, lengths, filled) for share in shares for micro in share)
     return Plan(tuple(steps), examples, real, padded)
 
 
 def lay_out(
-    batch: Sequence[int], lengths: Sequence[int], row_tokens: int, micro_batch_tokens: int, world_size: int
+    batch: Sequence[int],
+    lengths: Sequence[int],
+    row_tokens: int,
+    micro_batch_tokens: int,
+    world_size: int,
+    filled: bool = True,
 ) -> tuple[tuple[MicroBatch, ...], ...]:
     """Examples dealt to processes so that all read nearly as many tokens; then rows, and micro-batches of them.
 
@@ -110,21 +117,23 @@ def lay_out(
     """
     hands = [hand for _, hand in _deal(batch, lengths, world_size)]
     shares = [
-        _micro_batches(pack_rows(hand, lengths, row_tokens), lengths, micro_batch_tokens) if hand else []
+        _micro_batches(pack_rows(hand, lengths, row_tokens), lengths, micro_batch_tokens, filled) if hand else []
         for hand in hands
     ]
     most = max(len(share) for share in shares)
     return tuple(tuple(_split_to(share, most)) for share in shares)
 
 
-def _micro_batches(rows: Sequence[Row], lengths: Sequence[int], micro_batch_tokens: int) -> list[MicroBatch]:
+def _micro_batches(
+    rows: Sequence[Row], lengths: Sequence[int], micro_batch_tokens: int, filled: bool
+) -> list[MicroBatch]:
     """Neighbouring rows together, as many as their limit and their filling allow."""
     micros: list[MicroBatch] = []
     group: list[Row] = []
     widest = held = 0
     for row in rows:  # widest first, so a group's first row sets its width
         width = _width(row, lengths)
-        computed = widest * (len(group) + 1)
+        computed = widest * (len(group) + 1) if filled else held + width
         if group and (computed > micro_batch_tokens or held + width < (1 - MAX_FILLING) * computed):
             micros.append(tuple(group))
             group, held = [], 0
@@ -162,9 +171,10 @@ def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tupl
     return [(held, tuple(hands[hand])) for held, hand in sorted(heap, key=lambda item: item[1])]
 
 
-def computed_tokens(micro: MicroBatch, lengths: Sequence[int]) -> int:
+def computed_tokens(micro: MicroBatch, lengths: Sequence[int], filled: bool = True) -> int:
     """Positions a micro-batch computes: rows times the widest row; 1 for an empty one (a single filling token)."""
-    return max(1, len(micro) * max((_width(row, lengths) for row in micro), default=0))
+    widths = [_width(row, lengths) for row in micro]
+    return max(1, len(micro) * max(widths, default=0) if filled else sum(widths))
 
 
 def _width(row: Row, lengths: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
 from selfimprove.training.pair_config import PairParams
 from selfimprove.training.pairs import EncodedPair, pairs_of, sequences_of
 from selfimprove.training.report import PairReport, PairTiming
-from selfimprove.training.rows import render
+from selfimprove.training.rows import END_TO_END, render
 from selfimprove.training.spin_objective import (
     FIGURES,
     FIRST_LOSS,
@@ -83,6 +83,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
             world_size=arguments.world_size,
             group_by_length=params.group_by_length,
             whole_epochs=True,
+            filled=params.attention not in END_TO_END,
         )
         model, rope_factor = load_model(job.model_dir, params, job.seed, dropout=False)
         check_vocabulary(model, sequences, job.model_dir)
@@ -193,7 +194,8 @@ class PairTrainer(PlannedTrainer):
         """Figures of the pairs held out (all processes call this together)."""
         params, world = self._job.params, self.args.world_size
         batch = range(len(self._pairs) - self._job.validation, len(self._pairs))
-        shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world)
+        filled = params.attention not in END_TO_END
+        shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
         model = self.model_wrapped
         model.eval()
         total = torch.zeros(len(FIGURES), device=self.args.device)

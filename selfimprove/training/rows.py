@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.packing import MicroBatch
+
+END_TO_END = ("flash_attention_2", "segments")
+"""Attentions that take all rows as one, without filling."""
+
+MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "segments")
+"""What of a rendered micro-batch the model reads, as far as it is there."""
 
 
 def render(
@@ -16,7 +23,7 @@ def render(
     scales: dict[int, float],
     pad_id: int,
     attention: str = "sdpa",
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Any]:
     """Tensors of one micro-batch.
 
     Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
@@ -24,9 +31,9 @@ def render(
     width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
     row holds one example: causal attention, which is then faster, never looks at the filling behind it.
     FlashAttention finds the examples by their positions, if there is one row: all rows are then laid end to end,
-    without filling.
+    without filling. So they are for ``segments``, which is told how long they are.
     """
-    rows = [tuple(index for row in micro for index in row)] if attention == "flash_attention_2" else list(micro)
+    rows = [tuple(index for row in micro for index in row)] if attention in END_TO_END else list(micro)
     width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
     shape = (max(1, len(rows)), width)
     ids = torch.full(shape, pad_id, dtype=torch.long)
@@ -45,8 +52,10 @@ def render(
             coefficients[r, start:end] = (weights * scales[index]).float()
             segments[r, start:end] = number
             start = end
-    tensors = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
-    if attention == "flash_attention_2":
+    tensors: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
+    if attention in END_TO_END:
+        if attention == "segments":
+            tensors["segments"] = [len(examples[i].ids) for i in rows[0]] or [width]
         return tensors
     if all(len(row) <= 1 for row in rows):
         tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)

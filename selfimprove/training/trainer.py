@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers.training_args import TrainingArguments
@@ -15,7 +15,7 @@ from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
 from selfimprove.training.packing import Plan, make_plan
 from selfimprove.training.report import Timing, TrainReport
-from selfimprove.training.rows import render
+from selfimprove.training.rows import END_TO_END, render
 
 
 class Job(RunJob):
@@ -47,6 +47,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
             max_tokens=job.max_tokens,
             world_size=arguments.world_size,
             group_by_length=params.group_by_length,
+            filled=params.attention not in END_TO_END,
         )
         model, rope_factor = load_model(job.model_dir, params, job.seed)
         check_vocabulary(model, examples, job.model_dir)
@@ -73,7 +74,7 @@ class WeightedTrainer(PlannedTrainer):
         self._examples = examples
         super().__init__(model, arguments, job, plan, progress)
 
-    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of coefficient times token loss over one micro-batch."""
         loss = weighted_nll(self.logits_of_learnt(model, inputs), inputs["input_ids"], inputs["coefficients"])
         return loss, loss[None]
@@ -102,7 +103,7 @@ class WeightedTrainer(PlannedTrainer):
             ),
         )
 
-    def micro_batches(self, number: int) -> list[dict[str, torch.Tensor]]:
+    def micro_batches(self, number: int) -> list[dict[str, Any]]:
         """Tensors of this process's share of step ``number``."""
         step = self._plan.steps[number]
         scales = dict(zip(step.examples, self._scales(number), strict=True))

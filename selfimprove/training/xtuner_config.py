@@ -73,7 +73,7 @@ def unsupported(params: FinetuneParams) -> str | None:
         "launcher.offload": launcher.offload,
         f"dtype: {params.dtype} on device: cpu (float32 works)": params.dtype != "float32" and not gpu,
         "tf32": params.tf32,
-        "attention: flash_attention_2 (sdpa and eager work)": params.attention == "flash_attention_2",
+        f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
         "lora.quantize": params.lora is not None and params.lora.quantize != "none",
         f"report_to: {params.report_to}": params.report_to != "none",
     }

@@ -41,6 +41,34 @@ def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str,
 
 
 @given(LENGTHS, LAYOUT)
+def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
+    lengths: list[int], layout: dict[str, int]
+) -> None:
+    plan = make_plan(lengths, filled=False, **layout)
+    assert plan.examples == len(lengths)
+    empty = sum(not micro for step in plan.steps for share in step.shares for micro in share)
+    assert plan.padded_tokens == plan.real_tokens + empty  # a process without work computes one token
+    for step in plan.steps:
+        assert len({len(share) for share in step.shares}) == 1
+        for share in step.shares:
+            for micro in share:
+                assert len(micro) <= 1 or computed_tokens(micro, lengths, False) <= layout["micro_batch_tokens"]
+
+
+@given(LENGTHS, LAYOUT, st.sampled_from([1.0, 2.5]))
+def test_spin_44_with_whole_epochs_no_step_crosses_one(
+    lengths: list[int], layout: dict[str, int], epochs: float
+) -> None:
+    plan = make_plan(lengths, epochs=epochs, whole_epochs=True, **layout)
+    n, size = len(lengths), layout["batch_size"]
+    full = int(epochs)
+    sizes = [len(step.examples) for step in plan.steps]
+    an_epoch = [size] * (n // size) + ([n % size] if n % size else [])
+    assert sizes[: full * len(an_epoch)] == an_epoch * full
+    assert sum(sizes) == round(epochs * n)
+
+
+@given(LENGTHS, LAYOUT)
 def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
     lengths: list[int], layout: dict[str, int]
 ) -> None:

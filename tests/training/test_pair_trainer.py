@@ -108,7 +108,14 @@ def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: Pair
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"loss": "hinge", "beta": 0.01}, {"reference_free": True}, {"average": True, "beta": 5.0}, {"row_tokens": 1}],
+    [
+        {},
+        {"loss": "hinge", "beta": 0.01},
+        {"reference_free": True},
+        {"average": True, "beta": 5.0},
+        {"row_tokens": 1},
+        {"attention": "segments", "beta": 5.0},
+    ],
     ids=str,
 )
 def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
@@ -126,7 +133,7 @@ def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
         loss, shares = trainer.micro_loss(trainer.model, micro)
         loss.backward()
         figures += shares
-    model, reference = load_base(policy, cfg)[0], load_base(tiny, cfg)[0]
+    model, reference = load_base(policy, params())[0], load_base(tiny, params())[0]
     expected = as_published(model, reference, pairs, cfg)
     expected[0].backward()
     assert figures[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
@@ -254,6 +261,7 @@ def test_layout_and_gradient_checkpointing_do_not_change_the_figures(
         "narrow": {"row_tokens": 1, "micro_batch_tokens": 1},
         "wide": {"row_tokens": 4000, "micro_batch_tokens": 4000},
         "saving": {"gradient_checkpointing": True},
+        "apart": {"attention": "segments", "gradient_checkpointing": True},
     }.items():
         curve = run(tiny, duels(8), tmp_path / name, params(**changes)).curve
         for row, plain in zip(curve, plain_curve, strict=True):
@@ -300,22 +308,22 @@ def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "launcher",
+    ("launcher", "attention"),
     [
-        {"kind": "fork", "processes": 2},
-        {"kind": "torchrun", "processes": 2},
-        {"kind": "deepspeed", "processes": 2, "zero_stage": 3},
+        ({"kind": "fork", "processes": 2}, "sdpa"),
+        ({"kind": "torchrun", "processes": 2}, "segments"),
+        ({"kind": "deepspeed", "processes": 2, "zero_stage": 3}, "segments"),
     ],
     ids=["fork", "ddp", "zero3"],
 )
 def test_spin_46_two_processes_give_the_figures_and_weights_of_one(
-    tiny: Path, duels: Maker, tmp_path: Path, launcher: dict[str, Any]
+    tiny: Path, duels: Maker, tmp_path: Path, launcher: dict[str, Any], attention: str
 ) -> None:
     cfg = {"batch_size": 8, "epochs": 1, "validation": 0.2, "save_steps": 2, "optimizer": "rmsprop", "lr": 1e-4}
     alone = run(tiny, duels(25), tmp_path / "alone", params(**cfg))
     seen: list[int] = []
     together = run(
-        tiny, duels(25), tmp_path / "together", params(**cfg, launcher=launcher),
+        tiny, duels(25), tmp_path / "together", params(**cfg, launcher=launcher, attention=attention),
         progress=lambda done, of, note: seen.append(done),
     )  # fmt: skip
     for one, two in zip(alone.curve + alone.evaluations, together.curve + together.evaluations, strict=True):

@@ -20,6 +20,7 @@ from selfimprove.training.loading import rope_factor
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import pack_rows
 from selfimprove.training.rows import render
+from selfimprove.training.segments import attend
 
 PARAMS = FinetuneParams(
     epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1
@@ -66,7 +67,7 @@ def padded(examples: list[EncodedExample], scales: dict[int, float], pad: int) -
     return {"input_ids": ids, "attention_mask": mask, "coefficients": coefficients}
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash_attention_2", "segments"])
 def test_packed_loss_and_gradients_equal_the_padded_ones(tiny: Path, dialogues: Maker, attention: str) -> None:
     chat = ChatFormat.load(tiny)
     examples, _ = encode_examples(dialogues(12), chat, 300)
@@ -80,12 +81,41 @@ def test_packed_loss_and_gradients_equal_the_padded_ones(tiny: Path, dialogues: 
         # examples in the positions as FlashAttention does.
         assert [p["input_ids"].shape[0] for p in packed] == [1, 1, 1]
         assert all("attention_mask" not in p for p in packed)
-    model = load(tiny, "eager" if attention == "eager" else "sdpa")
+    model = load(tiny, "sdpa" if attention == "flash_attention_2" else attention)
     loss, gradients = loss_and_gradients(model, packed)
-    expected_loss, expected = loss_and_gradients(model, [padded(examples, scales, chat.pad_id)])
+    plain = load(tiny, "eager" if attention == "eager" else "sdpa")
+    expected_loss, expected = loss_and_gradients(plain, [padded(examples, scales, chat.pad_id)])
     assert loss == pytest.approx(expected_loss, rel=1e-5)
     for got, want in zip(gradients, expected, strict=True):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-5 * float(want.abs().max()))
+
+
+def test_segments_attend_alone_with_fewer_key_heads_too_and_refuse_what_they_cannot() -> None:
+    rng = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8, generator=rng) for heads in (4, 2, 2))
+    module = torch.nn.Linear(1, 1)
+    out, _ = attend(module, query, key, value, None, scaling=0.3, segments=[4, 5], sliding_window=5)
+    for start, stop in ((0, 4), (4, 9)):
+        scores = 0.3 * query[..., start:stop, :] @ key[..., start:stop, :].repeat_interleave(2, 1).transpose(2, 3)
+        future = torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1)
+        expected = scores.masked_fill(future, -torch.inf).softmax(-1) @ value[..., start:stop, :].repeat_interleave(
+            2, 1
+        )
+        assert torch.allclose(out[:, start:stop], expected.transpose(1, 2), atol=1e-6)
+    for odd in ({"segments": None}, {"segments": [4, 5], "sliding_window": 4}, {"segments": [9], "softcap": 30.0}):
+        with pytest.raises(
+            UserError, match="segments does not fit Linear, which attends in a way of its own; set sdpa"
+        ):
+            attend(module, query, key, value, None, **odd)
+
+
+def test_segments_give_the_losses_of_masked_rows_without_filling(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    examples = dialogues(20)
+    masked = run(tiny, examples, tmp_path / "masked", PARAMS)
+    apart = run(tiny, examples, tmp_path / "apart", tuned(attention="segments"))
+    assert [loss for _, loss in apart.loss] == pytest.approx([loss for _, loss in masked.loss], rel=1e-4)
+    assert apart.padding == 0.0 < masked.padding
+    assert apart.tokens == apart.real_tokens == masked.real_tokens
 
 
 def test_micro_batches_and_rows_do_not_change_the_losses(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""Attention ``segments``: each conversation of a micro-batch attends alone, so there is neither a mask nor filling.
+
+Conversations lie end to end in one row, as for FlashAttention, which is for GPUs. A mask over a packed row computes
+every pair of its tokens and throws away those of different conversations and of the future; here a causal product is
+taken of each conversation. On a CPU that doubles the training rate of conversations of a few hundred tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from selfimprove.errors import UserError
+
+NAME = "segments"
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    segments: Sequence[int] | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention within each of ``segments`` (tokens each, their sum the row's), as transformers calls it.
+
+    ``query`` [1, heads, row, width]; ``key`` and ``value`` may have fewer heads. Returns [1, row, heads, width].
+
+    Raises:
+        UserError: the architecture does not say where conversations end, or attends in a way of its own.
+    """
+    if segments is None or softcap is not None or (sliding_window is not None and sliding_window < max(segments)):
+        raise UserError(
+            f"finetune.attention: {NAME} does not fit {type(module).__name__}, which attends in a way of its own; "
+            "set sdpa."
+        )
+    apart = [part.split(list(segments), dim=2) for part in (query, key, value)]
+    grouped = query.shape[1] != key.shape[1]
+    parts = [
+        scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scaling, enable_gqa=grouped)
+        for q, k, v in zip(*apart, strict=True)
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attend)
