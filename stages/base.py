@@ -1,23 +1,34 @@
-"""base@<method>: the model that the method starts from, built from scratch or taken as it is."""
+"""base@<method>: the model that a method starts from, with its tokenizer: both from scratch, or a named model's own."""
+
+from itertools import islice
 
 from selfimprove.base_model import BaseSection, resolve_model, take_weights
-from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.tokenizer import copy_tokenizer
+from selfimprove.pipeline.params import load_section, read_yaml
+from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
+from selfimprove.records import read_rows
+from selfimprove.tokenizer import TokenizerSection, copy_tokenizer, train_tokenizer
 from selfimprove.training.scratch_model import build_scratch_model
 
 
 @stage("base", "base", BaseSection, heavy=True)
 def main(stage: Stage[BaseSection]) -> None:
     cfg = stage.pick(dict(stage.params))
-    tokenizer = stage.input(f"models/tokenizer/{stage.item}")
-    stage.narrow(cfg)
+    tokenizers = load_section(read_yaml(PARAMS_FILE), "tokenizer", TokenizerSection, str(PARAMS_FILE))
+    trained = dict(tokenizers)[stage.item]
+    texts = stage.input(f"data/{stage.item}/texts.jsonl")
+    stage.narrow((cfg, trained))
 
     folder = stage.output(f"models/base/{stage.item}")
     if cfg.model is None:
+        rows = [row for _, row in islice(read_rows(texts), trained.texts)]
+        fixed = [str(row["text"]) for row in rows if row.get("fixed")]
+        tokenizer = stage.scratch / "tokenizer"
+        train_tokenizer((str(row["text"]) for row in rows if row["text"] not in fixed), trained, tokenizer, fixed=fixed)
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
-        take_weights(resolve_model(cfg), folder)
-        copy_tokenizer(tokenizer, folder, None)
+        model = resolve_model(cfg)
+        take_weights(model, folder)
+        copy_tokenizer(model, folder, cfg.chat_template)
 
 
 if __name__ == "__main__":

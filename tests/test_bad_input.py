@@ -43,7 +43,7 @@ def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: 
     assert ran.code == 2, ran.stderr
     assert len(ran.lines) == 1, ran.stderr
     assert published(folder) == before
-    name = {"tokenizer": "tokenizer", "base": "base"}.get(stage, stage.replace(".", "-"))
+    name = stage.replace(".", "-")
     assert ran.stderr.startswith(f"{name}@{item}: " if item else f"{name}: ")
     return ran.lines[0]
 
@@ -67,7 +67,7 @@ def lines_of(path: Path) -> list[bytes]:
         ("rise.generate", "iter1", PANEL, 2, lambda raw: raw.replace(b'"question"', b'"query"'), "'question'"),
         ("rise.finetune", "base", EXAMPLES, 9, lambda raw: raw[1:], "not a whole JSON object"),
         ("rise.finetune", "base", EXAMPLES, 1, lambda raw: raw.replace(b'"role": "user"', b'"role": "me"'), "role"),
-        ("tokenizer", "rise", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
+        ("base", "rise", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
     ],
 )
 def test_a_torn_or_foreign_line_is_named_by_file_and_line(
@@ -110,7 +110,7 @@ def test_an_empty_data_set_is_refused(
         ("rise.finetune", "base", "models/base/rise"),
         ("rise.evaluate", "base", "models/rise/base"),
         ("rise.convert", "iter1", EPISODES),
-        ("base", "rise", "models/tokenizer/rise"),
+        ("base", "rise", TEXTS),
     ],
 )
 def test_a_missing_input_is_named_with_the_command_that_makes_it(
@@ -131,8 +131,7 @@ def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(bench: Workben
         bench, folder, "rise.generate", "iter1"
     )
     folder = bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
-    for stage in ("tokenizer", "base"):
-        assert "base.rise: model 'models/nowhere' is no folder" in refused(bench, folder, stage, "rise")
+    assert "base.rise: model 'models/nowhere' is no folder" in refused(bench, folder, "base", "rise")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -162,7 +161,7 @@ def test_a_model_without_a_chat_template_is_refused_and_the_param_named(bench: W
         assert "has no chat template; name one with the param chat_template" in sentence
     given = bench.copy(tmp_path / "own", {"base": {"rise": {"model": "given"}}})
     shutil.copytree(folder / "models/base/rise", given / "given")
-    assert "given has no chat template" in refused(bench, given, "tokenizer", "rise")
+    assert "given has no chat template" in refused(bench, given, "base", "rise")
 
 
 def test_a_tokenizer_of_another_model_is_refused(bench: Workbench, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,30 @@ def test_a_changed_param_reruns_what_depends_on_it_and_comes_back_from_the_run_c
     assert hashes(repo) == before
 
 
+def test_a_changed_control_is_evaluated_again_and_the_others_are_not(repo: Path) -> None:
+    before, old = hashes(repo), YAML(typ="safe", pure=True).load(repo / "params.yaml")
+    lr = "rise.controls.more_sft.finetune.lr"
+    edit(repo, lr, 0.003)
+    done = run(repo, *WARM, "dvc", "repro")
+    assert ran(done.stdout) == {"rise-control-finetune@more_sft", "rise-control-evaluate", "rise-report", "report"}
+    assert set(re.findall(r"rise-evaluate@(\w+): ", done.stderr)) == {"more_sft"}
+    edit(repo, lr, old["rise"]["controls"]["more_sft"]["finetune"]["lr"])
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+    assert hashes(repo) == before
+
+
+def test_a_method_needs_no_controls(repo: Path) -> None:
+    params = (repo / "params.yaml").read_text()
+    edit(repo, "rise.controls", {})
+    shutil.move(repo / "models/rise/controls", repo / "kept")
+    (repo / "models/rise/controls").mkdir()
+    shutil.copy(repo / "kept/README.md", repo / "models/rise/controls/README.md")
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == {"rise-control-evaluate", "rise-report", "report"}
+    assert json.loads((repo / "results/summary.json").read_text())["rise"]["order"] == ["base", "iter1", "iter2"]
+    (repo / "params.yaml").write_text(params)
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()  # all from the run cache
+
+
 def test_an_added_iteration_runs_its_four_stages(repo: Path) -> None:
     for method in METHODS:
         iteration = YAML(typ="safe", pure=True).load(repo / "params.yaml")[method]["iterations"]["iter2"]
@@ -171,12 +196,12 @@ def test_every_profile_validates_and_gives_a_graph_that_dvc_accepts(unrun: Path,
     run(unrun, "python", "-m", "selfimprove.pipeline.check")
     # --force: without it DVC wants to hash files that no stage has made yet.
     planned = ran(run(unrun, "dvc", "repro", "--dry", "--force").stdout)
-    first = {f"{stage}@{method}" for stage in ("tokenizer", "base") for method in METHODS}
-    assert first | both("data", "sft", "base-evaluate", "report") | {"report"} <= planned
+    first = {f"base@{method}" for method in METHODS}
+    assert first | both("data", "sft", "base-evaluate", "control-evaluate", "report") | {"report"} <= planned
     params = YAML(typ="safe", pure=True).load(unrun / "params.yaml")
     for method in METHODS:
         steps = [(step, "iterations") for step in ("generate", "convert", "finetune", "evaluate")]
-        steps += [(f"control-{step}", "controls") for step in ("finetune", "evaluate")]
+        steps.append(("control-finetune", "controls"))
         assert {f"{method}-{step}@{name}" for step, kind in steps for name in params[method][kind]} <= planned
     assert "#" in (unrun / "params.yaml").read_text()
 

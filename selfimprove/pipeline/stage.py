@@ -30,6 +30,7 @@ from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, publish, write_json
+from selfimprove.pipeline.rows import GROUPS, group_of, place
 
 T = TypeVar("T")
 
@@ -115,6 +116,11 @@ class Stage(Generic[S]):
         place.parent.mkdir(parents=True, exist_ok=True)
         self._outputs[Path(path)] = place
         return place
+
+    @property
+    def place(self) -> str:
+        """Where the item lies below ``models/<method>`` and ``results/<method>``."""
+        return place(self.params, self.item)
 
     def pick(self, entries: Mapping[str, T]) -> T:
         """The params entry named by the item.
@@ -206,8 +212,8 @@ class Stage(Generic[S]):
         digest.update(repr((self.name, self.run, self._identity)).encode())
         for declared, path in sorted(self._inputs.items()):
             digest.update(f"{declared} {_digest(path)}".encode())
-        for place in CODE:
-            digest.update(f"{place} {_digest(Path(place), '*.py')}".encode())
+        for part in CODE:
+            digest.update(f"{part} {_digest(Path(part), '*.py')}".encode())
         return digest.hexdigest()
 
 
@@ -224,6 +230,9 @@ def stage(
 ) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
     """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
 
+    ``python -m stages.rise.evaluate controls`` runs it for one control after the other. Each is a run of its own, with
+    its own identity, scratch and timing: those that did not change since are only published again.
+
     ``heavy``: it imports torch, so a helper that has done so already may run it (``pipeline.warm``).
 
     Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
@@ -237,8 +246,19 @@ def stage(
                 sys.exit(code)
             item = sys.argv[1] if len(sys.argv) > 1 else ""
             full = f"{name}@{item}" if item else name
+            since = warm.started()
             try:
-                _run(full, item, section, schema, main)
+                values = read_yaml(PARAMS_FILE)
+                run = load_section(values, "run", RunParams, str(PARAMS_FILE))
+                params = load_section(values, section, schema, str(PARAMS_FILE))
+                if item not in GROUPS:
+                    _run(Stage(full, item, run, params, params), main, since)
+                    return
+                Path("results", section, item).mkdir(parents=True, exist_ok=True)  # there may be no entry
+                for entry in group_of(params, item):
+                    full = f"{name}@{entry}"
+                    _run(Stage(full, entry, run, params, params), main, since)
+                    since = time.time()
             except UserError as error:
                 print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
                 sys.exit(2)
@@ -261,17 +281,14 @@ def stage(
     return decorate
 
 
-def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[Stage[S]], None]) -> None:
-    values = read_yaml(PARAMS_FILE)
-    run = load_section(values, "run", RunParams, str(PARAMS_FILE))
-    params = load_section(values, section, schema, str(PARAMS_FILE))
+def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> None:
+    """One run under its lock, from main to publishing; ``since``: when it began, in seconds since the epoch."""
     # Read by OpenMP and MKL when torch is imported, which no stage has done yet.
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(run.threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    current = Stage(full, item, run, params, params)
     part = f".{current.shard[0]}of{current.shard[1]}" if current.shard else ""
-    with stage_lock(SCRATCH / "locks", full.replace("@", "-") + part), suppress(_ShardDone):
+    with stage_lock(SCRATCH / "locks", current.name.replace("@", "-") + part), suppress(_ShardDone):
         began = time.monotonic()
         with suppress(_AlreadyDone):
             main(current)
@@ -279,9 +296,8 @@ def _run(full: str, item: str, section: str, schema: type[S], main: Callable[[St
         current.publish()
         # From the process's start, so that Python's own start and the imports count; ``own_seconds``: the stage's work,
         # without start, imports, journals and publishing.
-        seconds = time.time() - warm.started()
-        timing = {**current.timing, "own_seconds": own, "seconds": seconds}
-        write_json(SCRATCH / "timing" / f"{full}.json", timing)
+        timing = {**current.timing, "own_seconds": own, "seconds": time.time() - since}
+        write_json(SCRATCH / "timing" / f"{current.name}.json", timing)
 
 
 def _full_disk(error: Exception) -> str | None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.outcomes import Outcome, compare
+from selfimprove.params_base import Section
+from selfimprove.pipeline.rows import group_of, place
 from selfimprove.records import read_jsonl
 
 
 def summarise(
+    params: Section,
     rows: Mapping[str, str],
     results: Path,
     *,
@@ -20,25 +23,25 @@ def summarise(
     solid: Sequence[str],
     rates: Mapping[str, str],
     note: str = "",
-    untrained: Collection[str] = (),
 ) -> dict[str, Any]:
     """Every row's figures, and the paired differences of row ``last`` to every other one.
 
     Args:
+        params: the method's section.
         rows: name -> what it is, in the table's order.
-        results: the folder with one folder a row (metrics.json, train.json, outcomes.jsonl).
+        results: the folder with one folder a row (train.json) and its place (metrics.json, outcomes.jsonl).
         columns: metrics that the table shows with their standard errors and compares.
         solid: rows that are the method itself, drawn in solid lines.
         rates: metric -> heading of further figures that the table shows without error.
         note: what the headings of ``rates`` mean.
-        untrained: rows without a train.json, such as agents that only play.
     """
+    agents = group_of(params, "agents")  # they only play
     found: dict[str, Any] = {}
     outcomes: dict[str, list[Outcome]] = {}
     for name, text in rows.items():
-        folder = results / name
+        folder = results / place(params, name)
         outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
-        trained = {"real_tokens": 0, "steps": 0} if name in untrained else _json(folder / "train.json")
+        trained = {"real_tokens": 0, "steps": 0} if name in agents else _json(results / name / "train.json")
         found[name] = {
             "what": text,
             "metrics": _json(folder / "metrics.json"),

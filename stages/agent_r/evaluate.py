@@ -1,4 +1,4 @@
-"""agent_r-evaluate@<iteration>, agent_r-base-evaluate and agent_r-control-evaluate@<control>: one model plays."""
+"""agent_r-evaluate@<iteration>, agent_r-base-evaluate, agent_r-control-evaluate (one by one): a model plays."""
 
 import asyncio
 
@@ -19,8 +19,8 @@ from selfimprove.seeds import key_bits
 
 @stage("agent_r-evaluate", "agent_r", AgentRParams, heavy=True)
 def main(stage: Stage[AgentRParams]) -> None:
-    agent_r, cfg, name = stage.params, stage.params.evaluate, stage.item
-    model = stage.input(f"models/agent_r/{name}")
+    agent_r, cfg, row = stage.params, stage.params.evaluate, stage.place
+    model = stage.input(f"models/agent_r/{row}")
     panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
     given = read_jsonl(stage.input("data/agent_r/beginnings.jsonl"), Beginning, may_be_empty=True)
     stage.own_files(agent_r.env.recipes)
@@ -47,9 +47,9 @@ def main(stage: Stage[AgentRParams]) -> None:
         say_blocked(stage.name, episodes)
         say_diverged(stage.name, diverged(world))
         played, revised = episodes[: len(panel)], episodes[len(panel) :]
-        write_jsonl(stage.output(f"results/agent_r/{name}/episodes.jsonl"), episodes)
-        write_jsonl(stage.output(f"results/agent_r/{name}/outcomes.jsonl"), outcomes(played, revised))
-        write_json(stage.output(f"results/agent_r/{name}/metrics.json"), evaluate_metrics(played, revised))
+        write_jsonl(stage.output(f"results/agent_r/{row}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/agent_r/{row}/outcomes.jsonl"), outcomes(played, revised))
+        write_json(stage.output(f"results/agent_r/{row}/metrics.json"), evaluate_metrics(played, revised))
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.summary import agent_r_rows, iteration_rows, summarise_agent_r
 from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
 
@@ -10,7 +11,7 @@ from selfimprove.pipeline.tables import write_csv
 @stage("agent_r-report", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     for row in agent_r_rows(stage.params):
-        stage.input(f"results/agent_r/{row}")
+        stage.input(f"results/agent_r/{place(stage.params, row)}")
     summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
 
     write_json(stage.output("results/summary/agent_r.json"), summary)

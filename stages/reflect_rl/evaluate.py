@@ -25,12 +25,12 @@ from selfimprove.seeds import key_bits
 
 @stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)
 def main(stage: Stage[ReflectRLParams]) -> None:
-    reflect_rl, cfg, name = stage.params, stage.params.evaluate, stage.item
+    reflect_rl, cfg, name, row = stage.params, stage.params.evaluate, stage.item, stage.place
     folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
     stage.own_files(reflect_rl.env.repos)
     if agent is None:
         reflector = reflect_rl.reflector_of(name)
-        models = {"policy": stage.input(f"models/reflect_rl/{name}")}
+        models = {"policy": stage.input(f"models/reflect_rl/{row}")}
         models |= {"reflector": stage.input(f"models/reflect_rl/{reflector}")} if reflector else {}
     else:
         models = {agent.engine: folder} if agent.engine else {}
@@ -67,9 +67,9 @@ def main(stage: Stage[ReflectRLParams]) -> None:
             episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
             stage.timing |= figures(engines)
         say_blocked(stage.name, episodes)
-        write_jsonl(stage.output(f"results/reflect_rl/{name}/episodes.jsonl"), episodes)
-        write_jsonl(stage.output(f"results/reflect_rl/{name}/outcomes.jsonl"), outcomes(env.name, episodes))
-        write_json(stage.output(f"results/reflect_rl/{name}/metrics.json"), evaluate_metrics(episodes))
+        write_jsonl(stage.output(f"results/reflect_rl/{row}/episodes.jsonl"), episodes)
+        write_jsonl(stage.output(f"results/reflect_rl/{row}/outcomes.jsonl"), outcomes(env.name, episodes))
+        write_json(stage.output(f"results/reflect_rl/{row}/metrics.json"), evaluate_metrics(episodes))
 
     asyncio.run(run())
 

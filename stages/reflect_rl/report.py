@@ -4,6 +4,7 @@ from selfimprove.methods.reflect_rl.logs import curve_rows
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
 from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
 
@@ -11,7 +12,7 @@ from selfimprove.pipeline.tables import write_csv
 @stage("reflect_rl-report", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     for row in reflect_rl_rows(stage.params):
-        stage.input(f"results/reflect_rl/{row}")
+        stage.input(f"results/reflect_rl/{place(stage.params, row)}")
     results = stage.input("results/reflect_rl")
     summary = summarise_reflect_rl(stage.params, results)
 

@@ -15,7 +15,7 @@ def main(stage: Stage[RiseParams]) -> None:
     cfg, limit, length = iteration.convert, iteration.generate.dialogue_limit, iteration.finetune.max_length
     episodes = read_jsonl(stage.input(f"data/rise/{stage.item}/episodes.jsonl"), Episode)
     parent = stage.input(f"data/rise/{iteration.init}/train")
-    chat = ChatFormat.load(stage.input("models/tokenizer/rise"))
+    chat = ChatFormat.load(stage.input("models/base/rise"))
     stage.narrow((cfg, limit, length))
 
     earlier = read_jsonl(parent / "collected.jsonl", Example, may_be_empty=True)

@@ -1,4 +1,4 @@
-"""rise-evaluate@<iteration>, rise-base-evaluate and rise-control-evaluate@<control>: one model over turns."""
+"""rise-evaluate@<iteration>, rise-base-evaluate, rise-control-evaluate (one by one): a model over turns."""
 
 import asyncio
 
@@ -17,9 +17,9 @@ from selfimprove.seeds import key_bits
 
 @stage("rise-evaluate", "rise", RiseParams, heavy=True)
 def main(stage: Stage[RiseParams]) -> None:
-    rise, cfg, name = stage.params, stage.params.evaluate, stage.item
+    rise, cfg, row = stage.params, stage.params.evaluate, stage.place
     env = rise.env.make()
-    model = stage.input(f"models/rise/{name}")
+    model = stage.input(f"models/rise/{row}")
     panel = load_panel(stage.input("data/rise/tasks") / f"{cfg.panel}.jsonl", env)[: cfg.limit]
     stage.narrow((rise.env, rise.engines["student"], cfg))
 
@@ -37,10 +37,10 @@ def main(stage: Stage[RiseParams]) -> None:
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
         metrics = evaluate_metrics(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
         each = outcomes(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
-        write_jsonl(stage.output(f"results/rise/{name}/episodes.jsonl"), [*sequential, *parallel])
-        write_jsonl(stage.output(f"results/rise/{name}/outcomes.jsonl"), each)
-        write_json(stage.output(f"results/rise/{name}/metrics.json"), metrics)
-        write_csv(stage.output(f"results/rise/{name}/turns.csv"), accuracy_rows(metrics))
+        write_jsonl(stage.output(f"results/rise/{row}/episodes.jsonl"), [*sequential, *parallel])
+        write_jsonl(stage.output(f"results/rise/{row}/outcomes.jsonl"), each)
+        write_json(stage.output(f"results/rise/{row}/metrics.json"), metrics)
+        write_csv(stage.output(f"results/rise/{row}/turns.csv"), accuracy_rows(metrics))
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import rise_rows, summarise_rise, turn_rows
 from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
 
@@ -10,7 +11,7 @@ from selfimprove.pipeline.tables import write_csv
 @stage("rise-report", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     for row in rise_rows(stage.params):
-        stage.input(f"results/rise/{row}")
+        stage.input(f"results/rise/{place(stage.params, row)}")
     summary = summarise_rise(stage.params, stage.input("results/rise"))
 
     write_json(stage.output("results/summary/rise.json"), summary)

@@ -1,4 +1,4 @@
-"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate (one after the other): a model answers."""
+"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate (one by one): a model answers."""
 
 import asyncio
 

@@ -3,6 +3,7 @@
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.summary import iteration_rows, spin_rows, summarise_spin
 from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
 
@@ -10,7 +11,7 @@ from selfimprove.pipeline.tables import write_csv
 @stage("spin-report", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     for row in spin_rows(stage.params):
-        stage.input(f"results/spin/{row}")
+        stage.input(f"results/spin/{place(stage.params, row)}")
     summary = summarise_spin(stage.params, stage.input("results/spin"))
 
     write_json(stage.output("results/summary/spin.json"), summary)

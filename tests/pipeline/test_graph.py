@@ -42,4 +42,4 @@ def test_the_graph_stays_under_ninety_stages(stages: list[PipelineStage]) -> Non
 def test_every_method_has_the_same_steps_under_the_same_names(stages: list[PipelineStage], method: str) -> None:
     names = {stage.name.partition("@")[0] for stage in stages}
     assert {f"{method}-{step}" for step in STEPS} <= names
-    assert {f"tokenizer@{method}", f"base@{method}"} <= {stage.name for stage in stages}
+    assert f"base@{method}" in {stage.name for stage in stages}

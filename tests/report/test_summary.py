@@ -15,6 +15,7 @@ from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
 from selfimprove.outcomes import Outcome
 from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.rows import place
 from selfimprove.records import mean_and_error, write_jsonl
 from selfimprove.report.table import difference_table, draw, results_table
 
@@ -37,8 +38,8 @@ def solved(row: int, problem: int) -> float:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     for number, row in enumerate(ROWS):
-        folder = tmp_path / row
-        folder.mkdir()
+        folder = tmp_path / place(params(), row)
+        folder.mkdir(parents=True)
         outcomes = [Outcome(id=f"p{i}", values=dict.fromkeys(COLUMNS, solved(number, i))) for i in range(100)]
         write_jsonl(folder / "outcomes.jsonl", outcomes[::-1] if number % 2 else outcomes)  # pairs are by id
         figure = mean_and_error(solved(number, i) for i in range(100))
@@ -48,7 +49,8 @@ def results(tmp_path: Path) -> Path:
             "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
         }  # fmt: skip
         (folder / "metrics.json").write_text(json.dumps(metrics))
-        (folder / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
+        (tmp_path / row).mkdir(exist_ok=True)
+        (tmp_path / row / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
     return tmp_path
 
 
@@ -82,7 +84,7 @@ def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(result
 
 
 def test_runs_over_different_panels_are_not_compared(results: Path) -> None:
-    write_jsonl(results / "more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
+    write_jsonl(results / "controls/more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
     with pytest.raises(UserError, match="evaluate both on the same panel"):
         summarise_rise(params(), results)
 

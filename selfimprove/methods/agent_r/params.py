@@ -171,7 +171,7 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-TAKEN = ("base", "tasks")
+TAKEN = ("base", "tasks", "controls")
 
 
 class AgentRParams(Section):

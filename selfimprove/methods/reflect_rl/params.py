@@ -218,7 +218,7 @@ class ReflectRLParams(Section):
 
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:
-        taken = {"base", "tasks"}
+        taken = {"base", "tasks", "controls", "agents"}
         for kind in ("sft", "iterations", "controls", "agents"):
             for key in getattr(self, kind):
                 if key in taken:

@@ -50,6 +50,7 @@ def main_row(params: ReflectRLParams) -> str:
 def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, Any]:
     """Every row's figures, and the paired differences of Reflect-RL to every other row."""
     summary = summarise(
+        params,
         reflect_rl_rows(params),
         results,
         columns=["success", "cost"],
@@ -57,7 +58,6 @@ def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, An
         solid=[main_row(params)],
         rates={"steps": "steps", "invalid": "invalid"},
         note="n counts tasks, each played several times; steps: an episode's; invalid: share of actions",
-        untrained=list(params.agents),
     )
     levels = [level for level in summary["rows"][main_row(params)]["metrics"]["levels"] if level]
     summary["levels"] = levels if len(levels) > 1 else []

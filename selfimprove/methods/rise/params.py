@@ -141,7 +141,7 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-TAKEN = ("base", "tasks")
+TAKEN = ("base", "tasks", "controls")
 """Folders beside which every iteration and control has one of its own name."""
 
 
