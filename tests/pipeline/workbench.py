@@ -45,9 +45,9 @@ agent_r:
   controls: {more_sft: null, good_only: null, direct: null}
 """  # noqa: E501
 FIRST_STAGES = {
-    "rise": [("rise.data", ""), ("tokenizer", "rise"), ("base", "rise"), ("rise.finetune", "base")],
+    "rise": [("rise.data", ""), ("base", "rise"), ("rise.finetune", "base")],
     "agent_r": [
-        ("agent_r.data", ""), ("tokenizer", "agent_r"), ("base", "agent_r"), ("agent_r.finetune", "base"),
+        ("agent_r.data", ""), ("base", "agent_r"), ("agent_r.finetune", "base"),
         ("agent_r.generate", "iter2"),
     ],
 }  # fmt: skip
