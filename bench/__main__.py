@@ -16,7 +16,7 @@ def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,training,pipeline").split(",")
+    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,training,pairs,pipeline").split(",")
     document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
     if "environments" in parts:
         from bench import environments
@@ -43,6 +43,11 @@ def main() -> None:
 
         document["training"] = training.measure(threads=threads)
         training.show(document["training"])
+    if "pairs" in parts:
+        from bench import pairs
+
+        document["pairs"] = pairs.measure(threads=threads)
+        pairs.show(document["pairs"])
     if "pipeline" in parts:
         from bench import pipeline
 

@@ -1,9 +1,10 @@
-"""The training benchmark measures equal work, and its filling keeps to the limit of 5 %."""
+"""The training benchmarks measure equal work, and our filling keeps to the limit of 5 %."""
 
 from __future__ import annotations
 
 import json
 
+from bench import pairs
 from bench.training import measure, show
 
 
@@ -14,3 +15,12 @@ def test_both_trainers_do_the_same_work_and_ours_fills_at_most_five_percent() ->
     assert min(result["tokens_per_second"].values()) > 0
     assert json.loads(json.dumps(result)) == result
     show(result)
+
+
+def test_self_play_does_the_same_work_whoever_scores_the_opponent_and_when() -> None:
+    result = pairs.measure(pairs=24, repeats=1, batch_size=8)
+    assert result["valid"]
+    assert result["padding"]["precomputed"] == 0 < result["padding"]["published"] < 1
+    assert min(result["tokens_per_second"].values()) > 0
+    assert json.loads(json.dumps(result)) == result
+    pairs.show(result)
