@@ -14,16 +14,17 @@ METHOD ?= all
 PROFILE ?= default
 ENV ?= textcraft
 PORT ?= 36001
+POLICY ?= person
 
 VENV := .venv
 READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
-METHODS := rise agent_r reflect_rl
+METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test test-all lint use exp compare report serve bench deps dag clean-scratch lock
+.PHONY: help setup repro test test-all lint use exp compare report serve play bench deps dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -39,7 +40,7 @@ $(READY): requirements/main.lock
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/main.lock
 	@rm -f $(VENV)/.ready-*; touch $@
 
-repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise or agent_r for one method
+repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
 	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
@@ -69,6 +70,9 @@ lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages imp
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
 	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)
+
+play: $(READY) ## ENV=taxi POLICY=person: play an episode (POLICY=expert, random or model:FOLDER; ARGS for more)
+	@python -m selfimprove.play --env $(ENV) --policy $(POLICY) $(ARGS)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
