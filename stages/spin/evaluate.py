@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_fi
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import chosen, open_tools
+from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
 from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -23,7 +23,7 @@ def main(stage: Stage[SpinParams]) -> None:
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
-    stage.own_files(prompt.few_shot, spin.tools.snippets)
+    stage.own_files(prompt.few_shot, *tool_files(spin.tools))
     few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
     stage.narrow((prompt, few_shot, spin.tools, spin.engines["policy"], cfg))
 

@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import chosen, open_tools
+from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
 from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -24,7 +24,7 @@ def main(stage: Stage[SpinParams]) -> None:
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
-    stage.own_files(prompt.few_shot, tools_cfg.snippets)
+    stage.own_files(prompt.few_shot, *tool_files(tools_cfg))
     few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
     stage.narrow((prompt, few_shot, tools_cfg, spin.engines["policy"], cfg))
 

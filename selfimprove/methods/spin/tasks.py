@@ -6,7 +6,9 @@ words. Each stage plays ``chosen`` places of a panel: shuffled by the original's
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -220,6 +222,17 @@ def open_tools(cfg: ToolsParams, form: Format, folder: Path, corpus: Path) -> To
     if form == "reply":  # plain SPIN has none
         return Tools({}, concurrency=1, timeout=1, longest=1)
     return make_tools(cfg.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(cfg) else cfg, corpus)
+
+
+def tool_files(cfg: ToolsParams) -> list[str]:
+    """Files that the tools' answers depend on and params name: snippets, and the modules of one's own tools."""
+    files = [cfg.snippets] if cfg.snippets else []
+    for behind in cfg.use.values():
+        module, own, _ = behind.partition(":")
+        with suppress(ImportError):  # opening the tools says what is wrong with it
+            spec = importlib.util.find_spec(module) if own else None
+            files += [spec.origin] if spec and spec.origin else []
+    return files
 
 
 def _replays(tools: ToolsParams) -> bool:

@@ -11,7 +11,7 @@ from selfimprove.envs.qa.base import Question, score
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
-from selfimprove.methods.spin.tasks import SCAFFOLD, check_disjoint, chosen, examples, gather, texts
+from selfimprove.methods.spin.tasks import SCAFFOLD, check_disjoint, chosen, examples, gather, texts, tool_files
 from selfimprove.tools.params import ToolsParams
 from tests.methods.spin.episodes import EXPERT, QUESTION
 
@@ -75,6 +75,15 @@ def test_spin_05_more_questions_than_there_are_is_one_sentence():
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
     with pytest.raises(UserError, match="raise people or ask for fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
+
+
+def test_spin_09_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path, monkeypatch):
+    (tmp_path / "mytools.py").write_text("def add(text): return text")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tools = ToolsParams(
+        use={"search": "local", "add": "mytools:add", "gone": "no_such_module.at:all"}, snippets="s.jsonl"
+    )
+    assert tool_files(tools) == ["s.jsonl", str(tmp_path / "mytools.py")]
 
 
 needs_data = pytest.mark.skipif(
