@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 SUMMARIES = Path("results/summary")
+ALL = Path("results/summary.json")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
 MANY = 15
@@ -34,12 +35,17 @@ def main() -> None:
         console.print(results_table(method, summary))
         console.print(difference_table(method, summary))
     draw(summaries, OUT)
+    if len(summaries) > 1:
+        console.print(overview(summaries))
     console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
 def read_summaries(methods: Sequence[str]) -> dict[str, Any]:
     """Method -> its summary, of those named (all if none is) that have been run."""
     found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(SUMMARIES.glob("*.json"))}
+    if ALL.is_file():  # has the methods in the pipeline's order
+        order = list(json.loads(ALL.read_text(encoding="utf-8")))
+        found = dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     return {method: summary for method, summary in found.items() if method in methods or not methods}
 
 
@@ -69,6 +75,28 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
     notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
     table.caption = "\n".join(notes)
+    return table
+
+
+def overview(summaries: dict[str, Any]) -> Table:
+    """All methods in one table: of every row the method's headline metric, the method's own last row minus it, its cost."""
+    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
+    for column in ("method", "metric", "row"):
+        table.add_column(column, no_wrap=True)
+    for column in ("mean ± se", "n", "last minus it", "tokens", "train", "eval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for method, summary in summaries.items():
+        metric = summary.get("headline", summary["columns"][0])
+        for name in summary["order"]:
+            row, difference = summary["rows"][name], summary["last_minus"].get(name)
+            table.add_row(
+                method, metric, name + (" (last)" if difference is None else ""),
+                _figure(row["metrics"][metric], metric), str(row["metrics"][metric]["n"]),
+                "" if difference is None else _signed(difference[metric], metric),
+                f"{row['training_tokens'] / 1000:.0f}k", *_seconds(method, name),
+                end_section=name == summary["order"][-1],
+            )  # fmt: skip
     return table
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
@@ -17,7 +18,7 @@ from selfimprove.outcomes import Outcome
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rows import place
 from selfimprove.records import mean_and_error, write_jsonl
-from selfimprove.report.table import difference_table, draw, results_table
+from selfimprove.report.table import difference_table, draw, overview, results_table
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
@@ -98,7 +99,6 @@ def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
 def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_errors(
     results: Path, tmp_path: Path
 ) -> None:
-    from rich.console import Console
 
     summary = summarise_rise(params(), results)
     console = Console(width=200, record=True, file=StringIO())
@@ -111,3 +111,17 @@ def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_e
     assert "+.500±.050*" in lines[-1]  # 10 standard errors
     draw({"rise": summary}, tmp_path / "plots")
     assert (tmp_path / "plots/rise-accuracy-by-turn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(results)
+    summary = summarise_rise(params(), results)
+    assert summary["headline"] == "m1@t5"
+    text = StringIO()
+    Console(file=text, width=140).print(overview({"rise": summary, "other": summary}))
+    lines = [line.split() for line in text.getvalue().splitlines() if "m1@t5" in line]
+    assert [line[0] for line in lines] == ["rise"] * len(ROWS) + ["other"] * len(ROWS)
+    assert [line[2] for line in lines[: len(ROWS)]] == ROWS
+    assert "(last)" in lines[len(ROWS) - 1]

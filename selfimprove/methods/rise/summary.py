@@ -48,6 +48,9 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
         note="r→w, w→r: right attempts followed by a wrong one, and back",
     )
     first = summary["rows"]["base"]["metrics"]
+    columns: list[str] = summary["columns"]
+    over_turns = (name for name in columns if name.startswith("m1@t") and name != "m1@t1")
+    summary["headline"] = next(over_turns, columns[-1])
     summary["gains"] = [name for name in first if name.endswith("-m1@t1")]
     summary["curve"] = {
         "x": "turn",
