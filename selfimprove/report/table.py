@@ -79,7 +79,7 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def overview(summaries: dict[str, Any]) -> Table:
-    """All methods in one table: of every row the method's headline metric, the method's own last row minus it, its cost."""
+    """All methods in one table: each row by its method's headline metric, the last row minus it, what it cost."""
     table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.title_justify = "left"
     for column in ("method", "metric", "row"):
