@@ -29,7 +29,9 @@ def main(stage: Stage[AgentRParams]) -> None:
         for i in range(tasks.layouts)
     ]
     demonstrations = [
-        (example := demonstrate(layout, task)).model_copy(update={"id": f"{example.id}_layout{i}"})
+        (example := demonstrate(layout, task, tasks.observation_weight)).model_copy(
+            update={"id": f"{example.id}_layout{i}"}
+        )
         for i, layout in enumerate(layouts)
         for task in panels["demonstrations"]
     ]

@@ -64,6 +64,12 @@ class TaskParams(Section):
         ge=0,
         description="warm start: expert episodes with a slip and its revision",
     )
+    observation_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="warm start: loss weight of what the environment says in demonstrations, against 1 of replies; a "
+        "model from scratch learns from repeated pages to copy, and then to answer with what it reads (ours)",
+    )
     judge_examples: int = Field(
         default=0, ge=0, description="warm start: judgements of scripted verdicts, so that the actor can judge"
     )

@@ -200,18 +200,21 @@ def load_panel(path: Path, env_name: str | None = None) -> list[int]:
     return ids
 
 
-def demonstrate(env: AgentEnv, task_id: int) -> Example:
+def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) -> Example:
     """The expert's episode as a training example: every reply has weight 1; it ends with the last reply.
+
+    ``observation_weight``: the weight of what the environment says, from the first observation on.
 
     Raises:
         UserError: no such task, or the expert's way does not end with reward 1.
     """
     observation = env.reset(task_id)
     messages = opening(env.instruction, observation)
+    messages[-1] = messages[-1].model_copy(update={"weight": observation_weight})
     reward = 0.0
     for move in env.expert():
         if len(messages) % 2:  # a reply came last: the environment's answer to it
-            messages.append(Message(role="user", content=observation))
+            messages.append(Message(role="user", content=observation, weight=observation_weight))
         messages.append(Message(role="assistant", content=f"Thought: {move.thought}\nAction: {move.action}", weight=1))
         step = env.step(move.action)
         observation, reward = clean_observation(step.observation), step.reward

@@ -181,6 +181,12 @@ def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expe
     assert env.step(actions[-1]).reward == 1
 
 
+def test_a_demonstration_can_also_teach_what_the_environment_says_but_not_the_instruction() -> None:
+    plain, both = demonstrate(Corridor(), 16), demonstrate(Corridor(), 16, 0.25)
+    assert [(m.role, m.content) for m in both.messages] == [(m.role, m.content) for m in plain.messages]
+    assert [m.weight for m in both.messages] == [0, 0, 0, 0.25, *[1.0, 0.25] * 6, 1.0]
+
+
 def test_a_task_that_the_expert_fails_is_named() -> None:
     class Lost(Corridor):
         def expert(self) -> list:
