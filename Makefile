@@ -24,7 +24,7 @@ export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test test-all lint use exp compare report serve play bench deps dag clean-scratch lock
+.PHONY: help setup repro test test-all lint use exp compare report serve play bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -65,8 +65,8 @@ test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
 
-lint: $(READY) ## ruff, mypy, and whether dvc.yaml names the code its stages import
-	@ruff check . && ruff format --check --quiet . && mypy && python -m selfimprove.pipeline.closure --check
+lint: $(READY) ## ruff and mypy
+	@ruff check . && ruff format --check --quiet . && mypy
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
 	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)
@@ -77,8 +77,7 @@ play: $(READY) ## ENV=taxi POLICY=person: play an episode (POLICY=expert, random
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-deps: $(READY) ## bring dvc.yaml's code dependencies and docs/params.md up to date with the code
-	@python -m selfimprove.pipeline.closure
+docs: $(READY) ## bring docs/params.md up to date with the schemas
 	@python -m selfimprove.pipeline.params_doc
 
 lock: $(READY) ## rewrite requirements/main.lock from pyproject.toml

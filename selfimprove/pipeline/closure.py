@@ -1,22 +1,19 @@
-"""Keeps dvc.yaml true about code: a stage depends on every module of this repository that its script imports.
+"""What code a stage depends on: every module of this repository that its script imports, directly or not.
 
-``python -m selfimprove.pipeline.closure`` rewrites the lists below each ``# code`` comment of dvc.yaml (``--check``
-only says whether they are out of date). Imports inside functions count, and so do modules that another process is
-started with, which no import names; empty ``__init__.py`` files do not count.
+Imports inside functions count, and so do modules that another process is started with, which no import names; empty
+``__init__.py`` files do not count. The stage ``code`` writes a manifest for each script, which the script's stages have
+as a dep: whatever is edited, only those run again that import it.
 """
 
 from __future__ import annotations
 
 import ast
-import os
-import re
-import sys
+import hashlib
 from functools import cache
 from pathlib import Path
 
 ROOTS = ("selfimprove", "stages")
-ENVIRONMENT = "requirements/main.lock"
-DVC_FILE = Path("dvc.yaml")
+ENVIRONMENT = Path("requirements/main.lock")
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -39,25 +36,15 @@ def closure(script: Path, root: Path = Path()) -> list[str]:
     return sorted(str(path) for path in found)
 
 
-def rewrite(text: str, root: Path = Path()) -> str:
-    """The dvc.yaml text with every ``# code`` list brought up to date."""
-    lines: list[str] = []
-    script: Path | None = None
-    old = iter(text.splitlines())
-    skipping = ""
-    for line in old:
-        if skipping and re.match(rf"{skipping}- (?:{'|'.join(ROOTS)}|requirements)/", line):
-            continue
-        skipping = ""
-        lines.append(line)
-        command = re.match(r"\s*cmd: python -m ([\w.]+)", line)
-        if command:
-            script = Path(*command.group(1).split(".")).with_suffix(".py")
-        marker = re.match(r"(\s*)# code$", line)
-        if marker and script:
-            skipping = marker.group(1)
-            lines.extend(f"{skipping}- {path}" for path in [*closure(script, root), ENVIRONMENT])
-    return "\n".join(lines) + "\n"
+def manifest(script: Path, root: Path = Path()) -> str:
+    """The script's closure and the environment, a line each: SHA-256 and path, as ``sha256sum --check`` reads it."""
+    files = [*closure(script, root), str(ENVIRONMENT)]
+    return "".join(f"{hashlib.sha256((root / file).read_bytes()).hexdigest()}  {file}\n" for file in files)
+
+
+def scripts(root: Path = Path()) -> list[Path]:
+    """The scripts of all stages, relative to ``root``."""
+    return sorted(path.relative_to(root) for path in (root / "stages").rglob("*.py") if path.name != "__init__.py")
 
 
 @cache
@@ -72,21 +59,3 @@ def _imports(file: Path, root: Path) -> frozenset[Path]:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     files = (Path(*name.split(".")).with_suffix(".py") for name in names if name.split(".")[0] in ROOTS)
     return frozenset(path for path in files if (root / path).is_file())
-
-
-def main() -> None:
-    """Rewrite dvc.yaml, or with ``--check`` exit with 1 if that would change it."""
-    text = DVC_FILE.read_text(encoding="utf-8")
-    fresh = rewrite(text)
-    if fresh == text:
-        return
-    if "--check" in sys.argv:
-        print("dvc.yaml does not name the code its stages import; run `make deps`.", file=sys.stderr)
-        sys.exit(1)
-    temporary = DVC_FILE.with_suffix(".part")
-    temporary.write_text(fresh, encoding="utf-8")
-    os.replace(temporary, DVC_FILE)
-
-
-if __name__ == "__main__":
-    main()

@@ -17,7 +17,7 @@ PAGE = Path("docs/params.md")
 
 def page() -> str:
     """The whole page."""
-    lines = ["# Every key of params.yaml", "", "Written by `make deps` from the schemas; a test keeps it true."]
+    lines = ["# Every key of params.yaml", "", "Written by `make docs` from the schemas; a test keeps it true."]
     seen: set[type[BaseModel]] = set()
     waiting: list[tuple[str, type[BaseModel]]] = list(SCHEMAS.items())
     while waiting:

@@ -1,8 +1,9 @@
-"""dvc.yaml names every module that a stage's script imports (design §5)."""
+"""A stage depends on the code that its script imports, all of it and nothing else (design §5)."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.closure import ENVIRONMENT, STARTED_BY_NAME, closure, rewrite
+from selfimprove.pipeline.closure import ENVIRONMENT, STARTED_BY_NAME, closure, manifest, scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
@@ -22,21 +23,18 @@ def definition(name: str) -> dict:
     return value.get("do", value)
 
 
-def script(name: str) -> Path:
-    return Path(*definition(name)["cmd"].split()[2].split(".")).with_suffix(".py")
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_a_stage_s_deps_are_its_script_s_import_closure_and_the_environment(name: str) -> None:
-    code = [dep for dep in definition(name)["deps"] if dep.endswith((".py", ".lock"))]
-    assert code == [*closure(script(name), ROOT), ENVIRONMENT]
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "code"])
+def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) -> None:
+    script = definition(name)["cmd"].split()[2].removeprefix("stages.").replace(".", "/")
+    assert [dep for dep in definition(name)["deps"] if dep.startswith("data/code")] == [f"data/code/{script}.sha256"]
+    assert Path("stages", f"{script}.py") in scripts(ROOT)
+    assert not [dep for dep in definition(name)["deps"] if dep.endswith((".py", ".lock"))]
     assert definition(name).get("outs") or definition(name).get("metrics")  # no stage without outputs
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_no_output_persists_and_no_folder_of_code_is_a_dep(name: str) -> None:
     assert "persist" not in str(definition(name))
-    assert not [dep for dep in definition(name)["deps"] if dep in ("selfimprove", "stages")]
+
+
+def test_the_manifests_are_written_when_any_code_or_the_environment_changed() -> None:
+    assert definition("code")["deps"] == ["selfimprove", "stages", str(ENVIRONMENT)]
 
 
 def test_what_python_really_imports_is_in_the_closure() -> None:
@@ -61,10 +59,12 @@ def test_packages_have_empty_init_files_so_that_leaving_them_out_is_right() -> N
 def repository(folder: Path) -> Path:
     for path, text in {
         "stages/one.py": "from selfimprove.a import f\n",
+        "stages/__init__.py": "",
         "selfimprove/a.py": "def f():\n    from selfimprove import b\n    import selfimprove.deep.c as c\n",
         "selfimprove/b.py": "import json\nfrom selfimprove.a import f\n",
         "selfimprove/deep/c.py": "from pathlib import Path\n",
         "selfimprove/unused.py": "",
+        "requirements/main.lock": "numpy==2\n",
     }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -77,25 +77,35 @@ def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: 
     ]  # fmt: skip
 
 
-def test_rewriting_replaces_the_lists_keeps_the_rest_and_is_stable(tmp_path: Path) -> None:
-    text = (
-        "stages:\n  # why\n  one:\n    cmd: python -m stages.one ${key}\n    deps:\n      - data/x\n      # code\n"
-        "      - selfimprove/gone.py\n      - requirements/main.lock\n    outs: [y]\n"
-    )
-    fresh = rewrite(text, repository(tmp_path))
-    deps = YAML(typ="safe", pure=True).load(fresh)["stages"]["one"]["deps"]
-    assert deps == ["data/x", *closure(Path("stages/one.py"), tmp_path), ENVIRONMENT]
-    assert "# why" in fresh
-    assert rewrite(fresh, tmp_path) == fresh
+def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
+    (script,) = scripts(repository(tmp_path))
+    lines = [line.split("  ") for line in manifest(script, tmp_path).splitlines()]
+    assert [path for _, path in lines] == [*closure(script, tmp_path), "requirements/main.lock"]
+    assert all(digest == hashlib.sha256((tmp_path / path).read_bytes()).hexdigest() for digest, path in lines)
+
+
+@pytest.mark.parametrize(
+    ("edited", "differs"),
+    [
+        ("selfimprove/b.py", True), ("selfimprove/deep/c.py", True), ("stages/one.py", True),
+        ("requirements/main.lock", True), ("selfimprove/unused.py", False), ("stages/two.py", False),
+    ],
+)  # fmt: skip
+def test_a_manifest_changes_with_what_the_script_imports_only(tmp_path: Path, edited: str, differs: bool) -> None:
+    script = Path("stages/one.py")
+    before = manifest(script, repository(tmp_path))
+    with (tmp_path / edited).open("a") as file:
+        file.write("# edited\n")
+    assert (manifest(script, tmp_path) != before) == differs
 
 
 @pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)
-def test_what_is_started_by_name_is_a_dep_of_whoever_starts_it(starter: Path) -> None:
+def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(starter: Path) -> None:
     started = {str(module) for module in STARTED_BY_NAME[starter]}
     assert started <= set(closure(starter, ROOT))
-    for stage in STAGES:
-        if str(starter) in definition(stage)["deps"]:
-            assert started <= set(definition(stage)["deps"]), stage
+    for script in scripts(ROOT):
+        if str(starter) in closure(script, ROOT):
+            assert started <= set(closure(script, ROOT)), script
 
 
 def test_every_module_that_a_text_names_is_declared_as_started() -> None:
@@ -114,8 +124,3 @@ def test_every_module_that_a_text_names_is_declared_as_started() -> None:
                     module = Path(*name.split(".")).with_suffix(".py")
                     if (ROOT / module).is_file() and ROOT / module != file:
                         assert module in declared, f"{file.relative_to(ROOT)}: {name}"
-
-
-def test_dvc_yaml_is_up_to_date() -> None:
-    text = (ROOT / "dvc.yaml").read_text()
-    assert rewrite(text, ROOT) == text

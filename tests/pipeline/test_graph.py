@@ -8,6 +8,8 @@ import pytest
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
+from selfimprove.pipeline.closure import closure, scripts
+
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 STEPS = {
@@ -32,6 +34,12 @@ def test_whatever_a_stage_reads_is_kept_in_git_or_made_by_another_stage(stages: 
                 assert any(path == out or out in path.parents or path in out.parents for out in made), (stage, part)
             else:
                 assert path.exists(), (stage, part)
+
+
+def test_no_code_is_hidden_from_dvc() -> None:
+    with Repo(str(ROOT)) as repo:
+        for script in scripts(ROOT):
+            assert not [path for path in closure(script, ROOT) if repo.dvcignore.is_ignored_file(str(ROOT / path))]
 
 
 def test_the_graph_stays_under_ninety_stages(stages: list[PipelineStage]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from selfimprove.records import Episode, Record
 
 
@@ -22,3 +24,12 @@ def bad_beginning(episode: Episode, most: int) -> list[str]:
         return []
     replies = [turn.attempt.text for turn in episode.turns]
     return replies[: min(most, len(replies) - 1)]
+
+
+def bad_beginnings(panel: Sequence[int], episodes: Sequence[Episode], most: int) -> list[Beginning]:
+    """Those of a model's episodes, one a task of ``panel``, that failed."""
+    return [
+        Beginning(task_id=task, replies=replies)
+        for task, episode in zip(panel, episodes, strict=True)
+        if (replies := bad_beginning(episode, most))
+    ]

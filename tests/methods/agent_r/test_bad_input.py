@@ -372,12 +372,11 @@ def test_whatever_the_actor_says_the_episode_goes_on(agent_bench: Workbench, tmp
                         "actor": {"engine": "openai", "model": "m", "base_url": server.url, "api_key_env": None}
                     },
                     "iterations": {"iter1": {"generate": {"tasks": 2, "max_depth": 3, "dives": 1}}},
-                    "evaluate": {"max_steps": 3},
+                    "evaluate": {"max_steps": 3, "revision": False},
                 }
             },
         )
         assert done(agent_bench, folder, "generate", "iter1") == []
-        (folder / BEGINNINGS).write_text("")
         assert done(agent_bench, folder, "evaluate", "base") == []
     trees = read_jsonl(folder / "data/agent_r/iter1/trees.jsonl", Tree)
     assert [(tree.status, [node.depth for node in tree.nodes]) for tree in trees] == [("unsolved", [0, 1, 2, 3, 4])] * 2
@@ -410,9 +409,9 @@ def lines_of(path: Path) -> list[bytes]:
         ("generate", "iter2", PANEL, lambda raw: raw.replace(b"textcraft", b"webshop"), "no task_id of textcraft"),
         ("generate", "iter2", PANEL, lambda raw: raw[:-5] + b"\n", "not a whole JSON object"),
         ("finetune", "base", EXAMPLES, lambda raw: raw[1:], "not a whole JSON object"),
-        ("evaluate", "base", BEGINNINGS, lambda raw: raw[:-9], "not a whole JSON object"),
-        ("evaluate", "base", BEGINNINGS, lambda raw: raw.replace(b'"replies"', b'"reply"'), "field 'replies'"),
-        ("evaluate", "base", BEGINNINGS, lambda raw: raw.replace(b'"task_id": ', b'"task_id": "x", "a": '), "task_id"),
+        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw[:-9], "not a whole JSON object"),
+        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw.replace(b'"replies"', b'"reply"'), "field 'replies'"),
+        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw.replace(b'"task_id": ', b'"task_id": "x", "a": '), "task_id"),
     ],
 )
 def test_a_torn_or_foreign_line_is_named_by_file_and_line(
@@ -426,6 +425,7 @@ def test_a_torn_or_foreign_line_is_named_by_file_and_line(
 ) -> None:
     folder = agent_bench.copy(tmp_path / "bench")
     if file == BEGINNINGS:
+        shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
         (folder / file).write_text('{"task_id": 3, "replies": ["Action: inventory"]}\n' * 2)
     lines = lines_of(folder / file)
     lines[1] = damage(lines[1])
@@ -442,8 +442,8 @@ def test_a_torn_or_foreign_line_is_named_by_file_and_line(
         ("generate", "iter1", "models/agent_r/base"),
         ("convert", "iter2", TREES),
         ("convert", "iter2", "data/agent_r/base/train"),
-        ("beginnings", "", "models/agent_r/base"),
-        ("evaluate", "base", BEGINNINGS),
+        ("evaluate", "base", "models/agent_r/base"),
+        ("evaluate", "iter1", BEGINNINGS),
         ("finetune", "base", "models/base/agent_r"),
         ("report", "", "results/agent_r/base"),
     ],
@@ -452,6 +452,7 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
     agent_bench: Workbench, tmp_path: Path, stage: str, item: str, missing: str
 ) -> None:
     folder = agent_bench.copy(tmp_path / "bench")
+    shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
     if (folder / missing).is_dir():
         shutil.rmtree(folder / missing)
     else:
