@@ -88,6 +88,49 @@ def test_controls_train_on_as_many_tokens_as_the_iterations_together(repo: Path,
         assert together <= tokens <= together + 2 * tokens / steps  # the step that reaches the budget is finished
 
 
+OTHERS = {
+    "reflect_rl": (
+        ["chance", "policy", "more_sft", "rl_only", "no_reflection", "reflect_rl"],
+        ("success", "cost", "steps"),
+    ),
+    "spin": (["base", "more_sft", "iter0", "iter1"], ("em", "f1", "finished", "invalid")),
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_reflect_rl_and_spin_have_their_rows_too_and_one_table_ends_with_all_methods(repo: Path, method: str) -> None:
+    rows, columns = OTHERS[method]
+    summary = json.loads((repo / "results/summary.json").read_text())[method]
+    assert summary["order"] == rows
+    for row in rows:
+        for column in columns:
+            assert set(summary["rows"][row]["metrics"][column]) == {"mean", "se", "n"}
+    table = run(repo, "python", "-m", "selfimprove.report.table").stdout
+    last = table[table.index("all methods") :]
+    assert all(f" {row} " in last for row in rows)
+
+
+def test_reflect_rl_40_and_spin_40_what_must_not_change_is_asserted_in_the_run(repo: Path) -> None:
+    trained = json.loads((repo / "results/reflect_rl/reflect_rl/train.json").read_text())
+    assert trained["reflector_hash"]
+    first = json.loads((repo / "results/spin/iter0/train.json").read_text())["first"]
+    assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_changed_run_of_reinforcement_and_a_changed_iteration_of_self_play_rerun_what_depends_on_them(
+    repo: Path,
+) -> None:
+    before, old = hashes(repo), (repo / "params.yaml").read_text()
+    edit(repo, "reflect_rl.iterations.no_reflection.rl.lr", 0.002)
+    edit(repo, "spin.iterations.iter1.finetune.lr", 0.002)
+    done = ran(run(repo, *WARM, "dvc", "repro").stdout)
+    assert {"reflect_rl-finetune@no_reflection", "reflect_rl-evaluate@no_reflection", "spin-finetune@iter1"} <= done
+    assert not {"reflect_rl-finetune@reflect_rl", "spin-generate@iter1", "spin-finetune@iter0", "rise-report"} & done
+    (repo / "params.yaml").write_text(old)
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+    assert hashes(repo) == before
+
+
 def test_agent_r_32_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
     for row in ("iter1", "iter2"):
         figures = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())
