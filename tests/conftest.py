@@ -31,3 +31,15 @@ def bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 def agent_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """Agent-R's first stages run: those, and the trees that the expert searched."""
     return Workbench(copy_code(tmp_path_factory.mktemp("agent_bench")), forks, "agent_r")
+
+
+@pytest.fixture(scope="session")
+def reflect_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Reflect-RL's first stages run: panels, trajectories, the sets, a reflection model and a policy."""
+    return Workbench(copy_code(tmp_path_factory.mktemp("reflect_bench")), forks, "reflect_rl")
+
+
+@pytest.fixture(scope="session")
+def spin_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """SPIN's first stages run: a warm start, its episodes, the first iteration's pairs."""
+    return Workbench(copy_code(tmp_path_factory.mktemp("spin_bench")), forks, "spin")

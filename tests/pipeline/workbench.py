@@ -43,12 +43,46 @@ agent_r:
       generate: {engine: expert, tasks: 6, n_gen: 3, dives: 3, max_depth: 7}
       convert: {max_pairs_per_tree: 1, judge_max_tokens: 8}
   controls: {more_sft: null, good_only: null, direct: null}
+reflect_rl:
+  tasks: {train: 9, dev: 2, test: 3}
+  engines:
+    policy: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
+    reflector: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
+  generate: {tasks: 3, negative_tasks: 2, horizon: 16}
+  sft:
+    reflector: &once {finetune: {epochs: 1, batch_size: 16, row_tokens: 256, max_length: 256, save_steps: 9,
+      launcher: {kind: single, processes: 1}}}
+    policy: *once
+    plain: *once
+  evaluate: {eval_reps: 1, max_new_tokens: 6}
+  iterations:
+    rl_only: null
+    no_reflection: null
+    reflect_rl: {rl: {max_steps: 6, episodes: 3, replay_episodes: 2, max_new_tokens: 6, save_steps: 2,
+      launcher: {kind: single, processes: 1}}}
+spin:
+  tasks: {train: 24, dev: 2, test: 4}
+  engines: {policy: {replicas: 1, slots: 4, prefill_rows: 2, context: 512}}
+  sft: {epochs: 1, batch_size: 8, save_steps: 9, launcher: {kind: single, processes: 1}}
+  iterations:
+    iter0:
+      generate: {start: 0, end: 6, runs: 1, max_rounds: 2, retries: 1, max_tokens: 8}
+      finetune: {epochs: 2, batch_size: 2, row_tokens: 512, max_length: 512, save_steps: 2, logging_steps: 1,
+        launcher: {kind: single, processes: 1}}
 """  # noqa: E501
 FIRST_STAGES = {
     "rise": [("rise.data", ""), ("base", "rise"), ("rise.finetune", "base")],
     "agent_r": [
         ("agent_r.data", ""), ("base", "agent_r"), ("agent_r.finetune", "base"),
         ("agent_r.generate", "iter2"),
+    ],
+    "reflect_rl": [
+        ("reflect_rl.data", ""), ("reflect_rl.generate", ""), ("reflect_rl.convert", ""), ("base", "reflect_rl"),
+        ("reflect_rl.sft", "reflector"), ("reflect_rl.sft", "policy"),
+    ],
+    "spin": [
+        ("spin.data", ""), ("base", "spin"), ("spin.finetune", "base"), ("spin.generate", "iter0"),
+        ("spin.convert", "iter0"),
     ],
 }  # fmt: skip
 
@@ -103,7 +137,8 @@ class Forks:
 class Workbench:
     """The folder that tests copy from: a method's first stages have run in it, up to the base model's SFT.
 
-    Agent-R's also has the trees that the expert searched (``iter2``).
+    Agent-R's also has the trees that the expert searched (``iter2``), Reflect-RL's a policy and a reflection model,
+    SPIN's the first iteration's pairs.
     """
 
     def __init__(self, folder: Path, forks: Forks, method: str = "rise") -> None:
