@@ -172,7 +172,8 @@ def test_a_changed_control_is_evaluated_again_and_the_others_are_not(repo: Path)
     lr = "rise.controls.more_sft.finetune.lr"
     edit(repo, lr, 0.003)
     done = run(repo, *WARM, "dvc", "repro")
-    assert ran(done.stdout) == {"rise-control-finetune@more_sft", "rise-control-evaluate", "rise-report", "report"}
+    # The joint report only runs if a figure of the summary changed, which so small a control may not bring about.
+    assert ran(done.stdout) - {"report"} == {"rise-control-finetune@more_sft", "rise-control-evaluate", "rise-report"}
     assert set(re.findall(r"rise-evaluate@(\w+): ", done.stderr)) == {"more_sft"}
     edit(repo, lr, old["rise"]["controls"]["more_sft"]["finetune"]["lr"])
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()

@@ -15,7 +15,9 @@ from ruamel.yaml import YAML
 from selfimprove.base_model import BaseParams, BaseSection
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.spin.params import SpinParams
 from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, read_yaml
 from selfimprove.pipeline.profiles import compose
 from selfimprove.tokenizer import TokenizerSection
@@ -27,6 +29,8 @@ SCHEMAS = {
     "base": BaseSection,
     "rise": RiseParams,
     "agent_r": AgentRParams,
+    "reflect_rl": ReflectRLParams,
+    "spin": SpinParams,
 }
 METHODS = ("rise", "agent_r")
 DEFAULT = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))

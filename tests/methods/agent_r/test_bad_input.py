@@ -167,7 +167,8 @@ def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_o
     assert [tree.status == "blocked" for tree in trees] == [True, False] * 3
     assert all(said in str(tree.error) for tree in trees[::2])
     assert trees[1::2] == embedded[1::2]
-    (sentence,) = warned
+    sentence, *others = warned  # one that answers nonsense may also have answered a replay otherwise than before
+    assert all("replay" in other for other in others)
     assert sentence.startswith(
         f"agent_r-generate@iter2: 3 of 6 are blocked and count as failed; the first, {trees[0].id}: "
     )
