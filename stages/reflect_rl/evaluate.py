@@ -14,7 +14,7 @@ from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.rollout import play
-from selfimprove.methods.reflect_rl.start import check_environment
+from selfimprove.methods.reflect_rl.start import check_environment, check_labels
 from selfimprove.methods.reflect_rl.tasks import load_panel
 from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.publish import write_json
@@ -39,6 +39,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     env = make_enumerated(reflect_rl.env, folder)
     if agent is None:
         check_environment(models["policy"], env)
+        check_labels(models["policy"], env, getattr(reflect_rl.engines["policy"], "chat_template", None))
     asked = games(env, load_panel(folder, cfg.panel, env.name)[: cfg.limit], cfg, agent.eval_reps if agent else None)
     seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
 

@@ -24,19 +24,18 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Engine
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.remembering import RememberingEngine
 from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.envs.enumerated import EnumeratedEnv, label_ids
+from selfimprove.envs.enumerated import EnumeratedEnv
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers
 from selfimprove.methods.reflect_rl.rollout import play
+from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.pipeline.episodes import play_all
-from selfimprove.records import Message
 from selfimprove.seeds import SeedKey, key_bits
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.launch import WEIGHT_SUFFIXES
@@ -151,11 +150,9 @@ class _Run:
         self._job, self._params, self._progress = job, job.params, progress
         self._group = Group()
         torch.set_num_threads(threads)
-        chat = ChatFormat.load(job.model_dir, job.policy_engine.chat_template)
         self._ids: dict[str, int] | None = None
         if self._params.shrink_head or self._params.mask_invalid:
-            encode = lambda label: chat.content_ids(Message(role="assistant", content=label))  # noqa: E731
-            self._ids = dict(zip(job.env.labels, label_ids(job.env.labels, encode), strict=True))
+            self._ids = check_labels(job.model_dir, job.env, job.policy_engine.chat_template)
         self._policy = self._load()
         critic = self._params.critic
         body = self._load() if critic is not None and not critic.shared else None

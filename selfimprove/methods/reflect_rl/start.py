@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from selfimprove.envs.enumerated import EnumeratedEnv, Spelling
+from selfimprove.chat import ChatFormat
+from selfimprove.envs.enumerated import EnumeratedEnv, Spelling, label_ids
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.pipeline.publish import write_json
+from selfimprove.records import Message
 
 MARK = "environment.json"
 
@@ -44,6 +46,17 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
             f"{folder} has learnt {len(known.get('labels', []))} other labels than the {len(env.labels)} of these "
             "params; mend reflect_rl.env.labels, or train it anew."
         )
+
+
+def check_labels(folder: Path, env: EnumeratedEnv, template: str | None) -> dict[str, int]:
+    """The token of each of the environment's labels, in the spelling of the policy's tokenizer.
+
+    Raises:
+        UserError: some label is not one token, or shares one (names them, and offers the smaller set).
+    """
+    chat = ChatFormat.load(folder, template)
+    ids = label_ids(env.labels, lambda label: chat.content_ids(Message(role="assistant", content=label)))
+    return dict(zip(env.labels, ids, strict=True))
 
 
 def check_reflector(params: ReflectRLParams, run: str) -> None:

@@ -1,0 +1,234 @@
+"""Bad input, given to Reflect-RL's real stages: one sentence, exit code 2, nothing published and nothing lost.
+
+(Params: test_params; the parts themselves, in more cases: test_tasks, test_curriculum, test_rollout for a cost that is
+no number, test_learn, tests/envs; a teacher that fails for a while: test_generate, test_kill_reflect_rl.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.envs.enumerated import LABELS
+from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+from tests.pipeline.workbench import Workbench, published
+
+pytestmark = pytest.mark.timeout(600)
+
+TASKS = "data/reflect_rl/tasks"
+
+
+def refused(bench: Workbench, folder: Path, stage: str, item: str = "") -> str:
+    """The one sentence with which a stage ends; whatever was published before is as it was."""
+    before = published(folder)
+    ran = bench.forks.run(folder, f"reflect_rl.{stage}", item)
+    assert ran.code == 2, ran.stderr
+    said = [line for line in ran.lines if not re.search(r"\d/s\)", line)]  # progress, on a busy machine
+    assert len(said) == 1, ran.stderr
+    assert published(folder) == before
+    assert said[0].startswith(f"reflect_rl-{stage}@{item}: " if item else f"reflect_rl-{stage}: ")
+    assert said[0].endswith(".")
+    return said[0]
+
+
+def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
+    """Run a stage that ends well; what it said."""
+    ran = bench.forks.run(folder, f"reflect_rl.{stage}", item)
+    assert ran.code == 0, ran.stderr
+    return ran.lines
+
+
+def with_(**section: Any) -> dict[str, Any]:
+    return {"reflect_rl": section}
+
+
+def exploring(repos: str, **tasks: Any) -> dict[str, Any]:
+    """AutoExplore over a folder, with few tasks."""
+    few = {"train": 2, "dev": 1, "test": 1}
+    return with_(env={"name": "autoexplore", "labels": "single", "repos": repos}, tasks=few | tasks)
+
+
+# Nothing to explore, nothing to read, nothing to find
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"picture.png": "pixels " * 9, "_private.py": "x = 1\n" * 9, "tests/test_a.py": "x = 1\n" * 9}, "nothing to"),
+        ({}, "nothing to explore"),
+        ({"a.py": "short", "b.md": "äöü " * 9}, "nothing to explore"),
+    ],
+)
+def test_reflect_rl_01_a_repository_with_nothing_to_explore(
+    reflect_bench: Workbench, tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", exploring("repos"))
+    (folder / "repos").mkdir()
+    plant(folder / "repos", files)
+    sentence = refused(reflect_bench, folder, "data")
+    assert said in sentence
+    assert "name a folder with readable text files" in sentence
+
+
+def test_reflect_rl_01_unreadable_files_are_counted_and_the_first_is_named(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", exploring("repos"))
+    (folder / "repos").mkdir()
+    for name in ("b.py", "a.py"):
+        (folder / "repos" / name).write_bytes(b"\xff\xfe\x00binary" * 9)
+    assert "(2 of its files can't be read, the first is 'a.py')" in refused(reflect_bench, folder, "data")
+    plant(folder / "repos", FILES)  # beside files that can be read, they are left out and counted
+    assert not done(reflect_bench, folder, "data")
+    (row,) = json.loads((folder / TASKS / "repos.json").read_text())
+    assert (row["files"], row["dropped"]) == (len(FILES), {"unreadable": 2})
+
+
+def test_reflect_rl_01_a_folder_of_repositories_that_is_not_there(reflect_bench: Workbench, tmp_path: Path) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", exploring("nowhere"))
+    assert "nowhere: can't be listed (No such file or directory)" in refused(reflect_bench, folder, "data")
+
+
+def test_reflect_rl_04_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path) -> None:
+    overlay = exploring("repos")
+    overlay["reflect_rl"]["agents"] = {"oracle": {"kind": "expert"}}
+    folder = reflect_bench.copy(tmp_path / "bench", overlay)
+    plant(folder / "repos/eventlib", FILES)
+    done(reflect_bench, folder, "data")
+    (folder / "repos/eventlib/core/hub.py").unlink()
+    for stage, item in (("generate", ""), ("evaluate", "oracle")):
+        sentence = refused(reflect_bench, folder, stage, item)
+        assert "its target 'core/hub.py' is missing from 'eventlib'" in sentence
+        assert "restore the file or drop the task" in sentence
+
+
+def test_reflect_rl_04_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, tmp_path: Path) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
+    plant(folder / "repos/eventlib", FILES)
+    (folder / "given.json").write_text(json.dumps([task_for("gone.py").model_dump(mode="json")]))
+    assert "no task of given.json can be played" in refused(reflect_bench, folder, "data")
+    (folder / "given.json").write_text('[{"question": "Where')
+    assert "given.json: not a whole JSON list of tasks" in refused(reflect_bench, folder, "data")
+
+
+# Teachers at an endpoint
+
+
+def asking(url: str, **more: Any) -> dict[str, Any]:
+    """AutoExplore with questions from an endpoint."""
+    overlay = exploring("repos", teacher="asker")
+    asker = {"engine": "openai", "base_url": url, "model": "m", "api_key_env": None, "backoff": 0}
+    overlay["reflect_rl"]["engines"] = {"asker": asker | more}
+    return overlay
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (answer("I would rather talk about the weather."), "6 files hold no QUERY and ANSWER that can be used"),
+        (Reply(status=500), "the teacher failed at each of the 6 files"),
+    ],
+)
+def test_reflect_rl_02_a_teacher_that_is_of_no_use(
+    reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str
+) -> None:
+    with endpoint(then=lambda seen: reply) as server:
+        folder = reflect_bench.copy(tmp_path / "bench", asking(server.url, tries=2))
+        plant(folder / "repos/eventlib", FILES)
+        assert said in refused(reflect_bench, folder, "data")
+
+
+def test_reflect_rl_02_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path: Path) -> None:
+    with endpoint() as server:
+        pass
+    folder = reflect_bench.copy(tmp_path / "bench", asking(server.url))
+    plant(folder / "repos/eventlib", FILES)
+    assert f"no endpoint answers at {server.url}" in refused(reflect_bench, folder, "data")
+
+
+def test_reflect_rl_02_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
+    def teacher(seen: Seen) -> Reply:
+        asked = seen.body["messages"][-1]["content"]
+        if "File: run.sh" in asked:
+            return Reply(status=400, body=b'{"error": {"message": "too rude"}}')
+        return answer(f"QUERY: What is {len(asked)}?\nANSWER: This.")
+
+    with endpoint(then=teacher) as server:
+        folder = reflect_bench.copy(tmp_path / "bench", asking(server.url))
+        plant(folder / "repos/eventlib", FILES)
+        told = [line for line in done(reflect_bench, folder, "data") if "failed" in line]
+    assert len(told) == 1
+    assert "the teacher failed at 1 of 6 files, which have no tasks" in told[0]
+    assert "too rude" in told[0]
+    counts = json.loads((folder / TASKS / "asked.json").read_text())
+    assert (counts["files"], counts["failed"], counts["tasks"]) == (6, 1, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no 'nobody'"),
+        ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
+        ({"tasks": {"teacher": "policy"}}, "tasks.teacher: 'policy' holds the policy, which there is none of yet"),
+        ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
+        ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are two sources of tasks"),
+        ({"env": {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
+    ],
+)
+def test_reflect_rl_bad_input_params_of_teachers_and_rewards(
+    reflect_bench: Workbench, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    assert said in refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", with_(**changes)), "data")
+
+
+# Labels, reflectors, curricula, checkpoints
+
+
+def test_reflect_rl_34_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
+    overlay = with_(env={"name": "alfworld", "labels": "full"}, evaluate={"levels": []})
+    folder = reflect_bench.copy(tmp_path / "bench", overlay)
+    done(reflect_bench, folder, "data")
+    for model in ("policy", "reflector"):
+        (folder / f"models/reflect_rl/{model}/environment.json").unlink()
+    for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
+        sentence = refused(reflect_bench, folder, stage, item)
+        assert "10, 11, 12, 13, 14 and 185 more" in sentence
+        assert f"set reflect_rl.env.labels: single, the {len(LABELS['single'])} of one character" in sentence
+
+
+def test_reflect_rl_40_a_policy_that_reads_reflections_needs_somebody_who_reflects(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
+    overlay = with_(iterations={"reflect_rl": {"reflect": False}})
+    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
+    assert "'policy' has learnt to act on reflections, but the run has no reflection model" in sentence
+    assert "name one as reflector" in sentence
+
+
+def test_reflect_rl_25_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:
+    overlay = with_(iterations={"reflect_rl": {"rl": {"max_steps": 2}}})
+    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
+    assert "2 iterations leave none for level 'pickup'" in sentence
+    assert "raise max_steps" in sentence
+
+
+def test_reflect_rl_49_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
+    done(reflect_bench, folder, "data")
+    for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
+        sentence = refused(reflect_bench, folder, stage, item)
+        assert "models/reflect_rl/policy has learnt to act in taxi, not in alfworld" in sentence
+
+
+def test_reflect_rl_09_panels_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
+    assert "train.jsonl, line 1: no task of alfworld" in refused(reflect_bench, folder, "generate")
