@@ -107,8 +107,6 @@ def generate_command(
     seed: Annotated[int, typer.Option(min=0)] = 42,
 ) -> None:
     """The opponent answers one fraction of the prompts."""
-    from selfimprove.engines.transformers import TransformersEngine
-
     found = sorted(input_dir.glob(f"{STEM.format(split=split)}.*"))
     if not found:
         raise UserError(f"{input_dir} has no {STEM.format(split=split)}.*; write it with reformat.")
@@ -119,6 +117,8 @@ def generate_command(
     )  # fmt: skip
 
     async def run() -> list[Row]:
+        from selfimprove.engines.transformers import TransformersEngine
+
         engine = TransformersEngine(cfg, model, threads=threads)
         try:
             return await answer_all(
