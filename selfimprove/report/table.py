@@ -7,8 +7,10 @@ Figures come from ``results/summary/<method>.json``; seconds and generated token
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -115,34 +117,45 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
-    """A PNG for each curve of each method, a line a row, with error bars; the method's own rows in solid lines."""
+    """A PNG for each curve of each method; one that shows these very points already is left as it is."""
+    folder.mkdir(exist_ok=True)
+    code = Path(__file__).read_text(encoding="utf-8")
+    for method, summary in summaries.items():
+        for curve in summary.get("curves") or [summary["curve"]]:
+            file = folder / f"{method}-{curve['title'].replace(' ', '-')}.png"
+            shown = sha256(json.dumps([method, curve, summary["solid"], code], sort_keys=True).encode()).hexdigest()
+            if not (file.is_file() and shown.encode() in file.read_bytes()):
+                _draw(method, curve, summary["solid"], file, shown)
+
+
+def _draw(method: str, curve: dict[str, Any], solid: Sequence[str], file: Path, shown: str) -> None:
+    """A line a row, with error bars; the method's own rows in solid lines. The file says itself what it shows."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    folder.mkdir(exist_ok=True)
-    for method, summary in summaries.items():
-        for curve in summary.get("curves") or [summary["curve"]]:
-            x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
-            figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-            for name in dict.fromkeys(point["row"] for point in curve["points"]):
-                points = [point for point in curve["points"] if point["row"] == name]
-                mark = "o" if len(points) < MANY else ""
-                line, width = ("-", 2) if name in summary["solid"] else ("--", 1)
-                axes.errorbar(
-                    [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
-                    label=name, marker=mark, linestyle=line, linewidth=width,
-                )  # fmt: skip
-            axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}")
-            if curve["top"] is not None:
-                axes.set_ylim(0, curve["top"])
-            places = sorted({point[x] for point in curve["points"]})
-            if len(places) < MANY:
-                axes.set_xticks(places)
-            axes.legend(fontsize=8)
-            figure.savefig(folder / f"{method}-{curve['title'].replace(' ', '-')}.png", dpi=130)
-            pyplot.close(figure)
+    x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for name in dict.fromkeys(point["row"] for point in curve["points"]):
+        points = [point for point in curve["points"] if point["row"] == name]
+        mark = "o" if len(points) < MANY else ""
+        line, width = ("-", 2) if name in solid else ("--", 1)
+        axes.errorbar(
+            [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
+            label=name, marker=mark, linestyle=line, linewidth=width,
+        )  # fmt: skip
+    axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}")
+    if curve["top"] is not None:
+        axes.set_ylim(0, curve["top"])
+    places = sorted({point[x] for point in curve["points"]})
+    if len(places) < MANY:
+        axes.set_xticks(places)
+    axes.legend(fontsize=8)
+    part = file.with_suffix(".part")
+    figure.savefig(part, format="png", dpi=130, metadata={"Comment": shown})
+    os.replace(part, file)
+    pyplot.close(figure)
 
 
 def _figure(figure: dict[str, float], column: str) -> str:

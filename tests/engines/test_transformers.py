@@ -249,6 +249,23 @@ def test_stop_strings_cut_text_and_ids(engine: TransformersEngine) -> None:
         assert part.logprobs == (whole.logprobs or [])[: len(ids)]
 
 
+def test_spin_25_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) -> None:
+    """As SPIN's flat trajectories need it: what the policy wrote up to and with the stop string, and its tokens."""
+    plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
+    kept = run(engine, [ask(6, n=10, max_tokens=60, stop=("e",), keep_stop=True)])[0]
+    assert any("e" in whole.text for whole in plain)
+    for whole, part in zip(plain, kept, strict=True):
+        if "e" not in whole.text:
+            assert part == whole
+            continue
+        assert part.text == whole.text[: whole.text.find("e") + 1]
+        assert part.finish == "stop"
+        ids = part.token_ids or []
+        assert ids == (whole.token_ids or [])[: len(ids)]
+        assert len(part.logprobs or []) == len(ids)
+        assert part.text.startswith(engine.chat.decode(ids))
+
+
 def test_a_stop_string_is_found_across_tokens(engine: TransformersEngine) -> None:
     whole = run(engine, [ask(8, max_tokens=40, n=6)])[0]
     for index, completion in enumerate(whole):

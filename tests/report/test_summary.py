@@ -109,8 +109,25 @@ def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_e
     assert ".700±.046" in text  # iter2: the root of 0.7 * 0.3 / 99
     lines = [line for line in text.splitlines() if "base" in line and "±" in line]
     assert "+.500±.050*" in lines[-1]  # 10 standard errors
-    draw({"rise": summary}, tmp_path / "plots")
-    assert (tmp_path / "plots/rise-accuracy-by-turn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path, tmp_path: Path) -> None:
+    summary, plot = summarise_rise(params(), results), tmp_path / "plots/rise-accuracy-by-turn.png"
+
+    def drawn() -> int:
+        draw({"rise": summary}, plot.parent)
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert [path.name for path in plot.parent.iterdir()] == [plot.name]
+        return plot.stat().st_ino
+
+    first = drawn()
+    assert drawn() == first
+    summary["curve"]["points"][0]["accuracy"] += 0.1
+    second = drawn()
+    assert second != first
+    plot.write_bytes(b"\x89PNG")
+    assert drawn() != second
+    assert len(plot.read_bytes()) > 1000
 
 
 def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
