@@ -1,5 +1,5 @@
-"""``make bench``: rollouts, tree search and reinforcement learning against the raw engine, training against a plain
-trainer, the default run.
+"""``make bench``: rollouts, tree search, reinforcement learning and self-play against the raw engine; training against
+a plain trainer; the default run.
 
 Prints each part's table; the last line is one JSON document. Exits with 1 if a figure is impossible (above its limit).
 """
@@ -11,12 +11,16 @@ import os
 import platform
 import sys
 
+PARTS = ("environments", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "pipeline")
+
 
 def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,training,pairs,pipeline").split(",")
+    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,questions,training,pairs,pipeline").split(
+        ","
+    )
     document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
     if "environments" in parts:
         from bench import environments
@@ -38,6 +42,11 @@ def main() -> None:
 
         document["reflect_rl"] = reflect_rl.measure(threads=threads)
         reflect_rl.show(document["reflect_rl"])
+    if "questions" in parts:
+        from bench import questions
+
+        document["questions"] = questions.measure(threads=threads)
+        questions.show(document["questions"])
     if "training" in parts:
         from bench import training
 
@@ -51,7 +60,7 @@ def main() -> None:
     if "pipeline" in parts:
         from bench import pipeline
 
-        for method in ("rise", "agent_r"):
+        for method in ("rise", "agent_r", "reflect_rl", "spin"):
             document[f"pipeline_{method}"] = pipeline.measure(method=method)
     print(json.dumps(document))
     wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]

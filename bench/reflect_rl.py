@@ -19,12 +19,13 @@ import json
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from selfimprove.engines.base import Completion, EngineStats, Request
+from bench.recorded import Recorded
+from selfimprove.engines.base import EngineStats, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.remembering import RememberingEngine
 from selfimprove.envs.enumerated import EnumeratedEnv
@@ -183,34 +184,6 @@ def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: floa
         models[name] = folder / name
         finetune(folder / "base", sets[data], models[name], learn, scratch=folder / "scratch", seed=0, threads=threads)  # type: ignore[index]
     return models
-
-
-@dataclass
-class Recorded:
-    """An engine that keeps what it was asked."""
-
-    inner: Any
-    asked: list[Request] = field(default_factory=list)
-
-    @property
-    def stats(self) -> EngineStats:
-        """The inner engine's."""
-        stats: EngineStats = self.inner.stats
-        return stats
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """As the inner engine."""
-        self.asked.append(request)
-        completions: list[Completion] = await self.inner.generate(request)
-        return completions
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """As the inner engine."""
-        return bool(self.inner.fits(messages, max_tokens))
-
-    async def close(self) -> None:
-        """As the inner engine."""
-        await self.inner.close()
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from selfimprove.engines.base import Completion, EngineStats, Request
+from bench.recorded import Recorded
+from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
 from selfimprove.envs.make import make_agent_env
@@ -33,7 +34,6 @@ from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import demonstrate, texts
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.pipeline.episodes import play_all
-from selfimprove.records import Message
 from selfimprove.seeds import rng
 from selfimprove.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
@@ -151,38 +151,6 @@ class Rebuilt:
 
     async def close(self) -> None:
         """Nothing to release."""
-
-
-@dataclass
-class Recorded:
-    """An engine that keeps what it was asked and could answer (it refuses a dialogue that outgrows its context)."""
-
-    inner: Any
-    asked: list[Request] = field(default_factory=list)
-
-    @property
-    def stats(self) -> EngineStats:
-        """The inner engine's."""
-        stats: EngineStats = self.inner.stats
-        return stats
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """As the inner engine."""
-        completions: list[Completion] = await self.inner.generate(request)
-        self.asked.append(request)
-        return completions
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """As the inner engine."""
-        return bool(self.inner.fits(messages, max_tokens))
-
-    def forget_prefixes(self) -> None:
-        """As the inner engine."""
-        self.inner.forget_prefixes()
-
-    async def close(self) -> None:
-        """As the inner engine."""
-        await self.inner.close()
 
 
 class OneByOne(Recorded):

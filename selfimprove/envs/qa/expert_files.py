@@ -48,6 +48,20 @@ class ExpertAudit(Record):
     dropped: dict[str, int] = Field(default={})
     places: dict[str, list[int]] = Field(default={}, description="the first dropped rows of each reason, from 0")
 
+    def joined(self, other: ExpertAudit) -> ExpertAudit:
+        """Both files' rows; a reason of ``other`` is named with its file."""
+        theirs = {f"{other.file}: {reason}": count for reason, count in other.dropped.items()}
+        where = {f"{other.file}: {reason}": rows for reason, rows in other.places.items()}
+        return ExpertAudit(
+            file=f"{self.file}, {other.file}",
+            read=self.read + other.read,
+            kept=self.kept + other.kept,
+            without_search=self.without_search + other.without_search,
+            repaired=dict(Counter(self.repaired) + Counter(other.repaired)),
+            dropped=self.dropped | theirs,
+            places=self.places | where,
+        )
+
 
 class _Dropped(Exception):
     """Why a row is no expert trajectory."""

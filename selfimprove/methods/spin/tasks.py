@@ -17,8 +17,8 @@ from typing import Any
 
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
-from selfimprove.envs.qa.expert_files import ExpertAudit, read_experts
-from selfimprove.envs.qa.experts import Expert, demonstrate, hotpotqa_quest
+from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
+from selfimprove.envs.qa.experts import Expert, demonstrate
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.chats import read_chats
@@ -172,15 +172,17 @@ def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Pa
             paragraphs.setdefault(title, " ".join("".join(sentences).split()))
     corpus = [Paragraph(title=title, text=text) for title, text in paragraphs.items()]
     experts: list[Expert] = []
-    audit = ExpertAudit(file="train300_context.jsonl")
+    audit: ExpertAudit | None = None
     if tasks.experts in ("gpt-4", "both"):
         file = Path(tasks.expert_file) if tasks.expert_file else fetch("fireact", download, mirror=mirror)[0]
         experts, audit = read_experts(file)
     if tasks.experts in ("scripted", "both"):
         search = LocalSearch(corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
         asked = {expert.question.question for expert in experts}
-        scripted = [read_question(row, "train300_context.jsonl") for row in known]
-        experts += [demonstrate(hotpotqa_quest(one), search) for one in scripted if one.question not in asked]
+        others = [read_question(row, "train300_context.jsonl") for row in known]
+        scripted, own = hotpotqa_experts([one for one in others if one.question not in asked], search)
+        experts, audit = experts + scripted, audit.joined(own) if audit else own
+    assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")
     dev = [read_question(row, "dev_hard100_context.jsonl") for row in hard]
     panels: dict[Split, list[Question]] = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.envs.qa.base import Paragraph, Question
-from selfimprove.envs.qa.expert_files import hotpotqa_experts, read_experts
+from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest, trajectory_text
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
 from selfimprove.errors import UserError
@@ -158,6 +158,15 @@ def test_spin_31_scripted_experts_that_would_guess_are_left_out_and_counted():
     assert [expert.question.id for expert in experts] == ["hotpotqa-5a"]
     assert (audit.read, audit.kept, audit.dropped) == (2, 1, {"paragraph not found": 1})
     assert audit.places == {"paragraph not found": [1]}
+
+
+def test_spin_31_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
+    one = ExpertAudit(file="a.json", read=4, kept=2, without_search=1, repaired={"options": 1}, dropped={"failed": 2})
+    other = ExpertAudit(file="b", read=3, kept=2, repaired={"options": 2}, dropped={"failed": 1}, places={"failed": [0]})
+    assert one.joined(other) == ExpertAudit(
+        file="a.json, b", read=7, kept=4, without_search=1, repaired={"options": 3},
+        dropped={"failed": 2, "b: failed": 1}, places={"b: failed": [0]},
+    )  # fmt: skip
 
 
 def test_contexts_make_a_corpus_with_each_title_once():

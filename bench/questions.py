@@ -1,0 +1,199 @@
+"""Self-play's episodes with a tool: hundreds of questions at once, against one at a time and the raw engine.
+
+One model in all, warm-started on the expert's trajectories, so that rounds have real lengths and episodes real ends:
+
+- ``play``: SPIN's episodes as the generate stage plays them, all at once, BM25 search between the rounds;
+- ``one at a time``: the same questions one after another, as the original's loop does; the engine has one slot;
+- ``engine``: every request of ``play``, known beforehand and handed over at once.
+
+``python -m bench.questions`` prints a table, and JSON on its last line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.recorded import Recorded
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.factory import make_engine
+from selfimprove.envs.qa.base import Question
+from selfimprove.methods.spin.params import GenerateParams, TasksParams, ToolsParams
+from selfimprove.methods.spin.play import play
+from selfimprove.methods.spin.tasks import Material, examples, gather, open_tools, texts
+from selfimprove.pipeline.episodes import play_all
+from selfimprove.records import write_jsonl
+from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
+
+CONTEXT = 512
+CFG = GenerateParams(max_rounds=6, max_tokens=48)
+FORM = "alpaca"
+
+
+def measure(
+    *,
+    questions: int = 400,
+    single_questions: int = 8,
+    slots: int = 128,
+    rounds: int = 2,
+    threads: int = 2,
+    epochs: float = 3,
+) -> dict[str, Any]:
+    """Questions and tokens per second of every way, and the ratios between them.
+
+    Args:
+        questions: how many are played at once.
+        single_questions: how many of them are played one after another.
+        slots: of the engine, over all its replicas (one a thread).
+        rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
+        threads: CPU threads of all ways.
+        epochs: of the warm start.
+
+    Returns:
+        ``questions_per_second``, ``tokens_per_second`` (drawn) by way; ``over_one_at_a_time`` (tokens), ``of_engine``
+        (tokens); ``occupancy`` of the slots; ``finished``: share of the episodes; ``valid``: the occupancy does not
+        exceed 1.0, since a measurement above the limit is wrong.
+    """
+    import torch
+
+    torch.set_num_threads(threads)
+    tools_cfg = ToolsParams()
+    with TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        material = gather(
+            TasksParams(train=1500, dev=1, test=questions), tools_cfg, seed=0, download=folder, mirror=None
+        )
+        model = warm_started(material, folder, threads=threads, epochs=epochs)
+        corpus = folder / "corpus.jsonl"
+        write_jsonl(corpus, material.paragraphs)
+        tools = open_tools(tools_cfg, FORM, folder, corpus)
+        panel = material.panels["test"]
+        many, single = Recorded(_engine(model, slots, threads, threads)), _engine(model, 1, 1, threads)
+        best: dict[str, _Run] = {}
+        finished = 0.0
+        for _ in range(rounds):
+            many.asked.clear()
+            episodes, run = _timed(many, _play(panel, tools, many))
+            finished = sum(episode.finished for episode in episodes) / len(episodes)
+            _keep(best, "play", run)
+            _keep(best, "one at a time", _timed(single, _play(panel[:single_questions], tools, single, at_once=1))[1])
+            _keep(best, "engine", _timed(many.inner, _all(many.inner, many.asked))[1])
+        tools.close()
+        for engine in (many, single):
+            asyncio.run(engine.close())
+    counts = {"play": questions, "one at a time": single_questions}
+    tokens = {name: run.tokens / run.seconds for name, run in best.items()}
+    occupancy = best["play"].occupancy
+    return {
+        "threads": threads,
+        "questions": questions,
+        "slots": slots,
+        "questions_per_second": {name: round(count / best[name].seconds, 2) for name, count in counts.items()},
+        "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
+        "over_one_at_a_time": round(tokens["play"] / tokens["one at a time"], 2),
+        "of_engine": round(tokens["play"] / tokens["engine"], 4),
+        "occupancy": round(occupancy, 4),
+        "finished": round(finished, 4),
+        "valid": occupancy <= 1.0,
+    }
+
+
+def warm_started(material: Material, folder: Path, *, threads: int, epochs: float) -> Path:
+    """A 0.2M-parameter model that has seen the experts' trajectories, as the pipeline makes it."""
+    demonstrations = examples(material.experts, FORM)
+    rows = texts(demonstrations, FORM)
+    fixed = [row["text"] for row in rows if row.get("fixed")]
+    params = TokenizerParams(vocab_size=1024, phrases=True, template="react")
+    train_tokenizer((row["text"] for row in rows if not row.get("fixed")), params, folder / "tokenizer", fixed=fixed)
+    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=CONTEXT)
+    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
+    learn = FinetuneParams(
+        epochs=epochs, batch_size=16, row_tokens=CONTEXT, max_length=CONTEXT, lr=4e-3, schedule="linear",
+        betas=(0.9, 0.98),
+    )  # fmt: skip
+    scratch = folder / "scratch"
+    finetune(folder / "base", demonstrations, folder / "model", learn, scratch=scratch, seed=0, threads=threads)
+    return folder / "model"
+
+
+@dataclass(frozen=True)
+class _Run:
+    seconds: float
+    tokens: int
+    occupancy: float
+
+
+def _keep(best: dict[str, _Run], name: str, run: _Run) -> None:
+    if name not in best or run.tokens / run.seconds > best[name].tokens / best[name].seconds:
+        best[name] = run
+
+
+def _play(panel: Sequence[Question], tools: Any, engine: Any, at_once: int | None = None) -> Coroutine[Any, Any, Any]:
+    games = list(enumerate(panel))
+    one = lambda game: play(game[1], game[0], tools, engine, CFG, 0, form=FORM)  # noqa: E731
+    return play_all(games, one, concurrency=at_once or len(games))
+
+
+async def _all(engine: Any, requests: Sequence[Any]) -> None:
+    await asyncio.gather(*(engine.generate(request) for request in requests))
+
+
+def _timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, _Run]:
+    """Do it, from a cold prefix cache: the result, and what the engine counted meanwhile."""
+    getattr(engine, "forget_prefixes", lambda: None)()
+    stats = engine.stats
+    tokens, busy, steps = stats.generated_tokens, stats.busy_slot_steps, stats.slot_steps
+    began = time.perf_counter()
+    result = asyncio.run(work)
+    seconds, stats = time.perf_counter() - began, engine.stats
+    return result, _Run(
+        seconds, stats.generated_tokens - tokens, (stats.busy_slot_steps - busy) / (stats.slot_steps - steps)
+    )
+
+
+def _engine(folder: Path, slots: int, replicas: int, threads: int) -> Any:
+    rows = min(16, slots)
+    cfg = TransformersEngineConfig(
+        engine="transformers", slots=slots, replicas=replicas, context=CONTEXT, prefill_rows=rows, prefill_block=32
+    )
+    return make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a result of ``measure`` as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"SPIN's questions, {result['threads']} thread(s), {result['questions']} at once")
+    for name in ("way", "questions/s", "tokens/s"):
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for name, rate in result["tokens_per_second"].items():
+        questions = result["questions_per_second"].get(name)
+        table.add_row(name, "" if questions is None else f"{questions:,.1f}", f"{rate:,.0f}")
+    Console().print(table)
+    print(
+        f"{result['over_one_at_a_time']} times one question at a time; {result['of_engine']:.2f} of the engine's "
+        f"tokens/s; slots {result['occupancy']:.0%} busy; {result['finished']:.0%} of the episodes finish"
+    )
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a share lies above its limit."""
+    result = measure()
+    show(result)
+    print(json.dumps(result))
+    sys.exit(0 if result["valid"] else 1)
+
+
+if __name__ == "__main__":
+    main()
