@@ -42,7 +42,7 @@ FORM = "alpaca"
 
 def measure(
     *,
-    questions: int = 400,
+    questions: int = 750,
     single_questions: int = 8,
     slots: int = 128,
     rounds: int = 2,
