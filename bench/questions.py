@@ -43,6 +43,7 @@ FORM = "alpaca"
 def measure(
     *,
     questions: int = 750,
+    experts: int = 1500,
     single_questions: int = 8,
     slots: int = 128,
     rounds: int = 2,
@@ -53,6 +54,7 @@ def measure(
 
     Args:
         questions: how many are played at once.
+        experts: trajectories of the warm start.
         single_questions: how many of them are played one after another.
         slots: of the engine, over all its replicas (one a thread).
         rounds: how often each way is timed; the best round counts, since other work on the machine only slows down.
@@ -71,7 +73,7 @@ def measure(
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         material = gather(
-            TasksParams(train=1500, dev=1, test=questions), tools_cfg, seed=0, download=folder, mirror=None
+            TasksParams(train=experts, dev=1, test=questions), tools_cfg, seed=0, download=folder, mirror=None
         )
         model = warm_started(material, folder, threads=threads, epochs=epochs)
         corpus = folder / "corpus.jsonl"

@@ -9,7 +9,8 @@ over the journaled engine, in as many replicas as there are threads. Against it 
   start together, keep their keys and values between turns and attend to nothing else; no row ever waits, ends early or
   reads twice;
 - ``lockstep``: the same loop over the same requests as the engine gets, so the second turn reads its prompt anew;
-- ``generate``: ``model.generate`` over whole batches, the shortest way with the library alone.
+- ``generate``: ``model.generate`` over whole batches, the shortest way with the library alone; with a batch of one, the
+  released code's order of work.
 
 The last three run in as many processes with one thread each as there are threads, too. Tokens are the completions' own
 tokens; times include reading the prompts. Ways are timed in turn, for several rounds, and each keeps its best round.
@@ -76,7 +77,8 @@ def measure(
 
     Returns:
         ``tokens_per_second`` by way; ``of_raw_engine``, ``of_limit``, ``of_lockstep``, ``of_generate``,
-        ``over_one_at_a_time``: the rollouts' rate over each (the first two have 1.0 as their limit);
+        ``over_one_at_a_time`` (our engine), ``over_library_one_at_a_time`` (``model.generate``): the rollouts' rate
+        over each (the first two have 1.0 as their limit);
         ``generate_of_limit``; ``occupancy`` (all steps) and ``occupancy_until_tail`` (until 90 % of the episodes are
         done), both shares of busy slots; ``valid``: whether no share exceeds 1.0, since a measurement above the limit
         is wrong.
@@ -97,11 +99,12 @@ def measure(
         requests = list(many.asked)
         lengths = many.typical_lengths(episodes)
         single.play(few[:2])
-        with _team(model_dir, threads) as pool:
+        with _team(model_dir, threads) as pool, _team(model_dir, 1) as alone:
             ways: dict[str, Callable[[], tuple[int, float]]] = {"rollout": lambda: many.play(range(episodes))}
             for size, engine in flat_out.items():
                 ways[f"raw {size}"] = partial(engine.raw, requests)
             ways["one at a time"] = lambda: single.play(few, at_once=1)
+            ways["library one at a time"] = partial(_together, alone, 1, _generate, 1, few)
             for batch in batches:
                 ways[f"limit {batch}"] = partial(_together, pool, threads, _lockstep, batch, lengths, True)
                 ways[f"lockstep {batch}"] = partial(_together, pool, threads, _lockstep, batch, lengths, False)
@@ -134,6 +137,7 @@ def measure(
         "of_generate": round(rate / best["generate"], 4),
         "generate_of_limit": round(best["generate"] / best["limit"], 4),
         "over_one_at_a_time": round(rate / rates["one at a time"], 2),
+        "over_library_one_at_a_time": round(rate / rates["library one at a time"], 2),
         "occupancy": round(occupancy, 4),
         "occupancy_until_tail": round(until_tail, 4),
         "valid": max(of_raw, of_limit, occupancy, until_tail) <= 1.0,

@@ -162,7 +162,8 @@ def test_spin_31_scripted_experts_that_would_guess_are_left_out_and_counted():
 
 def test_spin_31_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
     one = ExpertAudit(file="a.json", read=4, kept=2, without_search=1, repaired={"options": 1}, dropped={"failed": 2})
-    other = ExpertAudit(file="b", read=3, kept=2, repaired={"options": 2}, dropped={"failed": 1}, places={"failed": [0]})
+    theirs = {"repaired": {"options": 2}, "dropped": {"failed": 1}, "places": {"failed": [0]}}
+    other = ExpertAudit(file="b", read=3, kept=2, **theirs)
     assert one.joined(other) == ExpertAudit(
         file="a.json, b", read=7, kept=4, without_search=1, repaired={"options": 3},
         dropped={"failed": 2, "b: failed": 1}, places={"b: failed": [0]},

@@ -1,0 +1,20 @@
+"""The benchmark of SPIN's episodes plays what it says: every way does its work, and shares are shares."""
+
+from __future__ import annotations
+
+import json
+
+from bench.questions import measure, show
+
+
+def test_questions_at_once_are_set_against_one_at_a_time_and_the_raw_engine() -> None:
+    result = measure(questions=6, experts=40, single_questions=2, slots=4, rounds=1, threads=1, epochs=0.5)
+    rates = result["tokens_per_second"]
+    assert set(rates) == {"play", "one at a time", "engine"}
+    assert min(rates.values()) > 0
+    assert set(result["questions_per_second"]) == {"play", "one at a time"}
+    assert 0 < result["occupancy"] <= 1
+    assert 0 <= result["finished"] <= 1
+    assert abs(result["of_engine"] - rates["play"] / rates["engine"]) < 1e-2
+    assert json.loads(json.dumps(result)) == result
+    show(result)
