@@ -5,7 +5,7 @@ A row, before generation::
     {"real": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": "You …"}],
      "generated": [{"role": "user", "content": "How do …?"}, {"role": "assistant", "content": ""}]}
 
-Files are JSONL, or parquet where pyarrow is installed; the original knows parquet only.
+Files are JSONL or parquet; the original knows parquet only.
 """
 
 from __future__ import annotations
@@ -173,40 +173,32 @@ def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, object) of a JSON, JSONL or parquet file.
 
     Raises:
-        UserError: as ``read_records``; or it is parquet and pyarrow is not installed.
+        UserError: as ``read_records``; or it is no parquet file.
     """
     if path.suffix != ".parquet":
         yield from read_records(path)
         return
-    table = _pyarrow(path).read_table(path)
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        table = parquet.read_table(path)
+    except ArrowInvalid as fault:
+        raise UserError(f"{path} is no readable parquet file ({str(fault).splitlines()[0]}); fetch it again.") from None
     for number, row in enumerate(table.to_pylist()):
         yield f"{path}, row {number}", row
 
 
 def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
-    """Write a JSONL or parquet file, whichever the name says.
-
-    Raises:
-        UserError: it is parquet and pyarrow is not installed.
-    """
+    """Write a JSONL or parquet file, whichever the name says."""
     if path.suffix == ".parquet":
-        import importlib
+        import pyarrow
+        from pyarrow import parquet
 
-        parquet = _pyarrow(path)
-        parquet.write_table(importlib.import_module("pyarrow").Table.from_pylist(list(rows)), path)
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
         return
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _pyarrow(path: Path) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(f"{path}: parquet needs pyarrow, which is not installed; install it, or use JSONL.") from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -79,7 +79,7 @@ def reformat_command(
     data: Annotated[Path, typer.Option(help="folder of the SFT data set: JSONL, JSON or parquet files of chats")],
     output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")] = Path("reformatted"),
     kind: Annotated[Literal["ultrachat", "tulu-v2"], typer.Option(help="how the data set splits")] = "ultrachat",
-    file_format: Annotated[FileFormat, typer.Option(help="parquet, as the original, needs pyarrow")] = "jsonl",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
 ) -> None:
     """Chats to rows of a prompt, its answer, and room for the opponent's."""
     rows, counts = reformat(data, kind)
@@ -136,7 +136,7 @@ def gather_command(
     output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")],
     num_fracs: Annotated[int, typer.Option(min=1, help="how many fractions there must be")] = 125,
     split: Annotated[Split, typer.Option()] = "train",
-    file_format: Annotated[FileFormat, typer.Option(help="parquet, as the original, needs pyarrow")] = "jsonl",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
 ) -> None:
     """All fractions to one file; one that is missing is an error."""
     rows = gathered(input_dir, num_fracs, split)

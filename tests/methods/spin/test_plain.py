@@ -17,6 +17,7 @@ from selfimprove.methods.spin.chats import (
     gathered,
     make_row,
     read_chats,
+    read_rows_of,
     reformat,
     write_rows_to,
 )
@@ -194,17 +195,13 @@ def test_spin_33_zephyr_turns_with_an_empty_system_turn(tmp_path):
     assert text == "<|system|>\n<|end|>\n<|user|>\nAsk?<|end|>\n<|assistant|>\n"
 
 
-def test_spin_33_parquet_needs_pyarrow_and_says_so(tmp_path):
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError:
-        with pytest.raises(UserError, match="parquet needs pyarrow, which is not installed"):
-            write_rows_to(tmp_path / "x.parquet", [make_row("a", "b", "c")])
-        return
-    from selfimprove.methods.spin.chats import read_rows_of
-
-    write_rows_to(tmp_path / "x.parquet", [make_row("a", "b", "c")])
-    assert [row for _, row in read_rows_of(tmp_path / "x.parquet")] == [make_row("a", "b", "c")]
+def test_spin_33_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path):
+    file = tmp_path / "x.parquet"
+    write_rows_to(file, [make_row("a", "b", "c")])
+    assert [row for _, row in read_rows_of(file)] == [make_row("a", "b", "c")]
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(UserError, match=r"x\.parquet is no readable parquet file"):
+        list(read_rows_of(file))
 
 
 def test_spin_34_plain_spin_needs_its_own_folder(tmp_path):
