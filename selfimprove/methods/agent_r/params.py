@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
+from selfimprove.methods.lineage import check_names, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -177,9 +177,6 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-TAKEN = ("base", "tasks", "controls")
-
-
 class AgentRParams(Section):
     """The whole section."""
 
@@ -193,12 +190,7 @@ class AgentRParams(Section):
 
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:
-        for kind, keys in (("iterations", self.iterations), ("controls", self.controls)):
-            for key in keys:
-                if key in TAKEN or (kind == "iterations" and key in self.controls):
-                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
-                if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
-                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+        check_names({"controls": self.controls, "iterations": self.iterations})
         for key, iteration in self.iterations.items():
             self.lineage(key)
             if iteration.init_from not in ("base", iteration.init):
@@ -234,21 +226,5 @@ class AgentRParams(Section):
         return self
 
     def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out.
-
-        Raises:
-            ValueError: an ``init`` that does not exist, or a cycle.
-        """
-        chain: list[str] = []
-        while name != "base":
-            if name not in self.iterations:
-                child = chain[-1] if chain else "?"
-                raise ValueError(
-                    f"iterations.{child}.init: there is no iteration {name!r}; there are base, "
-                    f"{', '.join(self.iterations)}"
-                )
-            if name in chain:
-                raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
-            chain.append(name)
-            name = self.iterations[name].init
-        return chain[::-1]
+        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
+        return lineage(self.iterations, name)

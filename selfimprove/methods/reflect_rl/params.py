@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -17,6 +16,7 @@ from selfimprove.engines.config import (
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.enumerated import LabelSet
 from selfimprove.envs.kitchen_things import Kind
+from selfimprove.methods.lineage import TAKEN, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
@@ -198,9 +198,6 @@ class Agent(Section):
         return self
 
 
-NAME = re.compile(r"[A-Za-z0-9_-]+")
-
-
 class ReflectRLParams(Section):
     """The whole section."""
 
@@ -218,14 +215,8 @@ class ReflectRLParams(Section):
 
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:
-        taken = {"base", "tasks", "controls", "agents"}
-        for kind in ("sft", "iterations", "controls", "agents"):
-            for key in getattr(self, kind):
-                if key in taken:
-                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
-                if not NAME.fullmatch(key):
-                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
-                taken.add(key)
+        kinds = {kind: getattr(self, kind) for kind in ("sft", "iterations", "controls", "agents")}
+        check_names(kinds, taken=(*TAKEN, "agents"))
         for key, run in self.iterations.items():
             self._known(f"iterations.{key}.init", run.init, [*self.sft, *self.iterations])
             self.lineage(key)
@@ -283,18 +274,8 @@ class ReflectRLParams(Section):
             )
 
     def lineage(self, name: str) -> list[str]:
-        """The run and the runs it goes on from, oldest first; what is no run (an entry of sft) is left out.
-
-        Raises:
-            ValueError: a cycle.
-        """
-        chain: list[str] = []
-        while name in self.iterations:
-            if name in chain:
-                raise ValueError(f"iterations.{name}.init: the runs form a cycle ({' <- '.join([*chain, name])})")
-            chain.append(name)
-            name = self.iterations[name].init
-        return chain[::-1]
+        """The run and the runs it goes on from, oldest first; what is no run (an entry of sft) is left out."""
+        return lineage(self.iterations, name, roots=self.sft)
 
     def reflector_of(self, model: str) -> str | None:
         """Which reflection model a model of the table is evaluated with; None: without one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -10,13 +9,12 @@ from pydantic import Field, model_validator
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.envs.qa.base import TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
+from selfimprove.methods.lineage import check_names, lineage
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.params_base import Section
 from selfimprove.tools.params import ToolsParams
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.pair_config import PairParams
-
-TAKEN = ("base", "tasks", "controls")
 
 
 class OtherTask(Section):
@@ -167,12 +165,7 @@ class SpinParams(Section):
 
     @model_validator(mode="after")
     def _names(self) -> SpinParams:
-        for kind, keys in (("iterations", self.iterations), ("controls", self.controls)):
-            for key in keys:
-                if key in TAKEN or (kind == "iterations" and key in self.controls):
-                    raise ValueError(f"{kind}.{key}: the name is taken; choose another")
-                if not re.fullmatch(r"[A-Za-z0-9_-]+", key):
-                    raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+        check_names({"controls": self.controls, "iterations": self.iterations})
         for key, iteration in self.iterations.items():
             self.lineage(key)
             if iteration.init_from != iteration.init:
@@ -205,21 +198,5 @@ class SpinParams(Section):
         return self
 
     def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out.
-
-        Raises:
-            ValueError: an ``init`` that does not exist, or a cycle.
-        """
-        chain: list[str] = []
-        while name != "base":
-            if name not in self.iterations:
-                child = chain[-1] if chain else "?"
-                raise ValueError(
-                    f"iterations.{child}.init: there is no iteration {name!r}; there are base, "
-                    f"{', '.join(self.iterations)}"
-                )
-            if name in chain:
-                raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
-            chain.append(name)
-            name = self.iterations[name].init
-        return chain[::-1]
+        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
+        return lineage(self.iterations, name)

@@ -78,7 +78,7 @@ RUN = {"init": "policy", "reflector": "reflector"}
         ({"iterations": {"r": {"init": "policy", "reflector": "policy"}}}, "'policy' has not learnt to reflect; name"),
         ({"iterations": {"r": {"init": "policy", "reflector": "nobody"}}}, "'nobody' has not learnt to reflect"),
         ({"iterations": {"r": {"init": "nowhere"}}}, "there is no 'nowhere'; there are reflector, policy"),
-        ({"iterations": {"a": {"init": "b"}, "b": {"init": "a"}}}, "the runs form a cycle"),
+        ({"iterations": {"a": {"init": "b"}, "b": {"init": "a"}}}, "the iterations form a cycle"),
         ({"iterations": {"policy": RUN}}, "the name is taken"),
         ({"iterations": {"a b": RUN}}, "letters, digits, _ and - only"),
         ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),

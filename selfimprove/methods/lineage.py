@@ -1,0 +1,60 @@
+"""Names of iterations and controls, and which iteration goes on from which: alike in every method."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Mapping
+from typing import Protocol
+
+TAKEN = ("base", "tasks", "controls")
+"""Folders beside which every iteration and control has one of its own name."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Descendant(Protocol):
+    """What goes on from something: an iteration."""
+
+    @property
+    def init(self) -> str:
+        """The name of what it goes on from."""
+        ...
+
+
+def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN) -> None:
+    """Refuse a name that is taken, by a folder or in another kind, or that is no plain folder name.
+
+    Args:
+        kinds: of each part of a section (``iterations``, ``controls``) its entries' names.
+
+    Raises:
+        ValueError: names the part and the entry.
+    """
+    known = set(taken)
+    for kind, keys in kinds.items():
+        for key in keys:
+            if key in known:
+                raise ValueError(f"{kind}.{key}: the name is taken; choose another")
+            if not _NAME.fullmatch(key):
+                raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
+            known.add(key)
+
+
+def lineage(iterations: Mapping[str, Descendant], name: str, roots: Container[str] = ("base",)) -> list[str]:
+    """The iteration and its ancestors, oldest first; the root that they come from is left out.
+
+    Raises:
+        ValueError: an ``init`` that does not exist, or a cycle.
+    """
+    chain: list[str] = []
+    while name not in roots:
+        if name not in iterations:
+            child = chain[-1] if chain else "?"
+            raise ValueError(
+                f"iterations.{child}.init: there is no iteration {name!r}; there are base, {', '.join(iterations)}"
+            )
+        if name in chain:
+            raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
+        chain.append(name)
+        name = iterations[name].init
+    return chain[::-1]
