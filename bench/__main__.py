@@ -6,61 +6,37 @@ Prints each part's table; the last line is one JSON document. Exits with 1 if a 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import platform
 import sys
+from typing import Any
 
-PARTS = ("environments", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "pipeline")
+PARTS = ("environments", "rollouts", "search", "reflect_rl", "questions", "training", "pairs")
+METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
 
 def main() -> None:
     """Run every part. ``BENCH=rollouts,training`` limits it; ``BENCH_THREADS`` sets the threads (default 2)."""
     threads = int(os.environ.get("BENCH_THREADS", "2"))
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    parts = os.environ.get("BENCH", "environments,rollouts,search,reflect_rl,questions,training,pairs,pipeline").split(
-        ","
-    )
-    document: dict[str, object] = {"machine": platform.processor() or platform.machine(), "threads": threads}
-    if "environments" in parts:
-        from bench import environments
-
-        document["environments"] = environments.measure()
-        environments.show(document["environments"])
-    if "rollouts" in parts:
-        from bench import rollouts
-
-        document["rollouts"] = rollouts.measure(threads=threads)
-        rollouts.show(document["rollouts"])
-    if "search" in parts:
-        from bench import search
-
-        document["search"] = search.measure(threads=threads)
-        search.show(document["search"])
-    if "reflect_rl" in parts:
-        from bench import reflect_rl
-
-        document["reflect_rl"] = reflect_rl.measure(threads=threads)
-        reflect_rl.show(document["reflect_rl"])
-    if "questions" in parts:
-        from bench import questions
-
-        document["questions"] = questions.measure(threads=threads)
-        questions.show(document["questions"])
-    if "training" in parts:
-        from bench import training
-
-        document["training"] = training.measure(threads=threads)
-        training.show(document["training"])
-    if "pairs" in parts:
-        from bench import pairs
-
-        document["pairs"] = pairs.measure(threads=threads)
-        pairs.show(document["pairs"])
-    if "pipeline" in parts:
+    every = (*PARTS, "pipeline")
+    asked = os.environ.get("BENCH", ",".join(every)).split(",")
+    if unknown := sorted(set(asked) - set(every)):
+        print(f"BENCH={','.join(asked)}: there is no {unknown[0]!r}; there are {', '.join(every)}.", file=sys.stderr)
+        sys.exit(2)
+    document: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "threads": threads}
+    for name in PARTS:
+        if name in asked:
+            part = importlib.import_module(f"bench.{name}")
+            # An environment's step has no threads.
+            document[name] = part.measure() if name == "environments" else part.measure(threads=threads)
+            part.show(document[name])
+    if "pipeline" in asked:
         from bench import pipeline
 
-        for method in ("rise", "agent_r", "reflect_rl", "spin"):
+        for method in METHODS:
             document[f"pipeline_{method}"] = pipeline.measure(method=method)
     print(json.dumps(document))
     wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]
