@@ -3,7 +3,8 @@
 One model in all, warm-started on the expert's trajectories, so that rounds have real lengths and episodes real ends:
 
 - ``play``: SPIN's episodes as the generate stage plays them, all at once, BM25 search between the rounds;
-- ``one at a time``: the same questions one after another, as the original's loop does; the engine has one slot;
+- ``one at a time``: the same questions one after another; the engine has one slot;
+- ``library one at a time``: the same with ``model.generate``, as the original's loop does;
 - ``engine``: every request of ``play``, known beforehand and handed over at once.
 
 ``python -m bench.questions`` prints a table, and JSON on its last line.
@@ -21,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.library import LibraryEngine
 from bench.recorded import Recorded
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
@@ -62,9 +64,9 @@ def measure(
         epochs: of the warm start.
 
     Returns:
-        ``questions_per_second``, ``tokens_per_second`` (drawn) by way; ``over_one_at_a_time`` (tokens), ``of_engine``
-        (tokens); ``occupancy`` of the slots; ``finished``: share of the episodes; ``valid``: the occupancy does not
-        exceed 1.0, since a measurement above the limit is wrong.
+        ``questions_per_second``, ``tokens_per_second`` (drawn) by way; ``over_one_at_a_time`` and
+        ``over_library_one_at_a_time`` (tokens), ``of_engine`` (tokens); ``occupancy`` of the slots; ``finished``: share
+        of the episodes; ``valid``: the occupancy does not exceed 1.0, since a measurement above the limit is wrong.
     """
     import torch
 
@@ -80,6 +82,7 @@ def measure(
         write_jsonl(corpus, material.paragraphs)
         tools = open_tools(tools_cfg, FORM, folder, corpus)
         panel = material.panels["test"]
+        library = LibraryEngine(model, CONTEXT)
         many, single = Recorded(_engine(model, slots, threads, threads)), _engine(model, 1, 1, threads)
         best: dict[str, _Run] = {}
         finished = 0.0
@@ -89,11 +92,13 @@ def measure(
             finished = sum(episode.finished for episode in episodes) / len(episodes)
             _keep(best, "play", run)
             _keep(best, "one at a time", _timed(single, _play(panel[:single_questions], tools, single, at_once=1))[1])
+            alone = _play(panel[:single_questions], tools, library, at_once=1)
+            _keep(best, "library one at a time", _timed(library, alone)[1])
             _keep(best, "engine", _timed(many.inner, _all(many.inner, many.asked))[1])
         tools.close()
         for engine in (many, single):
             asyncio.run(engine.close())
-    counts = {"play": questions, "one at a time": single_questions}
+    counts = {"play": questions, "one at a time": single_questions, "library one at a time": single_questions}
     tokens = {name: run.tokens / run.seconds for name, run in best.items()}
     occupancy = best["play"].occupancy
     return {
@@ -103,6 +108,7 @@ def measure(
         "questions_per_second": {name: round(count / best[name].seconds, 2) for name, count in counts.items()},
         "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
         "over_one_at_a_time": round(tokens["play"] / tokens["one at a time"], 2),
+        "over_library_one_at_a_time": round(tokens["play"] / tokens["library one at a time"], 2),
         "of_engine": round(tokens["play"] / tokens["engine"], 4),
         "occupancy": round(occupancy, 4),
         "finished": round(finished, 4),
@@ -159,7 +165,7 @@ def _timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, _Run]:
     result = asyncio.run(work)
     seconds, stats = time.perf_counter() - began, engine.stats
     return result, _Run(
-        seconds, stats.generated_tokens - tokens, (stats.busy_slot_steps - busy) / (stats.slot_steps - steps)
+        seconds, stats.generated_tokens - tokens, (stats.busy_slot_steps - busy) / max(1, stats.slot_steps - steps)
     )
 
 
@@ -184,8 +190,9 @@ def show(result: dict[str, Any]) -> None:
         table.add_row(name, "" if questions is None else f"{questions:,.1f}", f"{rate:,.0f}")
     Console().print(table)
     print(
-        f"{result['over_one_at_a_time']} times one question at a time; {result['of_engine']:.2f} of the engine's "
-        f"tokens/s; slots {result['occupancy']:.0%} busy; {result['finished']:.0%} of the episodes finish"
+        f"{result['over_one_at_a_time']} times one question at a time, {result['over_library_one_at_a_time']} times "
+        f"with the library; {result['of_engine']:.2f} of the engine's tokens/s; slots {result['occupancy']:.0%} busy; "
+        f"{result['finished']:.0%} of the episodes finish"
     )
 
 
