@@ -182,6 +182,9 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
+        ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: 12 problems from place 13 on"),
+        ("agent_r.iterations.iter2.generate.tasks", 13, "iterations.iter2.generate: 13 tasks from place 0 on"),
+        ("spin.iterations.iter1.generate.end", 25, "iterations.iter1.generate.end: 25 is asked for, tasks.train is 24"),
         ("rise.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
         ("rise.iterations.iter1.init_from", "iter2", "iterations.iter1.init_from: must be base or 'base'"),
         ("rise.iterations.iter1.generate.models", ["student", "techer"], "no engine 'techer'"),

@@ -200,6 +200,12 @@ class AgentRParams(Section):
                     f"iterations.{key}.generate.engine: no engine {iteration.generate.engine!r}; there are "
                     f"{sorted(self.engines)}"
                 )
+            search = iteration.generate
+            if (search.min, search.max) == (None, None) and search.offset + search.tasks > self.tasks.train:
+                raise ValueError(
+                    f"iterations.{key}.generate: {search.tasks} tasks from place {search.offset} on are asked for, "
+                    f"tasks.train is {self.tasks.train}; mend tasks, offset or tasks.train"
+                )
         for key, control in self.controls.items():
             if control.match not in self.iterations:
                 raise ValueError(

@@ -164,6 +164,12 @@ class RiseParams(Section):
                     raise ValueError(
                         f"iterations.{key}.generate.models: no engine {model!r}; there are {sorted(self.engines)}"
                     )
+            asked = iteration.generate
+            if asked.offset + asked.problems > self.tasks.train:
+                raise ValueError(
+                    f"iterations.{key}.generate: {asked.problems} problems from place {asked.offset} on are asked for, "
+                    f"tasks.train is {self.tasks.train}; mend problems, offset or tasks.train"
+                )
         for key, control in self.controls.items():
             if control.match not in self.iterations:
                 raise ValueError(

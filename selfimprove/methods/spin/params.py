@@ -172,6 +172,11 @@ class SpinParams(Section):
                 raise ValueError(
                     f"iterations.{key}.init_from: must be {iteration.init!r}, as init; a player starts as its opponent"
                 )
+            end = iteration.generate.end
+            if end is not None and end > self.tasks.train:
+                raise ValueError(
+                    f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; mend one"
+                )
         for key, control in self.controls.items():
             for name in (control.match, control.source if isinstance(control, OutcomeControl) else control.match):
                 if name not in self.iterations:
