@@ -221,7 +221,7 @@ def test_an_iteration_that_is_not_in_the_params_is_refused(
 
 def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None:
     folder = bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"problems": 99}}}}})
-    assert "generate.problems: 99 asked for, the training panel has 12; ask for fewer" in refused(
+    assert "iterations.iter1.generate: 99 problems from place 0 on are asked for, tasks.train is 12" in refused(
         bench, folder, "rise.generate", "iter1"
     )
 
@@ -229,7 +229,8 @@ def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None
 def test_own_files_are_refused_by_line_and_by_their_number(bench: Workbench, tmp_path: Path) -> None:
     files = {"source": "files", "files": {"train": "my/train.jsonl", "test": "my/test.jsonl"}}
     counts = {"demonstrations": 1, "train": 3, "dev": 1, "test": 2}
-    folder = bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}}})
+    collected = {"iter1": {"generate": {"problems": 3}}, "iter2": {"generate": {"problems": 3, "offset": 0}}}
+    folder = bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}, "iterations": collected}})
     assert "my/train.jsonl does not exist" in refused(bench, folder, "rise.data")
     rows = [json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) for n in range(9)]
     (folder / "my").mkdir()

@@ -264,7 +264,9 @@ def chain(length: int, **last: Any) -> dict[str, Any]:
 
 def test_agent_r_35_an_edited_recipe_book_is_read_again(agent_bench: Workbench, tmp_path: Path) -> None:
     small = {"train": 3, "dev": 1, "test": 2, "demonstrations": 3, "judge_examples": 3}
-    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"env": {"recipes": "book.json"}, "tasks": small}})
+    searches = {name: {"generate": {"tasks": 3}} for name in ("iter1", "iter2")}
+    changes = {"env": {"recipes": "book.json"}, "tasks": small, "iterations": searches}
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": changes})
     for name in ("first", "second"):
         book = chain(9, last=one(f"the_{name}", item="part_0", tag="part_1"))
         (folder / "book.json").write_text(json.dumps(book))
@@ -292,7 +294,8 @@ def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path:
     folder = agent_bench.copy(tmp_path / "few", {"agent_r": {"tasks": {"train": 100_000}}})
     assert "agent_r.tasks.train: 100000 tasks of textcraft are asked for" in refused(agent_bench, folder, "data")
     folder = agent_bench.copy(tmp_path / "many", with_search({"tasks": 7}))
-    assert "the training panel has 6; ask for fewer" in refused(agent_bench, folder, "generate", "iter2")
+    sentence = refused(agent_bench, folder, "generate", "iter2")
+    assert "iterations.iter2.generate: 7 tasks from place 0 on are asked for, tasks.train is 6" in sentence
 
 
 # Thresholds and shares
