@@ -15,14 +15,16 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import bm25s
 import numpy as np
 
 from selfimprove.envs.qa.base import Paragraph
 from selfimprove.records import read_jsonl
 from selfimprove.tools.search import CUT, cut_near
+
+if TYPE_CHECKING:
+    import bm25s
 
 Setup = Literal["title_text", "plain"]
 """``title_text``: as above. ``plain``: the text alone, words between white space, the idf of Okapi BM25."""
@@ -53,6 +55,8 @@ class Bm25:
         documents = [self._tokens(text) for text in texts]
         if any(documents):
             # In single precision, scores that differ may come out equal, and equal ones may not.
+            import bm25s  # here, as the section of params is read where it is not installed
+
             self._index = bm25s.BM25(method="lucene", k1=k1, b=b, dtype="float64")
             self._index.index(documents, show_progress=False)
             self._known = frozenset(self._index.vocab_dict) - {""}

@@ -381,21 +381,29 @@ def test_vllms_server_and_what_cannot_work(server: Server, monkeypatch: pytest.M
         run(once("large"))
 
 
+class Book:
+    """A library of one page."""
+
+    def has(self, name: str) -> bool:
+        return name == "search"
+
+    async def call(self, name: str, argument: str) -> str | None:
+        return "Mara Venn is a painter."
+
+
 @pytest.mark.parametrize("form", ["alpaca", "chat"])
-def test_spin_27_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: str) -> None:
+def test_spin_27_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None:
     from selfimprove.envs.qa.base import Question
     from selfimprove.methods.spin.params import PlayParams
     from selfimprove.methods.spin.play import SpinEpisode, play
-    from selfimprove.tools.dispatch import Tools
 
     cfg = PlayParams.model_validate({"max_tokens": 16, "max_rounds": 2, "retries": 1})
-    book = Tools({"search": {"Mara": "Mara Venn is a painter."}.get}, concurrency=2, timeout=5.0, longest=200)
     question = Question(id="q", task="hotpotqa", question="Who is Mara Venn?", gold="painter")
 
     async def runs() -> list[SpinEpisode]:
-        return await asyncio.gather(*(play(question, 0, book, engine, cfg, 7, form=form, run=i) for i in range(4)))
+        return await asyncio.gather(*(play(question, 0, Book(), engine, cfg, 7, form=form, run=i) for i in range(4)))
 
     episodes = run(runs())
     assert all(episode.rounds and episode.status in ("solved", "unsolved") for episode in episodes), episodes
-    assert len({episode.rounds[0].thought for episode in episodes}) == 4
+    assert len({"".join(message.content for message in episode.messages) for episode in episodes}) == 4
     assert run(runs()) == episodes
