@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 TAKEN = ("base", "tasks", "controls")
@@ -40,8 +40,8 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN
             known.add(key)
 
 
-def lineage(iterations: Mapping[str, Descendant], name: str, roots: Container[str] = ("base",)) -> list[str]:
-    """The iteration and its ancestors, oldest first; the root that they come from is left out.
+def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",)) -> list[str]:
+    """The iteration and its ancestors, oldest first; the root that they come from is left out. Of a root: nothing.
 
     Raises:
         ValueError: an ``init`` that does not exist, or a cycle.
@@ -50,9 +50,8 @@ def lineage(iterations: Mapping[str, Descendant], name: str, roots: Container[st
     while name not in roots:
         if name not in iterations:
             child = chain[-1] if chain else "?"
-            raise ValueError(
-                f"iterations.{child}.init: there is no iteration {name!r}; there are base, {', '.join(iterations)}"
-            )
+            known = ", ".join([*roots, *iterations])
+            raise ValueError(f"iterations.{child}.init: there is no iteration {name!r}; there are {known}")
         if name in chain:
             raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
         chain.append(name)
