@@ -1,6 +1,6 @@
 """Self-play training: the opponent scored once a pair, against scoring it at every step as the original does.
 
-``python -m bench.pairs`` prints what it does and ends with one JSON document. Three ways train the same model on the
+``BENCH=pairs make bench`` prints what it does and ends with one JSON document. Three ways train the same model on the
 same pairs, batches and steps: ``precomputed`` (ours), ``recomputed`` (ours, but the frozen opponent reads every
 micro-batch again) and ``published`` (recomputed, both sides of a batch padded to the longest, with log-probabilities at
 every position). Rates are real tokens of both sides per second of the training loop; imports, loading and the one
@@ -10,8 +10,6 @@ repeats.
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -214,15 +212,3 @@ def show(result: dict[str, Any]) -> None:
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}")
     Console().print(table)
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when the ways did not do the same work."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()

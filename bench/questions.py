@@ -7,14 +7,12 @@ One model in all, warm-started on the expert's trajectories, so that rounds have
 - ``library one at a time``: the same with ``model.generate``, as the original's loop does;
 - ``engine``: every request of ``play``, known beforehand and handed over at once.
 
-``python -m bench.questions`` prints a table, and JSON on its last line.
+``BENCH=questions make bench`` prints a table, and JSON on its last line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.library import LibraryEngine
+from bench.rates import print_rates
 from bench.recorded import Recorded
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
@@ -179,30 +178,10 @@ def _engine(folder: Path, slots: int, replicas: int, threads: int) -> Any:
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"SPIN's questions, {result['threads']} thread(s), {result['questions']} at once")
-    for name in ("way", "questions/s", "tokens/s"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    for name, rate in result["tokens_per_second"].items():
-        questions = result["questions_per_second"].get(name)
-        table.add_row(name, "" if questions is None else f"{questions:,.1f}", f"{rate:,.0f}")
-    Console().print(table)
+    title = f"SPIN's questions, {result['threads']} thread(s), {result['questions']} at once"
+    print_rates(title, "questions", result["questions_per_second"], result["tokens_per_second"])
     print(
         f"{result['over_one_at_a_time']} times one question at a time, {result['over_library_one_at_a_time']} times "
         f"with the library; {result['of_engine']:.2f} of the engine's tokens/s; slots {result['occupancy']:.0%} busy; "
         f"{result['finished']:.0%} of the episodes finish"
     )
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when a share lies above its limit."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()

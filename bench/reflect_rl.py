@@ -8,15 +8,13 @@
 - ``engine``: the requests of ours, known beforehand and handed over at once, first all reflections, then all actions,
   by as many processes.
 
-``python -m bench.reflect_rl`` prints a table, and JSON on its last line. DangerousTaxi; a 0.2M-parameter model that is
+``BENCH=reflect_rl make bench`` prints a table, and JSON on its last line. DangerousTaxi; a 0.2M-parameter model that is
 warm-started on the scripted teacher's episodes, as the pipeline's default.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from bench.rates import print_rates
 from bench.recorded import Recorded
 from selfimprove.engines.base import EngineStats, Request
 from selfimprove.engines.config import TransformersEngineConfig
@@ -270,29 +269,9 @@ def _engine(folder: Path, slots: int) -> Any:
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Reflect-RL's episodes, {result['threads']} thread(s), {result['episodes']} at once")
-    for name in ("way", "episodes/s", "tokens/s"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    for name, rate in result["tokens_per_second"].items():
-        episodes = result["episodes_per_second"].get(name)
-        table.add_row(name, "" if episodes is None else f"{episodes:,.1f}", f"{rate:,.0f}")
-    Console().print(table)
+    title = f"Reflect-RL's episodes, {result['threads']} thread(s), {result['episodes']} at once"
+    print_rates(title, "episodes", result["episodes_per_second"], result["tokens_per_second"])
     print(
         f"{result['over_original']} times the original's episodes/s; {result['of_engine']:.2f} of the engine's "
         f"tokens/s; {result['asked']:.2f} reflections written a step; {result['success']:.0%} succeed"
     )
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when a share lies above its limit."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()

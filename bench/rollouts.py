@@ -14,15 +14,13 @@ over the journaled engine, in as many replicas as there are threads. Against it 
 
 The last three run in as many processes with one thread each as there are threads, too. Tokens are the completions' own
 tokens; times include reading the prompts. Ways are timed in turn, for several rounds, and each keeps its best round.
-``python -m bench.rollouts`` prints a table, and JSON on its last line.
+``BENCH=rollouts make bench`` prints a table, and JSON on its last line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -382,15 +380,3 @@ def show(result: dict[str, Any]) -> None:
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate:,.0f}", f"{rollout / rate:.2f} x")
     Console().print(table)
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when a ratio lies above its limit."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,14 +9,12 @@ real ends, and the same engine:
   does not compute rows that nobody uses;
 - ``engine``: every request of the search, known beforehand and handed over at once.
 
-``python -m bench.search`` prints a table, and JSON on its last line.
+``BENCH=search make bench`` prints a table, and JSON on its last line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.rates import print_rates
 from bench.recorded import Recorded
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
@@ -220,30 +219,9 @@ def _tasks(env: AgentEnv) -> list[int]:
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
     title = f"Search, {result['threads']} thread(s), {result['trees']} trees, {result['nodes']} nodes"
-    table = Table(title=title)
-    for name in ("way", "nodes/s", "tokens/s"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    for name, rate in result["tokens_per_second"].items():
-        nodes = result["nodes_per_second"].get(name)
-        table.add_row(name, "" if nodes is None else f"{nodes:,.0f}", f"{rate:,.0f}")
-    Console().print(table)
+    print_rates(title, "nodes", result["nodes_per_second"], result["tokens_per_second"])
     print(
         f"{result['over_original']} times the original's nodes/s; {result['of_engine']:.2f} of the engine's tokens/s; "
         f"{result['reused_prefix']:.0%} of the prompt tokens reused"
     )
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when a share lies above its limit."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()

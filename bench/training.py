@@ -1,14 +1,12 @@
 """Training throughput: our packed trainer against plain HF Trainer with padding, on the same data, model and steps.
 
-``python -m bench.training`` prints what it does and ends with one JSON document. Rates are real tokens (filling not
+``BENCH=training make bench`` prints what it does and ends with one JSON document. Rates are real tokens (filling not
 counted) per second of the training loop, imports and loading left out; the best of alternating repeats, since other
 work on the machine only ever slows one down.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -186,15 +184,3 @@ def show(result: dict[str, Any]) -> None:
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}", f"{result['loss'][name]:.3f}")
     Console().print(table)
-
-
-def main() -> None:
-    """Measure and print; exit code 1 when a figure is impossible."""
-    result = measure()
-    show(result)
-    print(json.dumps(result))
-    sys.exit(0 if result["valid"] else 1)
-
-
-if __name__ == "__main__":
-    main()
