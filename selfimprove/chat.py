@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -110,17 +110,16 @@ class ChatFormat:
         self._where = where
         # Where nothing stands between messages they are pieces of one text, and only the first piece begins a text.
         between = self._literals(("user", "assistant", "user"), False)[1:3]
-        self._first_tokens = tokenizer
-        self._tokens = tokenizer if any(between) else _inside_a_text(tokenizer)
+        self._one_text = not any(between)
+        self._tokens = _inside_a_text(tokenizer) if self._one_text else tokenizer
         self._content_tokens = Tokenizer.from_str(self._tokens.to_str())
-        # In content, the text of a special token is plain text (RISE spec §5, trap 15).
-        self._content_tokens.encode_special_tokens = True
-        self._ids_of = lru_cache(maxsize=TEXTS_KNOWN)(
-            lambda text: tuple(self._content_tokens.encode(text, add_special_tokens=False).ids)
-        )
-        for inner in (self._first_tokens, self._tokens, self._content_tokens):
+        first_tokens = tokenizer if self._one_text else self._content_tokens
+        for inner in (first_tokens, self._tokens, self._content_tokens):
             inner.no_padding()
             inner.no_truncation()
+        # In content, the text of a special token is plain text (RISE spec §5, trap 15).
+        first_tokens.encode_special_tokens = self._content_tokens.encode_special_tokens = True
+        self._ids_of, self._first_ids_of = _remembered_ids(self._content_tokens), _remembered_ids(first_tokens)
         self._literal_ids: dict[str, list[int]] = {}
         self._parts_of: dict[tuple[tuple[str, ...], bool], list[tuple[str, str]]] = {}
         self.end_id = self._find_end()
@@ -190,15 +189,13 @@ class ChatFormat:
         if message.token_ids is not None:
             return message.token_ids
         content = message.content.strip() if self._trims(message.role) else message.content
-        # An observation is read again at every later turn, by every sample.
         return list(self._ids_of(content))
 
     def _first_ids(self, message: Message) -> list[int]:
         """Ids of the content that begins the text, where that matters."""
-        if self._first_tokens is self._tokens or message.role == "assistant":
+        if not self._one_text or message.role == "assistant":
             return self.content_ids(message)
-        self._first_tokens.encode_special_tokens = True
-        return list(self._first_tokens.encode(message.content, add_special_tokens=False).ids)
+        return list(self._first_ids_of(message.content))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of generated ids; special tokens are left out."""
@@ -287,6 +284,11 @@ class ChatFormat:
             f"{self._where}: the chat template writes no end-of-turn token after an assistant message, so a model "
             "could never learn to stop; name another with the param chat_template."
         )
+
+
+def _remembered_ids(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
+    """Ids of a text: an observation or an opening is read again at every later turn, by every sample."""
+    return lru_cache(maxsize=TEXTS_KNOWN)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
 
 
 def _inside_a_text(tokenizer: Tokenizer) -> Tokenizer:

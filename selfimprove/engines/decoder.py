@@ -1,14 +1,16 @@
-"""One model behind two calls of fixed shape: read a block of some prompts, and decode one token of every slot.
+"""One model behind two calls of few shapes: read a block of some prompts, and decode one token of every busy slot.
 
 On CPU in float32 a row's result is then a pure function of that row's own tokens, to the last bit: matrix products of
-one shape treat every row alike, and masked positions add exact zeros. Attending over fewer masked positions is faster,
-and some narrower widths give the very bits of the full one; which, depends on the kernels at hand, so it is found out
-when the decoder is made (``_exact``), and no other width is used.
+one shape treat every row alike, and masked positions add exact zeros. Computing fewer rows and attending over fewer
+masked positions is faster, and some smaller shapes give the very bits of the full one; which, depends on the kernels
+at hand, so it is found out when the decoder is made (``_exact``), and no other shape is used.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +22,9 @@ from selfimprove.engines.slots import Rows, cache_shape
 
 WIDTH_STEP = 32
 """Attention widths are multiples of this (or of a sixteenth of the context, if that is more)."""
+
+PARTS = 8
+"""Numbers of rows are multiples of this part of all."""
 
 
 class Forward(Protocol):
@@ -72,13 +77,29 @@ class Module:
         )
 
 
+@dataclass(frozen=True)
+class Shapes:
+    """What a pass may be: its numbers of rows and its attention widths, ascending; the last ones are the full ones."""
+
+    counts: list[int]
+    widths: list[int]
+
+    def rows(self, needed: int) -> int:
+        """The least number of rows that has the first ``needed``."""
+        return self.counts[bisect_left(self.counts, needed)]
+
+    def width(self, needed: int) -> int:
+        """The least width that has the first ``needed`` positions."""
+        return self.widths[bisect_left(self.widths, needed)]
+
+
 class Decoder:
     """A causal language model with ``slots`` decoding rows and ``prefill_rows`` reading rows.
 
     Attributes:
         slots: keys and values of the decoding rows, [context] positions each.
         reading: those of the reading rows, which prompts pass through on their way into the slots.
-        widths, reading_widths: the attention widths in use, ascending; the last is the full one.
+        shapes, reading_shapes: the shapes that their passes may have.
     """
 
     def __init__(
@@ -92,13 +113,14 @@ class Decoder:
             self.slots = Rows(shape, slots, context, self._weight)
             self.reading = Rows(shape, prefill_rows, whole, self._weight)
             self._columns = torch.arange(whole, device=self._weight.device)
+            self._logits = torch.zeros(slots, len(self._weight), device=self._weight.device)
         self._forward: Forward = Llama.of(model, context) or Module(model)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
         step = max(WIDTH_STEP, context // 16 // WIDTH_STEP * WIDTH_STEP)
         narrow = range(step, context, step)
-        self.widths = [*self._exact(self.slots, 1, narrow), context]
-        self.reading_widths = [*self._exact(self.reading, prefill_block, narrow), whole]
+        self.shapes = self._exact(self.slots, 1, narrow)
+        self.reading_shapes = self._exact(self.reading, prefill_block, narrow)
 
     @property
     def device(self) -> torch.device:
@@ -116,35 +138,40 @@ class Decoder:
             ends: by row, the place in the block at which its prompt ends.
 
         Returns:
-            With ``ends``, next-token logits [prefill rows, vocabulary] (float32) there; what other rows hold means
-            nothing.
+            With ``ends``, next-token logits [rows, vocabulary] (float32) there; what other rows hold means nothing.
         """
-        ids, starts = self._pad.copy(), np.zeros(len(self._pad), dtype=np.int64)
+        count = self.reading_shapes.rows(max(row for row, _, _ in work) + 1)
+        ids, starts = self._pad[:count].copy(), np.zeros(count, dtype=np.int64)
         for row, start, tokens in work:
             ids[row, : len(tokens)] = tokens
             starts[row] = start
         positions = starts[:, None] + self._offsets
-        needed = int(starts.max()) + self._block
-        width = next(w for w in self.reading_widths if w >= needed)
+        width = self.reading_shapes.width(int(starts.max()) + self._block)
         last = None
         if ends:
-            last = torch.zeros(len(self._pad), dtype=torch.int64, device=self.device)
+            last = torch.zeros(count, dtype=torch.int64, device=self.device)
             last[list(ends)] = torch.tensor(list(ends.values()), device=self.device)
         with torch.inference_mode():
             logits = self._forward.read(self.reading, *self._aim(self.reading, ids, positions, width), last)
         return None if logits is None else logits.float()
 
-    def step(self, ids: np.ndarray, positions: np.ndarray, longest: int) -> torch.Tensor:
-        """Next-token logits [slots, vocabulary] (float32) after feeding every slot one token.
+    def step(self, ids: np.ndarray, positions: np.ndarray, busy: np.ndarray) -> torch.Tensor:
+        """Next-token logits [slots, vocabulary] (float32) after feeding every busy slot one token.
 
         Args:
             ids, positions: [slots] int64, the token and the position it stands at; idle slots hold any valid pair.
-            longest: the largest position whose result matters.
+            busy: [slots] bool, at least one; what the other rows of the result hold means nothing.
         """
-        width = next(w for w in self.widths if w > longest)
+        count = self.shapes.rows(int(busy.nonzero()[0][-1]) + 1)
+        width = self.shapes.width(int(positions[busy].max()) + 1)
         with torch.inference_mode():
-            at = ids[:, None], positions[:, None]
-            return self._forward.step(self.slots, *self._aim(self.slots, *at, width)).float()
+            at = ids[:count, None], positions[:count, None]
+            logits = self._forward.step(self.slots, *self._aim(self.slots, *at, width)).float()
+            if count == len(ids):
+                return logits
+            # Drawing keeps one shape.
+            self._logits[:count] = logits
+            return self._logits
 
     def _aim(
         self, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int
@@ -156,37 +183,39 @@ class Decoder:
         # Filling may lie past the context; it is masked, but its position must exist.
         return torch.from_numpy(ids).to(self.device), at.clamp(max=self._context - 1), seen
 
-    def _exact(self, rows: Rows, tokens: int, widths: Iterable[int]) -> list[int]:
-        """Those of ``widths`` that give the same bits as the full width, on random keys and tokens.
+    def _exact(self, rows: Rows, tokens: int, narrow: Iterable[int]) -> Shapes:
+        """The numbers of rows and the widths that give the same bits as all rows and the full width.
 
-        What counts is a step's logits, and the last layer's keys and values and the logits that reading gives. All
-        widths pass where exactness isn't promised (GPUs, half precision).
+        Tried on random keys and tokens. What counts is a step's logits, and the last layer's keys and values and the
+        logits that reading gives. All pass where exactness isn't promised (GPUs, half precision).
         """
-        widths = [width for width in widths if width >= tokens]
-        if self.device.type != "cpu" or self._weight.dtype != torch.float32:
-            return widths
-        draw = np.random.default_rng(0)
         count, full = rows.kv.shape[1], rows.kv.shape[3]
+        part = max(1, count // PARTS)
+        fewer, narrow = range(part, count, part), [width for width in narrow if width >= tokens]
+        if self.device.type != "cpu" or self._weight.dtype != torch.float32:
+            return Shapes([*fewer, count], [*narrow, full])
+        draw = np.random.default_rng(0)
         ids = draw.integers(0, len(self._weight), (count, tokens))
 
-        def outcome(positions: np.ndarray, width: int) -> torch.Tensor:
-            aimed = self._aim(rows, ids, positions, width)
+        def outcome(first: np.ndarray, count: int, width: int) -> torch.Tensor:
+            """[count, whatever matters of a row]"""
+            positions = first[:count] + np.arange(tokens)
+            aimed = self._aim(rows, ids[:count], positions, width)
             if rows is self.slots:
                 return self._forward.step(rows, *aimed)
-            last = torch.full((count,), tokens - 1, device=self.device)
-            logits = self._forward.read(rows, *aimed, last)
+            logits = self._forward.read(rows, *aimed, torch.full((count,), tokens - 1, device=self.device))
             assert logits is not None
-            return torch.cat((rows.written().flatten(), logits.flatten()))
+            return torch.cat((rows.written(), logits), -1)
 
-        exact = []
+        def same(some: int, width: int) -> bool:
+            # Half of the rows end within the width's last quarter, where a difference would show.
+            first = draw.integers(0, width - tokens + 1, (count, 1))
+            first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
+            return torch.equal(outcome(first, count, full)[:some], outcome(first, some, width))
+
         with torch.inference_mode():
             rows.kv.normal_(generator=torch.Generator().manual_seed(0))
-            for width in widths:
-                # Half of the rows end within the width's last quarter, where a difference would show.
-                first = draw.integers(0, width - tokens + 1, (count, 1))
-                first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
-                positions = first + np.arange(tokens)
-                if torch.equal(outcome(positions, full), outcome(positions, width)):
-                    exact.append(width)
+            widths = [*filter(lambda width: same(count, width), narrow), full]
+            counts = [*filter(lambda some: same(some, full) and same(some, widths[0]), fewer), count]
             rows.kv.zero_()
-        return exact
+        return Shapes(counts, widths)

@@ -145,8 +145,7 @@ class Llama:
         turned, half = made[:, :both], self.width // 2
         swapped = torch.cat((turned[..., half:], turned[..., :half]), -1)
         turned = torch.addcmul(turned * cos, swapped, sin)
-        count = rows.kv.shape[1]
-        keys, values = (part.view(count, -1, *part.shape[1:]) for part in (turned[:, heads:], made[:, both:]))
+        keys, values = (part.view(rows.count, -1, *part.shape[1:]) for part in (turned[:, heads:], made[:, both:]))
         kept: Any = rows.cache.layers[index]
         return turned[:, :heads], *kept.update(keys.transpose(1, 2), values.transpose(1, 2))
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import select
 import signal
 import sys
 import threading
@@ -338,24 +339,28 @@ async def _answer_all(line: Connection, parent: int, engine: Any) -> None:
         del tasks[number]
         line.send((number, outcome, value, engine.stats))
 
-    def take(message: tuple[int, Request | None] | None) -> None:
-        if message is None:
-            engine.forget_prefixes()
-        elif message[1] is not None:
-            tasks[message[0]] = loop.create_task(answer(message[0], message[1]))
-        elif message[0] in tasks:
-            tasks[message[0]].cancel()
-
-    def listen() -> None:
-        # A thread, so that the end of the parent is noticed at once, whatever is being computed.
+    def take() -> None:
         try:
-            while True:
-                while not line.poll(ORPHAN_SECONDS):
-                    if os.getppid() != parent:
-                        os._exit(0)
-                loop.call_soon_threadsafe(take, line.recv())
+            while line.poll():
+                message = line.recv()
+                if message is None:
+                    engine.forget_prefixes()
+                elif message[1] is not None:
+                    tasks[message[0]] = loop.create_task(answer(message[0], message[1]))
+                elif message[0] in tasks:
+                    tasks[message[0]].cancel()
         except (EOFError, OSError):
             os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    def watch() -> None:
+        # A thread, so that the end of the parent is noticed at once, whatever is being computed. It sleeps through
+        # messages: a thread that woke for each would take the interpreter's lock from the steps.
+        broken = select.poll()
+        broken.register(line.fileno(), 0)
+        while not broken.poll(ORPHAN_SECONDS * 1000) and os.getppid() == parent:
+            pass
+        os._exit(0)
+
+    loop.add_reader(line.fileno(), take)
+    threading.Thread(target=watch, daemon=True).start()
     await asyncio.Event().wait()

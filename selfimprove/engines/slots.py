@@ -35,7 +35,7 @@ class _Layer(CacheLayerMixin):
         dim = keys.shape[-1]
         keys.view(-1, dim).index_copy_(0, rows.places, key_states.reshape(-1, dim))
         values.view(-1, dim).index_copy_(0, rows.places, value_states.reshape(-1, dim))
-        return keys[:, :, : rows.width], values[:, :, : rows.width]
+        return keys[: rows.count, :, : rows.width], values[: rows.count, :, : rows.width]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to do: the rows exist from the start."""
@@ -56,7 +56,8 @@ class Rows:
     Attributes:
         kv: [2 x layers, rows, kv heads, context, head dim].
         places: where the next forward pass writes: indices into a layer's keys seen as [-1, head dim].
-        width: how many positions that pass attends over.
+        count: how many rows, from the first on, that pass has.
+        width: how many positions it attends over.
         cache: what a model takes as ``past_key_values``.
     """
 
@@ -65,17 +66,18 @@ class Rows:
         self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=like.dtype, device=like.device)
         self._starts = (torch.arange(rows * heads, device=like.device) * context).view(rows, heads, 1)
         self.places = self._starts.flatten()
-        self.width = context
+        self.count, self.width = rows, context
         self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
 
     def aim(self, positions: torch.Tensor, width: int) -> None:
-        """Say where the next forward pass writes ([rows, tokens] int64) and how many positions it attends over."""
-        self.places = (self._starts + positions[:, None, :]).flatten()
-        self.width = width
+        """Say where the next forward pass writes ([its rows, tokens] int64) and how many positions it attends over."""
+        self.count, self.width = len(positions), width
+        self.places = (self._starts[: self.count] + positions[:, None, :]).flatten()
 
     def written(self) -> torch.Tensor:
-        """The last layer's keys and values that the last pass wrote, [2, rows x kv heads x tokens, head dim]."""
-        return self.kv[-2:].flatten(1, 3)[:, self.places]
+        """The last layer's keys and values that the last pass wrote, [its rows, whatever is a row's]."""
+        there = self.kv[-2:].flatten(1, 3)[:, self.places]
+        return there.view(2, self.count, -1).transpose(0, 1).flatten(1)
 
     @torch.inference_mode()
     def put(self, row: int, blocks: Sequence[torch.Tensor]) -> None:
@@ -85,6 +87,11 @@ class Rows:
             end = at + block.shape[2]
             self.kv[:, row, :, at:end].copy_(block)
             at = end
+
+    @torch.inference_mode()
+    def move(self, row: int, to: int, end: int) -> None:
+        """Copy a row's positions before ``end`` to another row."""
+        self.kv[:, to, :, :end].copy_(self.kv[:, row, :, :end])
 
     @torch.inference_mode()
     def take(self, row: int, start: int, end: int) -> torch.Tensor:

@@ -6,9 +6,9 @@ takes a free slot. Every step feeds all slots one token, draws the next ones, an
 
 Promise, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are the same,
 bit for bit, whoever shares the batch, in whatever order requests come, however many there are, and after a restart
-with a cold cache. It holds because every forward pass has one shape, block keys and values depend on nothing but the
-tokens before the block's end, and every draw is keyed by (seed key, step). On GPUs and in half precision the draws are
-keyed all the same, but kernels may round differently.
+with a cold cache. It holds because all shapes of a forward pass give a row the same bits (``decoder``), a block's keys
+and values depend on nothing but the tokens before its end, and every draw is keyed by (seed key, step). On GPUs and in
+half precision the draws are keyed all the same, but kernels may round differently.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from selfimprove.chat import ChatFormat
@@ -31,7 +29,8 @@ from selfimprove.engines.choices import decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
 from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
-from selfimprove.engines.sampling import TokenTrie, choose, uniforms
+from selfimprove.engines.samples import Job, Samples, indices
+from selfimprove.engines.sampling import TokenTrie
 from selfimprove.engines.slots import PrefixCache
 from selfimprove.records import Finish, Message
 
@@ -46,26 +45,6 @@ STILL = 8
 
 LISTS_KNOWN = 4096
 """Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """One request on its way: read (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
-
-    request: Request
-    ids: list[int]
-    future: asyncio.Future[list[Completion]]
-    names: list[bytes]
-    trie: TokenTrie | None
-    blocks: list[torch.Tensor] = field(default_factory=list)
-    done: int = 0
-    placed: int = 0
-    results: dict[int, Completion] = field(default_factory=dict)
-
-    @property
-    def to_read(self) -> int:
-        """Tokens to be read: of a choice all; else all but the last, which is fed to a slot for the first draw."""
-        return len(self.ids) if self.request.choice else len(self.ids) - 1
 
 
 class TransformersEngine:
@@ -111,32 +90,16 @@ class TransformersEngine:
         self._cache = PrefixCache(cfg.prefill_block, max(slot_bytes, CACHE_BYTES) // block_bytes)
         self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
 
-        self._waiting: deque[_Job] = deque()
-        self._reading: list[_Job | None] = [None] * cfg.prefill_rows
-        self._ready: deque[_Job] = deque()
-        self._open: set[_Job] = set()
+        self._waiting: deque[Job] = deque()
+        self._reading: list[Job | None] = [None] * cfg.prefill_rows
+        self._ready: deque[Job] = deque()
+        self._open: set[Job] = set()
         self._lost = 0
         self._task: asyncio.Task[None] | None = None
 
-        slots = cfg.slots
-        self._slot_job: list[_Job | None] = [None] * slots
-        self._slot_sample = np.zeros(slots, dtype=np.int64)
-        self._busy = np.zeros(slots, dtype=bool)
-        self._token = np.full(slots, self.chat.pad_id, dtype=np.int64)
-        self._position = np.zeros(slots, dtype=np.int64)
-        self._key = np.zeros(slots, dtype=np.uint64)
-        self._count = np.zeros(slots, dtype=np.int64)
-        self._limit = np.ones(slots, dtype=np.int64)
-        self._temperature = np.zeros(slots, dtype=np.float32)
-        self._top_p = np.ones(slots, dtype=np.float32)
-        self._top_k = np.zeros(slots, dtype=np.int64)
-        self._drawn = np.zeros((slots, cfg.context), dtype=np.int64)
-        self._logprob = np.zeros((slots, cfg.context), dtype=np.float32)
-        self._ends = np.zeros(model.get_input_embeddings().num_embeddings, dtype=bool)
-        self._ends[list(self.chat.stop_ids)] = True
-        self._every_slot = np.arange(slots)
-        self._with_stop: set[int] = set()
-        self._nodes: dict[int, dict] = {}
+        self._samples = Samples(
+            cfg.slots, cfg.context, model.get_input_embeddings().num_embeddings, self.chat.pad_id, self.chat.stop_ids
+        )
         self._trie = lru_cache(maxsize=LISTS_KNOWN)(self._make_trie)
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
@@ -166,7 +129,7 @@ class TransformersEngine:
             except ValueError as error:
                 raise EngineError(f"{request.seed}: {error}") from None
         # The last token's block is never copied: its logits give the first draw.
-        job = _Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
+        job = Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
         self.stats.requests += 1
         self.stats.prompt_tokens += len(ids)
         if request.n == 0:
@@ -229,16 +192,16 @@ class TransformersEngine:
             raise ValueError("a choice is among outputs of one token each, all different; these are not")
         return TokenTrie(outputs, self.chat.end_id)
 
-    def _drop(self, job: _Job) -> None:
+    def _drop(self, job: Job) -> None:
         """Forget a job whose caller has gone."""
         self._open.discard(job)
         for queue in (self._waiting, self._ready):
             if job in queue:
                 queue.remove(job)
         self._reading = [None if held is job else held for held in self._reading]
-        for slot, held in enumerate(self._slot_job):
+        for slot, held in enumerate(self._samples.job):
             if held is job:
-                self._release(slot)
+                self._samples.free(slot)
 
     async def _serve(self) -> None:
         began = time.perf_counter()
@@ -246,7 +209,7 @@ class TransformersEngine:
             while self._open:
                 await self._gather()
                 self._fill()
-                if self._busy.any():
+                if self._samples.busy.any():
                     self._step()
                 # Callers whose answers are done run now, and their next requests join the queue.
                 await asyncio.sleep(0)
@@ -264,8 +227,8 @@ class TransformersEngine:
         Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass
         over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
         """
-        still = 0
-        while still < STILL and self._pending() < self._cfg.prefill_rows and not (self._busy.any() or self._ready):
+        still, busy = 0, self._samples.busy
+        while still < STILL and self._pending() < self._cfg.prefill_rows and not (busy.any() or self._ready):
             before = len(self._waiting)
             await asyncio.sleep(0)
             still = 0 if len(self._waiting) > before else still + 1
@@ -277,10 +240,10 @@ class TransformersEngine:
     def _fill(self) -> None:
         """Put prompts that were read into free slots, and read more while that leaves slots free."""
         self._place()
-        while not self._busy.all() and self._worth_reading():
+        while not self._samples.busy.all() and self._worth_reading():
             self._read()
             self._place()
-            if self._pending() < self._cfg.prefill_rows and not self._busy.any():
+            if self._pending() < self._cfg.prefill_rows and not self._samples.busy.any():
                 return  # callers whose choices were read may ask for more before the next pass
 
     def _worth_reading(self) -> bool:
@@ -289,11 +252,11 @@ class TransformersEngine:
         underway = pending - len(self._waiting)
         if pending == 0:
             return False
-        if underway or pending >= self._cfg.prefill_rows or not self._busy.any():
+        if underway or pending >= self._cfg.prefill_rows or not self._samples.busy.any():
             self._lost = 0
             return True
         wanted = sum(job.request.n for job in self._waiting)
-        self._lost += min(int(self._cfg.slots - self._busy.sum()), wanted)
+        self._lost += min(int(self._cfg.slots - self._samples.busy.sum()), wanted)
         if self._lost < PATIENCE * self._cfg.prefill_rows * self._cfg.prefill_block:
             return False
         self._lost = 0
@@ -357,7 +320,7 @@ class TransformersEngine:
                     job = jobs[row]
                     if sample >= job.request.n:
                         continue
-                    ended = bool(self._ends[drawn.token])
+                    ended = self._samples.ends(drawn.token)
                     ids: list[int] = [] if ended else [drawn.token]
                     finish: Finish = "stop" if ended else "length"
                     choice = Choice(job.ids, drawn.token, drawn.logprob, drawn.entropy)
@@ -369,83 +332,53 @@ class TransformersEngine:
         """Give free slots to the samples of prompts that were read, in order."""
         if not self._ready:
             return
-        for slot in _indices(~self._busy):
+        for slot in indices(~self._samples.busy):
             if not self._ready:
                 return
             job = self._ready[0]
-            request = job.request
             self._decoder.slots.put(slot, job.blocks)
-            self._slot_job[slot], self._slot_sample[slot] = job, job.placed
-            self._busy[slot] = True
-            self._token[slot], self._position[slot] = job.ids[-1], len(job.ids) - 1
-            self._key[slot] = request.seed.at(request.seed.sample + job.placed).bits()
-            self._count[slot], self._limit[slot] = 0, request.max_tokens
-            self._temperature[slot], self._top_p[slot] = request.temperature, request.top_p
-            self._top_k[slot] = request.top_k
-            if request.stop:
-                self._with_stop.add(slot)
-            if job.trie is not None:
-                self._nodes[slot] = job.trie.root()
+            self._samples.start(slot, job, job.placed)
             job.placed += 1
-            if job.placed == request.n:
+            if job.placed == job.request.n:
                 self._ready.popleft()
                 job.blocks = []
 
+    def _draw_in(self) -> None:
+        """Move the last samples down to free slots where a step then computes fewer rows."""
+        busy = self._samples.busy
+        rows = self._decoder.shapes.rows(max(1, int(busy.sum())))
+        for slot, to in zip(indices(busy[rows:]), indices(~busy[:rows]), strict=False):
+            self._decoder.slots.move(rows + slot, to, int(self._samples.position[rows + slot]))
+            self._samples.move(rows + slot, to)
+
     def _step(self) -> None:
         """Feed every slot its last token, draw the next, and finish the samples that ended."""
-        busy = self._busy
-        logits = self._decoder.step(self._token, self._position, int(self._position[busy].max()))
-        with torch.inference_mode():
-            device = logits.device
-            temperature = torch.from_numpy(self._temperature).to(device)
-            drawn, logprob = choose(
-                logits,
-                torch.from_numpy(uniforms(self._key, self._count.astype(np.uint64))).to(device),
-                temperature,
-                torch.from_numpy(self._top_p).to(device) if (self._top_p < 1).any() else None,
-                self._alike(self._nodes),
-                torch.from_numpy(self._top_k).to(device) if self._top_k.any() else None,
-            )
-            ids, logprobs = drawn.cpu().numpy(), logprob.cpu().numpy()
-        self._drawn[self._every_slot, self._count] = ids
-        self._logprob[self._every_slot, self._count] = logprobs
-        active = int(busy.sum())
-        self.stats.slot_steps += len(busy)
+        samples = self._samples
+        self._draw_in()
+        active = int(samples.busy.sum())
+        ended = samples.draw(self._decoder.step(samples.token, samples.position, samples.busy))
+        self.stats.slot_steps += len(samples.busy)
         self.stats.busy_slot_steps += active
         self.stats.generated_tokens += active
-        self._token[busy] = ids[busy]
-        self._position += busy
-        self._count += busy
-        ended = busy & self._ends[ids]
-        for slot in _indices(ended):
+        for slot in ended:
             self._finish(slot, ended=True)
-        for slot in [slot for slot in self._with_stop if not ended[slot]]:
+        for slot in list(samples.with_stop):
             self._look_for_stop(slot)
-        for slot in _indices(self._busy & (self._count >= self._limit)):
+        for slot in samples.full():
             self._finish(slot, ended=False)
-        for slot, node in self._nodes.items():
-            self._nodes[slot] = node[int(ids[slot])]
-
-    @staticmethod
-    def _alike(nodes: dict[int, dict]) -> list[tuple[list[int], list[int]]]:
-        """Slots that may draw the same tokens next, together, with those tokens."""
-        groups: dict[int, tuple[list[int], list[int]]] = {}
-        for slot, node in nodes.items():
-            groups.setdefault(id(node), ([], list(node)))[0].append(slot)
-        return list(groups.values())
 
     def _look_for_stop(self, slot: int) -> None:
         """Finish the slot if its text now holds a stop string."""
-        job = self._slot_job[slot]
+        job = self._samples.job[slot]
         assert job is not None
         stops = job.request.stop
-        count = int(self._count[slot])
+        count = int(self._samples.count[slot])
         # A string that has just been completed lies in the last tokens, each at least a byte; decoding those is cheap.
         reach = max(len(stop.encode()) for stop in stops) + 4
-        recent = self.chat.decode(self._drawn[slot, max(0, count - reach) : count].tolist())
+        recent = self.chat.decode(self._samples.drawn[slot, max(0, count - reach) : count].tolist())
         if not any(stop in recent for stop in stops):
             return
-        ids = self._drawn[slot, :count].tolist()
+        ids = self._samples.drawn[slot, :count].tolist()
         text = self.chat.decode(ids)
         found = first_stop(text, stops)
         if found is None:
@@ -456,22 +389,23 @@ class TransformersEngine:
         if keep and self.chat.decode(ids[:kept]) != text:
             self._deliver(slot, Completion(text, "stop"))
         else:
-            self._deliver(slot, Completion(text, "stop", ids[:kept], self._logprob[slot, :kept].tolist()))
+            self._deliver(slot, Completion(text, "stop", ids[:kept], self._samples.logprob[slot, :kept].tolist()))
 
     def _finish(self, slot: int, *, ended: bool) -> None:
-        count = int(self._count[slot])
-        ids = self._drawn[slot, : count - ended].tolist()
+        count = int(self._samples.count[slot])
+        ids = self._samples.drawn[slot, : count - ended].tolist()
         finish: Finish = "stop" if ended else "length"
-        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, self._logprob[slot, :count].tolist()))
+        logprobs = self._samples.logprob[slot, :count].tolist()
+        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, logprobs))
 
     def _deliver(self, slot: int, completion: Completion) -> None:
-        job = self._slot_job[slot]
+        job = self._samples.job[slot]
         assert job is not None
-        sample = int(self._slot_sample[slot])
-        self._release(slot)
+        sample = int(self._samples.sample[slot])
+        self._samples.free(slot)
         self._answer(job, sample, completion)
 
-    def _answer(self, job: _Job, sample: int, completion: Completion) -> None:
+    def _answer(self, job: Job, sample: int, completion: Completion) -> None:
         """Give a job one of its results; the caller gets them when all are there."""
         job.results[sample] = completion
         self.stats.completions += 1
@@ -479,15 +413,3 @@ class TransformersEngine:
             self._open.discard(job)
             if not job.future.done():
                 job.future.set_result([job.results[index] for index in range(job.request.n)])
-
-    def _release(self, slot: int) -> None:
-        self._slot_job[slot] = None
-        self._busy[slot] = False
-        self._token[slot], self._position[slot], self._count[slot] = self.chat.pad_id, 0, 0
-        self._temperature[slot], self._top_p[slot], self._top_k[slot] = 0.0, 1.0, 0
-        self._with_stop.discard(slot)
-        self._nodes.pop(slot, None)
-
-
-def _indices(rows: np.ndarray) -> list[int]:
-    return [int(row) for row in np.flatnonzero(rows)]

@@ -71,7 +71,9 @@ def steps(forward: Llama | Module, model: Any, tokens: int) -> np.ndarray:
     decoder = Decoder(model, slots=4, context=64, prefill_rows=2, prefill_block=16, pad_id=0)
     decoder._forward = forward
     ids = np.random.default_rng(0).integers(0, len(model.get_input_embeddings().weight), (tokens, 4))
-    return np.stack([decoder.step(row, np.full(4, place), place).numpy() for place, row in enumerate(ids)])
+    return np.stack(
+        [decoder.step(row, np.full(4, place), np.ones(4, bool)).numpy().copy() for place, row in enumerate(ids)]
+    )
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"layers": 1}])

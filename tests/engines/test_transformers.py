@@ -15,7 +15,9 @@ import torch
 from selfimprove.chat import PLAIN_SPECIAL_TOKENS
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.decoder import Shapes
 from selfimprove.engines.models import load_causal_lm
+from selfimprove.engines.slots import Rows
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.errors import UserError
 from selfimprove.records import Message
@@ -130,12 +132,32 @@ def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> Non
     assert len(engine._cache) == 3
 
 
-def test_narrow_attention_is_exact_or_not_used(folder: Path) -> None:
-    narrow, full = make_engine(folder, context=256), make_engine(folder, context=256)
-    assert narrow._decoder.widths[-1] == narrow._decoder.reading_widths[-1] == 256
-    full._decoder.widths = full._decoder.reading_widths = [256]
-    requests = [ask(i, turns=i % 3, max_tokens=60) for i in range(12)]
-    assert run(narrow, requests) == run(full, requests)
+def test_smaller_shapes_are_exact_or_not_used(folder: Path) -> None:
+    small, full = make_engine(folder, context=256, slots=16), make_engine(folder, context=256, slots=16)
+    shapes, reading = small._decoder.shapes, small._decoder.reading_shapes
+    assert (shapes.counts[-1], shapes.widths[-1]) == (16, 256)
+    assert len(shapes.counts) > 1
+    assert len(shapes.widths) > 1
+    full._decoder.shapes = Shapes([16], [256])
+    full._decoder.reading_shapes = Shapes(reading.counts[-1:], reading.widths[-1:])
+    # Of very different lengths, so that the last ones are moved to other slots more than once.
+    requests = [ask(i, turns=i % 3, max_tokens=4 + 5 * i) for i in range(24)]
+    assert run(small, requests) == run(full, requests)
+
+
+def test_the_last_samples_draw_in_and_fewer_rows_are_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, context=256, slots=16)
+    engine._decoder.shapes = Shapes([4, 8, 16], engine._decoder.shapes.widths)
+    forward, step, computed = engine._decoder._forward, engine._decoder._forward.step, []
+
+    def noted(rows: Rows, ids: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        computed.append(len(ids))
+        return step(rows, ids, *rest)
+
+    monkeypatch.setattr(forward, "step", noted)
+    run(engine, [ask(i, max_tokens=4 if i < 14 else 40, temperature=1.5) for i in range(16)])
+    assert computed == sorted(computed, reverse=True)
+    assert set(computed) == {16, 4}
 
 
 def test_samples_of_a_request_equal_requests_of_their_own_keys(engine: TransformersEngine) -> None:
@@ -340,7 +362,7 @@ def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: TransformersE
         return [result]
 
     assert asyncio.run(cancel_one()) == expected
-    assert not engine._busy.any()
+    assert not engine._samples.busy.any()
 
 
 def test_close_ends_calls_that_still_wait(folder: Path) -> None:
