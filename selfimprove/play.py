@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
+from selfimprove.cli import run
 from selfimprove.engines.base import Engine, EngineError
 from selfimprove.envs.agent import EnvError
 from selfimprove.errors import UserError
@@ -235,16 +236,5 @@ def main(
     play(game, chosen, make_policy(policy, console, sys.stdin, seed, temperature), console, steps)
 
 
-def run() -> None:
-    """The command line: a user's mistake, or a game that failed, is one sentence and exit code 2."""
-    try:
-        app()
-    except (UserError, EnvError, EngineError) as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
 if __name__ == "__main__":
-    run()
+    run(app, None, EnvError, EngineError)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -17,6 +15,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from selfimprove.errors import UserError
 from selfimprove.params_base import Section
+from selfimprove.pipeline.publish import aside
 from selfimprove.records import read_rows
 
 SOURCES = Path("data/sources.yaml")
@@ -100,7 +99,7 @@ def fetch(
     for file in sources[name].files:
         target = folder / PurePosixPath(file.path).name
         if not (target.is_file() and _hash(target) == file.sha256):
-            with _aside(target) as part:
+            with aside(target) as part:
                 if mirror is not None:
                     origin = str(mirror / file.path)
                     _copy(mirror / file.path, part)
@@ -114,17 +113,6 @@ def fetch(
                 _verify(part, file, origin, sources_file)
         paths.append(target)
     return paths
-
-
-@contextmanager
-def _aside(target: Path) -> Iterator[Path]:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        yield part
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _copy(origin: Path, part: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 import uvicorn
 
+from selfimprove.cli import run
 from selfimprove.envs.agentgym_dialects import DIALECTS
 from selfimprove.envs.agentgym_server import close_env, listen, make_app
 from selfimprove.envs.make import make_agent_env
-from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams, EnvName
 from selfimprove.pipeline.params import load_section, read_yaml
 
@@ -46,14 +46,5 @@ def serve(
     uvicorn.Server(uvicorn.Config(server, log_level="warning", access_log=False)).run([listener])
 
 
-def main() -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

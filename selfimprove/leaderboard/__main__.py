@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from selfimprove.errors import UserError
+from selfimprove.cli import run
 from selfimprove.leaderboard import results as files
 from selfimprove.leaderboard.suite import AUTO, LOCAL, select
 
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, help="The Open LLM Leaderboard's six tas
 
 
 @app.command()
-def run(
+def evaluate(
     model: Annotated[str, typer.Argument(help="a model folder, or a model of the hub: <owner>/<name>[@revision]")],
     tasks: Annotated[
         str, typer.Option(help="auto, leaderboard, local, or some of the tasks with commas between them")
@@ -65,14 +65,5 @@ def run(
         print(f"no mean of six for {files.label(model)} yet: {', '.join(found.missing)} not evaluated.")
 
 
-def main() -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -1,4 +1,4 @@
-"""Names of iterations and controls, and which iteration goes on from which: alike in every method."""
+"""Names of iterations and controls, and what they go on from, ask for and are compared with: alike in every method."""
 
 from __future__ import annotations
 
@@ -38,6 +38,32 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN
             if not _NAME.fullmatch(key):
                 raise ValueError(f"{kind}.{key}: a name has letters, digits, _ and - only; choose another")
             known.add(key)
+
+
+def check_known(place: str, kind: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that nothing has.
+
+    Args:
+        place: the param that names it; kind: what it names.
+
+    Raises:
+        ValueError: says what there is.
+    """
+    if name not in known:
+        raise ValueError(f"{place}: there is no {kind} {name!r}; there are {', '.join(known)}")
+
+
+def check_room(place: str, unit: str, count: int, offset: int, train: int) -> None:
+    """Refuse more tasks, from one on, than are there.
+
+    Raises:
+        ValueError: names the params that can mend it.
+    """
+    if offset + count > train:
+        raise ValueError(
+            f"{place}: {count} {unit} from place {offset} on are asked for, tasks.train is {train}; mend {unit}, "
+            "offset or tasks.train"
+        )
 
 
 def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",)) -> list[str]:

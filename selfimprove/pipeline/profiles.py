@@ -5,7 +5,6 @@ Mappings merge key by key, everything else is replaced, and a null removes an en
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -17,6 +16,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline.publish import write_text
 
 FOLDER = Path("profiles")
 DEFAULT = "default"
@@ -88,9 +88,7 @@ def main() -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    temporary = Path("params.yaml.part")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, "params.yaml")
+    write_text(Path("params.yaml"), text)
     print(f"params.yaml is now profile {sys.argv[1]}; `git diff params.yaml` shows what changed.")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -30,13 +32,25 @@ def link_copy(source: Path, target: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON with sorted keys: equal values give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(
-        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n",
-        encoding="utf-8",
-    )
-    os.replace(temporary, path)
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, lines ending as they do in ``text``."""
+    with aside(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def aside(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` to write to: it takes the target's place when the block ends well, else it is gone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".part-{target.name}")  # its ending says a file's format
+    try:
+        yield part
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _link(source: str, target: str) -> str:

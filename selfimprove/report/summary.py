@@ -5,12 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from selfimprove.outcomes import Outcome, compare
 from selfimprove.params_base import Section
 from selfimprove.pipeline.rows import group_of, place
 from selfimprove.records import read_jsonl
+
+
+class Matched(Protocol):
+    """A control."""
+
+    @property
+    def match(self) -> str:
+        """The iteration whose training it equals."""
+        ...
+
+
+class Iterated(Protocol):
+    """A method's section with iterations that go on from a base, and controls."""
+
+    @property
+    def iterations(self) -> Mapping[str, Any]:
+        """By name."""
+        ...
+
+    @property
+    def controls(self) -> Mapping[str, Matched]:
+        """By name."""
+        ...
+
+    def lineage(self, name: str) -> list[str]:
+        """The iteration and its ancestors."""
+        ...
 
 
 def summarise(
@@ -59,6 +86,24 @@ def summarise(
         "last": last,
         "last_minus": {name: compare(outcomes[last], other) for name, other in outcomes.items() if name != last},
     }
+
+
+def iteration_curve(
+    params: Iterated, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
+) -> dict[str, Any]:
+    """The plot of a metric by iteration.
+
+    Its points are rows {row, ``x``, ``metric``, se}: the method from the base (0) on; a control stands at the
+    iteration that it matches. ``y``, ``title`` and ``top`` are what the plot says and how high it reaches.
+    """
+    number = {"base": 0, **{name: len(params.lineage(name)) for name in params.iterations}}
+    number |= {name: number[control.match] for name, control in params.controls.items()}
+    points = []
+    for name in summary["order"]:
+        row = method if name == "base" or name in params.iterations else name
+        figure = summary["rows"][name]["metrics"][metric]
+        points.append({"row": row, x: number[name], metric: figure["mean"], "se": figure["se"]})
+    return {"x": x, "y": y, "title": title, "top": top, "points": points}
 
 
 def _json(path: Path) -> dict[str, Any]:

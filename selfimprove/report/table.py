@@ -7,7 +7,6 @@ Figures come from ``results/summary/<method>.json``; seconds and generated token
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -17,6 +16,8 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from selfimprove.pipeline.publish import aside
 
 SUMMARIES = Path("results/summary")
 ALL = Path("results/summary.json")
@@ -152,9 +153,8 @@ def _draw(method: str, curve: dict[str, Any], solid: Sequence[str], file: Path, 
     if len(places) < MANY:
         axes.set_xticks(places)
     axes.legend(fontsize=8)
-    part = file.with_suffix(".part")
-    figure.savefig(part, format="png", dpi=130, metadata={"Comment": shown})
-    os.replace(part, file)
+    with aside(file) as part:
+        figure.savefig(part, format="png", dpi=130, metadata={"Comment": shown})
     pyplot.close(figure)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline.publish import write_text
 from selfimprove.training.launch import PROGRESS_MARK, load_encoded
 
 ORPHANED = 3
@@ -25,9 +26,7 @@ def main(job_file: Path) -> int:
         print(f"error: {error}", flush=True)
         return 2
     if os.environ.get("RANK") == "0":
-        part = job_file.with_name("report.json.part")
-        part.write_text(report.model_dump_json(), encoding="utf-8")
-        os.replace(part, job_file.with_name("report.json"))
+        write_text(job_file.with_name("report.json"), report.model_dump_json())
 
     import torch.distributed
 

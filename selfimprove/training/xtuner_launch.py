@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline.publish import aside
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.worker import _leave_with_parent as leave_with_parent
 from selfimprove.training.xtuner_config import XtunerRun
@@ -97,9 +98,8 @@ def export(run: XtunerRun) -> None:
             tensors[name.removeprefix("llm.").replace(".default.weight", ".weight")] = tensor.float().contiguous()
     run.trained.mkdir(exist_ok=True)
     file = run.trained / (WEIGHTS if run.params.lora is None else ADAPTER)
-    part = file.with_suffix(".part")
-    save_file(tensors, part, metadata={"format": "pt"})
-    os.replace(part, file)
+    with aside(file) as part:
+        save_file(tensors, part, metadata={"format": "pt"})
 
 
 def bridge() -> None:

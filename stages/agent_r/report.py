@@ -1,7 +1,7 @@
 """agent_r-report: Agent-R's rows in one summary, and the table of the score-by-iteration plot."""
 
 from selfimprove.methods.agent_r.params import AgentRParams
-from selfimprove.methods.agent_r.summary import agent_r_rows, iteration_rows, summarise_agent_r
+from selfimprove.methods.agent_r.summary import agent_r_rows, summarise_agent_r
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
@@ -15,7 +15,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
 
     write_json(stage.output("results/summary/agent_r.json"), summary)
-    write_csv(stage.output("results/summary/agent_r-iterations.csv"), iteration_rows(stage.params, summary))
+    write_csv(stage.output("results/summary/agent_r-iterations.csv"), summary["curve"]["points"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """spin-report: SPIN's rows in one summary, and the table of the plot by iteration."""
 
 from selfimprove.methods.spin.params import SpinParams
-from selfimprove.methods.spin.summary import iteration_rows, spin_rows, summarise_spin
+from selfimprove.methods.spin.summary import spin_rows, summarise_spin
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
@@ -15,7 +15,7 @@ def main(stage: Stage[SpinParams]) -> None:
     summary = summarise_spin(stage.params, stage.input("results/spin"))
 
     write_json(stage.output("results/summary/spin.json"), summary)
-    write_csv(stage.output("results/summary/spin-iterations.csv"), iteration_rows(stage.params, summary))
+    write_csv(stage.output("results/summary/spin-iterations.csv"), summary["curve"]["points"])
 
 
 if __name__ == "__main__":

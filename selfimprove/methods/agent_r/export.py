@@ -12,7 +12,6 @@ which nodes were made are lost.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,12 +20,13 @@ from typing import Annotated, Any
 import typer
 from pydantic import ConfigDict, Field, ValidationError
 
+from selfimprove.cli import run
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.search import q_value, uct
 from selfimprove.methods.agent_r.tree import Node, Tree, turn_messages
-from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.publish import aside, write_json
 from selfimprove.records import Message, Record, Role, read_jsonl, write_jsonl
 
 ROOT = "ROOT"
@@ -227,23 +227,9 @@ def import_trees(
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is not JSON ({error}); restore or delete it.") from None
         trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
+    with aside(target) as part:
         write_jsonl(part, trees)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def main() -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
-from selfimprove.methods.lineage import check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -195,22 +195,12 @@ class AgentRParams(Section):
             self.lineage(key)
             if iteration.init_from not in ("base", iteration.init):
                 raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
-            if iteration.generate.engine not in self.engines:
-                raise ValueError(
-                    f"iterations.{key}.generate.engine: no engine {iteration.generate.engine!r}; there are "
-                    f"{sorted(self.engines)}"
-                )
-            search = iteration.generate
-            if (search.min, search.max) == (None, None) and search.offset + search.tasks > self.tasks.train:
-                raise ValueError(
-                    f"iterations.{key}.generate: {search.tasks} tasks from place {search.offset} on are asked for, "
-                    f"tasks.train is {self.tasks.train}; mend tasks, offset or tasks.train"
-                )
+            search, place = iteration.generate, f"iterations.{key}.generate"
+            check_known(f"{place}.engine", "engine", search.engine, self.engines)
+            if (search.min, search.max) == (None, None):
+                check_room(place, "tasks", search.tasks, search.offset, self.tasks.train)
         for key, control in self.controls.items():
-            if control.match not in self.iterations:
-                raise ValueError(
-                    f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
-                )
+            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
         for key, iteration in self.iterations.items():
             asked = iteration.convert
             if self.tasks.judge_examples and asked.judge == "actor" and asked.judge_style != self.tasks.judge_style:

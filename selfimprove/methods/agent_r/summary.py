@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.methods.agent_r.params import AgentRParams
-from selfimprove.report.summary import summarise
+from selfimprove.report.summary import iteration_curve, summarise
 
 
 def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
@@ -38,23 +37,8 @@ def summarise_agent_r(agent_r: AgentRParams, results: Path) -> dict[str, Any]:
         rates={"steps": "steps", "invalid": "invalid", "repeated": "repeated"},
         note="revision_score: after a given bad beginning; steps: an episode's; invalid, repeated: shares of actions",
     )
-    summary["curve"] = {
-        "x": "iteration",
-        "y": "average final score",
-        "title": "score by iteration",
-        "top": 100,
-        "points": iteration_rows(agent_r, summary),
-    }
+    summary["curve"] = iteration_curve(
+        agent_r, summary, method="Agent-R", metric="score", x="iteration", y="average final score",
+        title="score by iteration", top=100,
+    )  # fmt: skip
     return summary
-
-
-def iteration_rows(agent_r: AgentRParams, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows {row, iteration, score, se}: Agent-R from base (0) on; a control stands at the iteration that it matches."""
-    number = {"base": 0, **{name: len(agent_r.lineage(name)) for name in agent_r.iterations}}
-    number |= {name: number[control.match] for name, control in agent_r.controls.items()}
-    points = []
-    for name in summary["order"]:
-        row = "Agent-R" if name == "base" or name in agent_r.iterations else name
-        figure = summary["rows"][name]["metrics"]["score"]
-        points.append({"row": row, "iteration": number[name], "score": figure["mean"], "se": figure["se"]})
-    return points

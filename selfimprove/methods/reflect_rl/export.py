@@ -19,13 +19,13 @@ curves         success, cost and loss by optimiser step of the original's runs, 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from selfimprove.cli import run
 from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks
 from selfimprove.envs.autoexplore.tasks import Trajectory as Told
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
@@ -34,7 +34,7 @@ from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
 from selfimprove.methods.reflect_rl.tasks import PANELS, load_panel, write_tasks
-from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.publish import aside, write_json
 from selfimprove.pipeline.tables import write_csv
 from selfimprove.records import Example, Message, read_jsonl, read_rows, write_jsonl, write_rows
 
@@ -140,17 +140,6 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); mend it.") from None
 
 
-def _whole(target: Path, write: Callable[[Path], object]) -> None:
-    """Write a file whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        write(part)
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
 
 Source = Annotated[Path, typer.Argument(help="what a stage wrote (JSONL)")]
@@ -171,7 +160,8 @@ def export_tasks(
         if name is None:
             raise UserError(f"there is no panel {panel!r}; name one of {', '.join(PANELS)}.")
         tasks = [tasks[task] for task in load_panel(folder, name, "autoexplore")]
-    _whole(target, lambda part: write_tasks(part, tasks))
+    with aside(target) as part:
+        write_tasks(part, tasks)
 
 
 @app.command("trajectories")
@@ -184,7 +174,8 @@ def export_trajectories(source: Source, target: Target) -> None:
 def export_sft(source: Source, target: Target) -> None:
     """A supervised set as {"text"} rows."""
     rows = [to_text(example) for example in read_jsonl(source, Example)]
-    _whole(target, lambda part: write_rows(part, rows))
+    with aside(target) as part:
+        write_rows(part, rows)
 
 
 @app.command("import-sft")
@@ -196,7 +187,8 @@ def import_sft(
     if style is None:
         raise UserError(f"there are no markers {markers!r}; name one of {', '.join(MARKERS)}.")
     rows = [from_text(row, f"{source}, line {line}", MARKERS[style]) for line, row in read_rows(source)]
-    _whole(target, lambda part: write_jsonl(part, rows))
+    with aside(target) as part:
+        write_jsonl(part, rows)
 
 
 @app.command("logs")
@@ -213,17 +205,9 @@ def export_curves(
 ) -> None:
     """Success, cost and loss of a run of the original and its ancestors."""
     rows = curve_rows({folder.name: smoothed(stitch(read_original(folder)), window)})
-    _whole(target, lambda part: write_csv(part, rows))
-
-
-def main() -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
+    with aside(target) as part:
+        write_csv(part, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -16,7 +16,7 @@ from selfimprove.engines.config import (
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.enumerated import LabelSet
 from selfimprove.envs.kitchen_things import Kind
-from selfimprove.methods.lineage import TAKEN, check_names, lineage
+from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
@@ -218,16 +218,16 @@ class ReflectRLParams(Section):
         kinds = {kind: getattr(self, kind) for kind in ("sft", "iterations", "controls", "agents")}
         check_names(kinds, taken=(*TAKEN, "agents"))
         for key, run in self.iterations.items():
-            self._known(f"iterations.{key}.init", run.init, [*self.sft, *self.iterations])
+            check_known(f"iterations.{key}.init", "model", run.init, [*self.sft, *self.iterations])
             self.lineage(key)
             if run.reflector is not None:
                 self._is_reflector(f"iterations.{key}.reflector", run.reflector)
         for key, control in self.controls.items():
-            self._known(f"controls.{key}.init", control.init, [*self.sft])
-            self._known(f"controls.{key}.match", control.match, [*self.iterations])
+            check_known(f"controls.{key}.init", "model", control.init, self.sft)
+            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
             if control.reflector is not None:
                 self._is_reflector(f"controls.{key}.reflector", control.reflector)
-        self._known("evaluate.sft_only", self.evaluate.sft_only, [*self.sft])
+        check_known("evaluate.sft_only", "model", self.evaluate.sft_only, self.sft)
         if self.evaluate.reflector is not None:
             self._is_reflector("evaluate.reflector", self.evaluate.reflector)
         return self
@@ -235,28 +235,23 @@ class ReflectRLParams(Section):
     @model_validator(mode="after")
     def _engines(self) -> ReflectRLParams:
         for key in ("policy", "reflector"):
-            self._known("engines", key, [*self.engines], missing=True)
+            if key not in self.engines:
+                raise ValueError(f"engines: {key!r} is missing; add it")
             if isinstance(self.engines[key], ScriptedEngineConfig | OpenAiEngineConfig):
                 raise ValueError(f"engines.{key}: has to hold the weights that are evaluated; use transformers or vllm")
-        self._known("generate.teacher", self.generate.teacher, [*self.engines])
+        check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
         if self.tasks.teacher is not None:
-            self._known("tasks.teacher", self.tasks.teacher, [*self.engines])
+            check_known("tasks.teacher", "engine", self.tasks.teacher, self.engines)
             self._is_taught("tasks.teacher", self.tasks.teacher)
             if isinstance(self.engines[self.tasks.teacher], ScriptedEngineConfig):
                 raise ValueError("tasks.teacher: a scripted engine asks no questions; leave it null for templates")
         for key, agent in self.agents.items():
             if agent.engine is not None:
-                self._known(f"agents.{key}.engine", agent.engine, [*self.engines])
+                check_known(f"agents.{key}.engine", "engine", agent.engine, self.engines)
                 if isinstance(self.engines[agent.engine], ScriptedEngineConfig):
                     raise ValueError(f"agents.{key}.engine: a scripted engine is no chat model; use kind expert")
         return self
-
-    @staticmethod
-    def _known(place: str, name: str, known: list[str], missing: bool = False) -> None:
-        if name not in known:
-            said = f"{name!r} is missing" if missing else f"there is no {name!r}; there are {', '.join(known)}"
-            raise ValueError(f"{place}: {said}")
 
     def _is_taught(self, place: str, name: str) -> None:
         engine = self.engines[name]

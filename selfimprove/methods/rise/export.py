@@ -11,7 +11,6 @@ status``. It has no place for token ids: episodes imported from a log are tokeni
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,10 +18,11 @@ from typing import Annotated, Any
 import typer
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from selfimprove.cli import run
 from selfimprove.envs.base import make_env
 from selfimprove.errors import UserError
 from selfimprove.methods.rise.prompts import feedback, opening
-from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.publish import aside, write_json
 from selfimprove.records import Attempt, Episode, Example, Message, Record, Status, Turn, read_jsonl, write_jsonl
 from selfimprove.seeds import key_bits
 
@@ -225,23 +225,9 @@ def import_log(
         raise UserError(f"{source} is not JSON ({error}); restore it from its source.") from None
     if not isinstance(log, dict):
         raise UserError(f"{source}: a log is one JSON object keyed by task index; this is not one.")
-    part = target.with_name(f".{target.name}.part")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with aside(target) as part:
         write_jsonl(part, from_log(log, str(source), env))
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def main() -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app()
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -11,7 +11,7 @@ from selfimprove.engines.config import EngineConfig
 from selfimprove.envs.arithmetic import Difficulty
 from selfimprove.envs.base import AnswerEnv, Problem, make_env
 from selfimprove.errors import UserError
-from selfimprove.methods.lineage import check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -159,22 +159,12 @@ class RiseParams(Section):
             self.lineage(key)
             if iteration.init_from not in ("base", iteration.init):
                 raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
-            for model in iteration.generate.models:
-                if model not in self.engines:
-                    raise ValueError(
-                        f"iterations.{key}.generate.models: no engine {model!r}; there are {sorted(self.engines)}"
-                    )
-            asked = iteration.generate
-            if asked.offset + asked.problems > self.tasks.train:
-                raise ValueError(
-                    f"iterations.{key}.generate: {asked.problems} problems from place {asked.offset} on are asked for, "
-                    f"tasks.train is {self.tasks.train}; mend problems, offset or tasks.train"
-                )
+            asked, place = iteration.generate, f"iterations.{key}.generate"
+            for model in asked.models:
+                check_known(f"{place}.models", "engine", model, self.engines)
+            check_room(place, "problems", asked.problems, asked.offset, self.tasks.train)
         for key, control in self.controls.items():
-            if control.match not in self.iterations:
-                raise ValueError(
-                    f"controls.{key}.match: no iteration {control.match!r}; there are {sorted(self.iterations)}"
-                )
+            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         return self

@@ -10,19 +10,20 @@ python -m selfimprove.methods.spin.export score        trajs.json --requested 50
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from selfimprove.cli import run
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.convert import Mode, alpaca_row
 from selfimprove.methods.spin.pairs import text_of
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
+from selfimprove.pipeline.publish import write_text
 from selfimprove.records import Pair, mean_and_error, read_jsonl
 
 
@@ -93,17 +94,6 @@ def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any
     return {"em": share("em"), "f1": share("f1"), "reward": share("reward"), "missing": missing}
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def as_json(value: Any) -> str:
     """JSON as the original writes it: keys in their order, ASCII, two spaces."""
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
@@ -120,7 +110,7 @@ def export_trajectories(
 ) -> None:
     """Episodes to the trajectory JSON."""
     episodes = [episode for episode in read_jsonl(source, SpinEpisode) if episode.run == run]
-    write_whole(target, as_json(to_json(episodes)))
+    write_text(target, as_json(to_json(episodes)))
 
 
 @app.command("alpaca")
@@ -132,7 +122,7 @@ def export_alpaca(
 ) -> None:
     """Trajectories to Alpaca rows."""
     rows = alpaca_rows(read_trajectories(source), mode, str(source), rewarded=rewarded)
-    write_whole(target, as_json(rows))
+    write_text(target, as_json(rows))
 
 
 @app.command("preferences")
@@ -143,7 +133,7 @@ def export_preferences(
 ) -> None:
     """Two runs to outcome pairs for DPO."""
     rows = preferences(read_trajectories(one), read_trajectories(other), f"{one} or {other}")
-    write_whole(target, as_json(rows))
+    write_text(target, as_json(rows))
 
 
 @app.command("pairs")
@@ -153,7 +143,7 @@ def export_pairs(
 ) -> None:
     """Pairs to the original's message lists."""
     lines = [json.dumps(pair_row(pair), ensure_ascii=False) + "\n" for pair in read_jsonl(source, Pair)]
-    write_whole(target, "".join(lines))
+    write_text(target, "".join(lines))
 
 
 @app.command("score")
@@ -165,14 +155,5 @@ def score(
     typer.echo(as_json(score_file(read_trajectories(source), requested)), nl=False)
 
 
-def main(commands: Sequence[str] | None = None) -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app(commands)
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
-
-
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.envs.qa.base import TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
-from selfimprove.methods.lineage import check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, lineage
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.params_base import Section
 from selfimprove.tools.params import ToolsParams
@@ -178,14 +178,14 @@ class SpinParams(Section):
                     f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; mend one"
                 )
         for key, control in self.controls.items():
-            for name in (control.match, control.source if isinstance(control, OutcomeControl) else control.match):
-                if name not in self.iterations:
-                    raise ValueError(f"controls.{key}: no iteration {name!r}; there are {sorted(self.iterations)}")
-            if isinstance(control, OutcomeControl) and self.iterations[control.source].generate.runs < 2:
-                raise ValueError(
-                    f"controls.{key}.source: {control.source} has one run a question, so no outcome differs; set its "
-                    "generate.runs to 2 or more"
-                )
+            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
+            if isinstance(control, OutcomeControl):
+                check_known(f"controls.{key}.source", "iteration", control.source, self.iterations)
+                if self.iterations[control.source].generate.runs < 2:
+                    raise ValueError(
+                        f"controls.{key}.source: {control.source} has one run a question, so no outcome differs; set "
+                        "its generate.runs to 2 or more"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -13,13 +13,13 @@ turn: the original generated with one format and trained with another (trap 6).
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from selfimprove.cli import run
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.errors import UserError
@@ -37,6 +37,7 @@ from selfimprove.methods.spin.chats import (
     write_rows_to,
 )
 from selfimprove.methods.spin.prompts import opening
+from selfimprove.pipeline.publish import aside
 from selfimprove.seeds import SeedKey
 
 EOS = "</s>"
@@ -84,7 +85,8 @@ def reformat_command(
     """Chats to rows of a prompt, its answer, and room for the opponent's."""
     rows, counts = reformat(data, kind)
     for split in ("train", "test"):
-        _write(output_dir / f"{STEM.format(split=split)}.{file_format}", rows[split])
+        with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
+            write_rows_to(part, rows[split])
     typer.echo(counts.model_dump_json())
 
 
@@ -116,7 +118,7 @@ def generate_command(
         dtype="bfloat16" if device == "cuda" else "float32",
     )  # fmt: skip
 
-    async def run() -> list[Row]:
+    async def answered() -> list[Row]:
         from selfimprove.engines.transformers import TransformersEngine
 
         engine = TransformersEngine(cfg, model, threads=threads)
@@ -127,7 +129,9 @@ def generate_command(
         finally:
             await engine.close()
 
-    _write(output_dir / fraction_name(data_frac, split), asyncio.run(run()))
+    rows = asyncio.run(answered())
+    with aside(output_dir / fraction_name(data_frac, split)) as part:
+        write_rows_to(part, rows)
 
 
 @app.command("gather")
@@ -140,28 +144,9 @@ def gather_command(
 ) -> None:
     """All fractions to one file; one that is missing is an error."""
     rows = gathered(input_dir, num_fracs, split)
-    _write(output_dir / f"{STEM.format(split=split)}.{file_format}", rows)
-
-
-def _write(path: Path, rows: Iterable[Row]) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".part-{path.name}")
-    try:
+    with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
         write_rows_to(part, rows)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def main(commands: Sequence[str] | None = None) -> None:
-    """The command line: a user's mistake is one sentence and exit code 2."""
-    try:
-        app(commands)
-    except UserError as error:
-        typer.echo(str(error), err=True)
-        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":
-    main()
+    run(app)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.methods.spin.params import OutcomeControl, SpinParams
-from selfimprove.report.summary import summarise
+from selfimprove.report.summary import iteration_curve, summarise
 
 
 def spin_rows(spin: SpinParams) -> dict[str, str]:
@@ -35,23 +34,8 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         rates={"finished": "finished", "invalid": "invalid", "steps": "steps"},
         note="finished: share of episodes; invalid: share of rounds without an action; steps: rounds of an episode",
     )
-    summary["curve"] = {
-        "x": "rounds",
-        "y": "em",
-        "title": "exact match by rounds of self-play",
-        "top": 1,
-        "points": iteration_rows(spin, summary),
-    }
+    summary["curve"] = iteration_curve(
+        spin, summary, method="SPIN", metric="em", x="rounds", y="em",
+        title="exact match by rounds of self-play", top=1,
+    )  # fmt: skip
     return summary
-
-
-def iteration_rows(spin: SpinParams, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows {row, rounds, em, se}: SPIN from SFT (0 rounds) on, a control where the iteration that it matches is."""
-    number = {"base": 0, **{name: len(spin.lineage(name)) for name in spin.iterations}}
-    number |= {name: number[control.match] for name, control in spin.controls.items()}
-    points = []
-    for name in summary["order"]:
-        row = "SPIN" if name == "base" or name in spin.iterations else name
-        figure = summary["rows"][name]["metrics"]["em"]
-        points.append({"row": row, "rounds": number[name], "em": figure["mean"], "se": figure["se"]})
-    return points

@@ -174,7 +174,7 @@ def test_reflect_rl_02_files_at_which_the_teacher_failed_have_no_tasks_and_a_sen
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no 'nobody'"),
+        ({"tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no engine 'nobody'"),
         ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
         ({"tasks": {"teacher": "policy"}}, "tasks.teacher: 'policy' holds the policy, which there is none of yet"),
         ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),

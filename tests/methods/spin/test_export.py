@@ -5,25 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.methods.spin.export import main
+from selfimprove.methods.spin.export import app
 from selfimprove.methods.spin.pairs import spin_pairs
 from selfimprove.methods.spin.params import ConvertParams
 from selfimprove.records import write_jsonl
+from tests.commands import ends_with
 from tests.methods.spin.episodes import EXPERT, REPLIES, played
 
 WRONG = [" t\nAction: finish[Kesby]"]
 
 
 def run(*words: object) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    assert not ended.value.code, words
+    assert ends_with(app, *words) == 0, words
 
 
 def fails(capsys, *words: object) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    assert ended.value.code == 2
+    assert ends_with(app, *words) == 2
     return capsys.readouterr().err
 
 

@@ -23,10 +23,11 @@ from selfimprove.methods.spin.chats import (
 )
 from selfimprove.methods.spin.pairs import spin_pairs, text_of
 from selfimprove.methods.spin.params import ConvertParams, TasksParams
-from selfimprove.methods.spin.plain import answer_all, main
+from selfimprove.methods.spin.plain import answer_all, app
 from selfimprove.methods.spin.prompts import opening
 from selfimprove.methods.spin.tasks import examples, gather
 from selfimprove.tools.params import ToolsParams
+from tests.commands import ends_with
 from tests.methods.spin.episodes import QUESTION, played
 from tests.tiny import make_tiny_model, train_tokenizer
 
@@ -43,15 +44,11 @@ def chat(number: int, **more):
 
 
 def run(*words: object) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    assert not ended.value.code, words
+    assert ends_with(app, *words) == 0, words
 
 
 def fails(capsys, *words: object) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    assert ended.value.code == 2
+    assert ends_with(app, *words) == 2
     return capsys.readouterr().err
 
 
