@@ -7,15 +7,13 @@ each of these answers is one journal entry; training saves every other step.
 from __future__ import annotations
 
 import json
-import signal
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.records import read_jsonl
-from tests.pipeline.workbench import Ran, Workbench, published
+from tests.pipeline.workbench import Place, Unbroken, Workbench, kept_by, killed, published
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -24,20 +22,8 @@ SAVE_STEPS = 2
 STEPS = 6
 
 
-@dataclass(frozen=True)
-class Unbroken:
-    """A whole run: what it published, and how often it did what."""
-
-    files: dict[str, bytes]
-    ran: Ran
-
-    def count(self, word: str) -> int:
-        """How many units of a kind it did."""
-        return self.ran.log.count(word)
-
-
 @pytest.fixture(scope="module")
-def unbroken(agent_bench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Unbroken]:
+def unbroken(agent_bench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> dict[Place, Unbroken]:
     """Each of the three stages, run whole."""
     runs = {}
     for stage in (SEARCH, JUDGE, SFT):
@@ -51,28 +37,8 @@ def unbroken(agent_bench: Workbench, tmp_path_factory: pytest.TempPathFactory) -
     return runs
 
 
-def kept_by(folder: Path, stage: tuple[str, str]) -> int:
-    """Whole entries of a stage's journals."""
-    name = f"{stage[0].replace('.', '-')}-{stage[1]}"
-    lines = [
-        line
-        for file in folder.glob(f".scratch/stages/{name}/*/completions*.journal")
-        for line in file.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n")
-    ]
-    assert len({json.loads(line)["key"] for line in lines}) == len(lines)
-    return len(lines)
-
-
-def killed(bench: Workbench, folder: Path, stage: tuple[str, str], **more: object) -> Ran:
-    """Run a stage that is killed on its way; what it leaves in the places of its outputs is whole."""
-    ran = bench.forks.run(folder, *stage, **more)
-    assert ran.signal == signal.SIGKILL, ran.stderr
-    return ran
-
-
 def test_the_search_and_the_judge_that_are_killed_here_have_trees_and_pairs(
-    agent_bench: Workbench, tmp_path: Path, unbroken: dict[tuple[str, str], Unbroken]
+    agent_bench: Workbench, tmp_path: Path, unbroken: dict[Place, Unbroken]
 ) -> None:
     trees = tmp_path / "trees.jsonl"
     trees.write_bytes(unbroken[SEARCH].files["data/agent_r/iter1/trees.jsonl"])
@@ -90,8 +56,8 @@ def test_the_search_and_the_judge_that_are_killed_here_have_trees_and_pairs(
 def test_agent_r_12_killed_at_an_answer_resumes_and_ends_with_the_same_bytes(
     agent_bench: Workbench,
     tmp_path: Path,
-    unbroken: dict[tuple[str, str], Unbroken],
-    stage: tuple[str, str],
+    unbroken: dict[Place, Unbroken],
+    stage: Place,
     back: int,
     when: str,
 ) -> None:
@@ -115,8 +81,8 @@ def test_agent_r_12_killed_at_an_answer_resumes_and_ends_with_the_same_bytes(
 def test_agent_r_12_killed_while_publishing_asks_nothing_again(
     agent_bench: Workbench,
     tmp_path: Path,
-    unbroken: dict[tuple[str, str], Unbroken],
-    stage: tuple[str, str],
+    unbroken: dict[Place, Unbroken],
+    stage: Place,
     back: int,
 ) -> None:
     whole = unbroken[stage]
@@ -141,7 +107,7 @@ def test_agent_r_12_killed_while_publishing_asks_nothing_again(
 def test_agent_r_30_finetune_killed_redoes_at_most_one_save_interval_and_ends_with_the_same_bytes(
     agent_bench: Workbench,
     tmp_path: Path,
-    unbroken: dict[tuple[str, str], Unbroken],
+    unbroken: dict[Place, Unbroken],
     kill: dict[str, object],
     steps: int,
 ) -> None:
@@ -157,7 +123,7 @@ def test_agent_r_30_finetune_killed_redoes_at_most_one_save_interval_and_ends_wi
 
 
 def test_agent_r_12_shards_of_a_search_and_then_the_stage_give_the_same_bytes_and_ask_the_model_once(
-    agent_bench: Workbench, tmp_path: Path, unbroken: dict[tuple[str, str], Unbroken]
+    agent_bench: Workbench, tmp_path: Path, unbroken: dict[Place, Unbroken]
 ) -> None:
     whole = unbroken[SEARCH]
     folder = agent_bench.copy(tmp_path / "bench")
@@ -175,7 +141,7 @@ def test_agent_r_12_shards_of_a_search_and_then_the_stage_give_the_same_bytes_an
 
 
 def test_agent_r_12_a_killed_shard_of_a_search_is_finished_by_the_stage(
-    agent_bench: Workbench, tmp_path: Path, unbroken: dict[tuple[str, str], Unbroken]
+    agent_bench: Workbench, tmp_path: Path, unbroken: dict[Place, Unbroken]
 ) -> None:
     whole = unbroken[SEARCH]
     folder, shard = agent_bench.copy(tmp_path / "bench"), {"SELFIMPROVE_SHARD": "0/2"}

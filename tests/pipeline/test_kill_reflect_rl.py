@@ -7,9 +7,7 @@ reinforcement learning saves every other iteration. (Its parts, also by several 
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -21,11 +19,10 @@ from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.records import read_jsonl
 from tests.engines.http_endpoint import Endpoint, Reply, Seen, answer, endpoint
 from tests.envs.autoexplore.conftest import FILES, plant
-from tests.pipeline.workbench import Ran, Workbench, published
+from tests.pipeline.workbench import Place, Unbroken, Workbench, kept_by, killed, published
 
 pytestmark = pytest.mark.timeout(600)
 
-Place = tuple[str, str]
 ASK, TEACH, PLAY, RL = (
     ("reflect_rl.data", ""),
     ("reflect_rl.generate", ""),
@@ -70,19 +67,6 @@ def bench_for(bench: Workbench, stage: Place, folder: Path, chat: Endpoint) -> P
     return bench.copy(folder, settings(stage, folder, chat))
 
 
-@dataclass(frozen=True)
-class Unbroken:
-    """A whole run: what it published, how often it did what, and the calls that it made."""
-
-    files: dict[str, bytes]
-    ran: Ran
-    calls: int
-
-    def count(self, word: str) -> int:
-        """How many units of a kind it did."""
-        return self.ran.log.count(word)
-
-
 @pytest.fixture(scope="module")
 def unbroken(
     reflect_bench: Workbench, chat: Endpoint, tmp_path_factory: pytest.TempPathFactory
@@ -100,26 +84,6 @@ def unbroken(
     assert runs[PLAY].count("computed") == runs[PLAY].count("journaled") >= 12
     assert runs[RL].count("step") == STEPS
     return runs
-
-
-def kept_by(folder: Path, stage: Place) -> int:
-    """Whole entries of a stage's journals."""
-    name = "-".join(part for part in (stage[0].replace(".", "-"), stage[1]) if part)
-    lines = [
-        line
-        for file in folder.glob(f".scratch/stages/{name}/*/completions*.journal")
-        for line in file.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n")
-    ]
-    assert len({json.loads(line)["key"] for line in lines}) == len(lines)
-    return len(lines)
-
-
-def killed(bench: Workbench, folder: Path, stage: Place, **more: object) -> Ran:
-    """Run a stage that is killed on its way."""
-    ran = bench.forks.run(folder, *stage, **more)
-    assert ran.signal == signal.SIGKILL, ran.stderr
-    return ran
 
 
 def test_reflect_rl_02_a_teachers_questions_become_tasks_and_are_counted(unbroken: dict[Place, Unbroken]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
@@ -16,28 +15,15 @@ import pytest
 
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.records import Pair, read_jsonl
-from tests.pipeline.workbench import Ran, Workbench, published
+from tests.pipeline.workbench import Place, Ran, Unbroken, Workbench, kept_by, killed, published
 
 pytestmark = pytest.mark.timeout(600)
 
-Place = tuple[str, str]
 PLAY, TRAIN = ("spin.generate", "iter0"), ("spin.finetune", "iter0")
 PAIRS, STEPS, SAVE_STEPS = 6, 6, 2
 TOLD = 1
 """Before the first step the trainer tells once that the opponent has scored; ``step`` counts it too."""
-JOURNALS = {PLAY: "completions*.journal", TRAIN: "opponent/*/*.jsonl"}
-
-
-@dataclass(frozen=True)
-class Unbroken:
-    """A whole run: what it published, and how often it did what."""
-
-    files: dict[str, bytes]
-    ran: Ran
-
-    def count(self, word: str) -> int:
-        """How many units of a kind it did."""
-        return self.ran.log.count(word)
+SCORES = "opponent/*/*.jsonl"
 
 
 def bench_for(bench: Workbench, stage: Place, folder: Path) -> Path:
@@ -64,24 +50,10 @@ def unbroken(spin_bench: Workbench, tmp_path_factory: pytest.TempPathFactory) ->
     return runs
 
 
-def kept_by(folder: Path, stage: Place) -> int:
-    """Whole entries of a stage's journals."""
-    name = f"{stage[0].replace('.', '-')}-{stage[1]}"
-    lines = [
-        line
-        for file in folder.glob(f".scratch/stages/{name}/*/{JOURNALS[stage]}")
-        for line in file.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n")
-    ]
-    assert len({json.loads(line)["key"] for line in lines}) == len(lines)
-    return len(lines)
-
-
-def killed(bench: Workbench, folder: Path, stage: Place, **more: object) -> Ran:
+def killed_early(bench: Workbench, folder: Path, stage: Place, **more: object) -> Ran:
     """Run a stage that is killed on its way; nothing is published by half."""
     before = published(folder)
-    ran = bench.forks.run(folder, *stage, **more)
-    assert ran.signal == signal.SIGKILL, ran.stderr
+    ran = killed(bench, folder, stage, **more)
     assert published(folder) == before
     return ran
 
@@ -105,7 +77,7 @@ def test_spin_51_self_play_killed_at_a_reply_resumes_and_ends_with_the_same_byte
     whole = unbroken[PLAY]
     count = -back if back < 0 else whole.count("journaled") - back
     folder = bench_for(spin_bench, PLAY, tmp_path / "bench")
-    first = killed(spin_bench, folder, PLAY, kill={"at": "journal", "count": count, "when": when})
+    first = killed_early(spin_bench, folder, PLAY, kill={"at": "journal", "count": count, "when": when})
     kept = kept_by(folder, PLAY)
     assert kept == (count if when == "after" else count - 1)
     assert first.log.count("computed") - kept <= 1  # at most one reply is lost
@@ -119,8 +91,8 @@ def test_spin_41_killed_while_the_opponent_scores_no_pair_is_scored_twice(
     spin_bench: Workbench, tmp_path: Path, unbroken: dict[Place, Unbroken], count: int, when: str
 ) -> None:
     folder = bench_for(spin_bench, TRAIN, tmp_path / "bench")
-    killed(spin_bench, folder, TRAIN, kill={"at": "journal", "count": count, "when": when})
-    kept = kept_by(folder, TRAIN)
+    killed_early(spin_bench, folder, TRAIN, kill={"at": "journal", "count": count, "when": when})
+    kept = kept_by(folder, TRAIN, SCORES)
     assert kept == (count if when == "after" else count - 1)
     again = spin_bench.forks.run(folder, *TRAIN)
     assert (again.code, published(folder)) == (0, unbroken[TRAIN].files)
@@ -144,7 +116,7 @@ def test_spin_51_training_killed_redoes_at_most_one_save_interval_and_ends_with_
     steps: int,
 ) -> None:
     folder = bench_for(spin_bench, TRAIN, tmp_path / "bench")
-    first = killed(spin_bench, folder, TRAIN, kill=kill)
+    first = killed_early(spin_bench, folder, TRAIN, kill=kill)
     again = spin_bench.forks.run(folder, *TRAIN)
     assert (again.code, published(folder)) == (0, unbroken[TRAIN].files)
     assert again.log.count("step") == steps
@@ -175,7 +147,7 @@ def test_spin_34_a_killed_shard_of_self_play_is_finished_by_the_stage(
     whole = unbroken[PLAY]
     folder = bench_for(spin_bench, PLAY, tmp_path / "bench")
     shard = {"SELFIMPROVE_SHARD": "0/2"}
-    killed(spin_bench, folder, PLAY, env=shard, kill={"at": "journal", "count": 3, "when": "torn"})
+    killed_early(spin_bench, folder, PLAY, env=shard, kill={"at": "journal", "count": 3, "when": "torn"})
     merged = spin_bench.forks.run(folder, *PLAY)
     assert (merged.code, merged.log.count("computed")) == (0, whole.count("computed") - 2)
     assert published(folder) == whole.files

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -187,3 +188,40 @@ def published(folder: Path) -> dict[str, bytes]:
         for path in sorted((folder / top).rglob("*"))
         if path.is_file()
     }
+
+
+Place = tuple[str, str]
+"""A stage's script, and its item."""
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """A whole run: what it published, how often it did what, and the calls that it made to an endpoint."""
+
+    files: dict[str, bytes]
+    ran: Ran
+    calls: int = 0
+
+    def count(self, word: str) -> int:
+        """How many units of a kind it did."""
+        return self.ran.log.count(word)
+
+
+def killed(bench: Workbench, folder: Path, stage: Place, **more: Any) -> Ran:
+    """Run a stage that is killed on its way."""
+    ran = bench.forks.run(folder, *stage, **more)
+    assert ran.signal == signal.SIGKILL, ran.stderr
+    return ran
+
+
+def kept_by(folder: Path, stage: Place, journals: str = "completions*.journal") -> int:
+    """Whole entries of a stage's journals."""
+    name = "-".join(part for part in (stage[0].replace(".", "-"), stage[1]) if part)
+    lines = [
+        line
+        for file in folder.glob(f".scratch/stages/{name}/*/{journals}")
+        for line in file.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n")
+    ]
+    assert len({json.loads(line)["key"] for line in lines}) == len(lines)
+    return len(lines)
