@@ -11,8 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from selfimprove.envs.enumerated import make_enumerated, oracle_label
 from selfimprove.envs.kitchen import Kitchen
 from selfimprove.envs.kitchen_things import KINDS
 from selfimprove.methods.reflect_rl.params import EnvParams
+from tests.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
 
@@ -59,15 +58,6 @@ def cmdline(process: psutil.Process) -> list[str]:
         return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
     except psutil.NoSuchProcess:
         return []
-
-
-def gone(pid: int, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize("task", [*range(6), *range(6000, 6006)])
@@ -415,18 +405,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
 def test_reflect_rl_33_no_process_is_left_however_its_owner_ends(end):
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    )
-    assert owner.stdout is not None
-    pid = int(owner.stdout.readline())
-    if end in ("idle", "busy"):
-        assert psutil.pid_exists(pid)
-        time.sleep(0.3)
-        owner.kill()
-    assert owner.wait(timeout=60) == {"raises": 1, "exits": 3}.get(end, -signal.SIGKILL)
-    assert gone(pid)
-    owner.stdout.close()
+    assert gone(child_of(OWNER, end))
 
 
 def test_reflect_rl_33_games_that_nobody_needs_make_room(process):

@@ -9,9 +9,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +25,7 @@ from selfimprove.envs.sciworld import INSTRUCTION, SciWorld, SciWorldWorld, outc
 from selfimprove.envs.sciworld_games import GAMES, TASKS, Game
 from selfimprove.envs.sciworld_jvm import JvmPool
 from tests.envs.agentgym_servers import our_server
+from tests.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
 
@@ -56,15 +54,6 @@ def java_of(pid: int) -> list[int]:
     """Java processes that were started by ``pid``."""
     found = psutil.Process(pid).children(recursive=True)
     return [child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE and child.name() == "java"]
-
-
-def gone(pid: int, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def play(env: SciWorld, task_id: int, actions: list[str]) -> list[str | Step]:
@@ -404,18 +393,7 @@ time.sleep(60)
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
 def test_agent_r_36_no_java_is_left_however_its_owner_ends(end):
     """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
-    )
-    assert owner.stdout is not None
-    pid = int(owner.stdout.readline())
-    if end in ("idle", "busy"):
-        assert psutil.pid_exists(pid)
-        time.sleep(0.3)
-        owner.kill()
-    assert owner.wait(timeout=60) == {"raises": 1, "exits": 3}.get(end, -signal.SIGKILL)
-    assert gone(pid)
-    owner.stdout.close()
+    assert gone(child_of(OWNER, end))
 
 
 def test_agent_r_36_java_that_does_not_start_is_told(monkeypatch, tmp_path):

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from selfimprove.pipeline import warm
+from tests.processes import gone
 from tests.repo_copy import ROOT
 
 CLIENT = (
@@ -33,15 +33,6 @@ def start(folder: Path, work: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "selfimprove.pipeline.warm", sys.executable, "client.py", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green"}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within half a minute."""
-    for _ in range(300):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_arguments_environment_folder_output_and_exit_code_are_the_stages_own(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.envs.agent import EnvError
 from selfimprove.envs.enumerated import EnumeratedEnv, oracle_label
-from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
 from selfimprove.methods.reflect_rl.params import Agent as AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
 from selfimprove.records import Message, Status
@@ -156,8 +156,3 @@ async def play_agent(
         seed=f"{key.run}/{key.task}",
         error=error,
     )
-
-
-def episode_id(env: str, task: int, level: str, episode: int) -> str:
-    """As ``rollout.play`` names episodes."""
-    return f"{env}-{task}" + (f"-{level}" if level else "") + f"-{episode}"

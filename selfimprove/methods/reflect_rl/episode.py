@@ -93,3 +93,8 @@ def details(episode: RLEpisode, taken: Sequence[Decision], beta: float) -> list[
         }
         for number, (step, value) in enumerate(zip(episode.steps, q, strict=True))
     ]
+
+
+def episode_id(env: str, task: int, level: str, episode: int) -> str:
+    """An episode's name: the environment, the task, the curriculum's level if there is one, and the draw."""
+    return f"{env}-{task}" + (f"-{level}" if level else "") + f"-{episode}"

@@ -13,7 +13,7 @@ from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.agent import EnvError
 from selfimprove.envs.enumerated import EnumeratedEnv, Played, State
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,
     Markers,
@@ -78,7 +78,7 @@ async def play(
     except (EngineError, EnvError) as failure:
         status, error = "blocked", str(failure)
     return RLEpisode(
-        id=f"{env.name}-{task}" + (f"-{level}" if level else "") + f"-{episode}",
+        id=episode_id(env.name, task, level, episode),
         env=env.name,
         task_id=task,
         level=level,
