@@ -54,3 +54,6 @@ class LibraryEngine:
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
         """Whether prompt and answer fit the context."""
         return len(self._chat.encode(messages, add_generation_prompt=True).ids) + max_tokens <= self._context
+
+    def forget_prefixes(self) -> None:
+        """It remembers none."""

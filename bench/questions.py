@@ -13,15 +13,13 @@ One model in all, warm-started on the expert's trajectories, so that rounds have
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.library import LibraryEngine
-from bench.rates import print_rates
+from bench.rates import Run, answer_all, keep_best, print_rates, timed
 from bench.recorded import Recorded
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.factory import make_engine
@@ -83,17 +81,19 @@ def measure(
         panel = material.panels["test"]
         library = LibraryEngine(model, CONTEXT)
         many, single = Recorded(_engine(model, slots, threads, threads)), _engine(model, 1, 1, threads)
-        best: dict[str, _Run] = {}
+        best: dict[str, Run] = {}
         finished = 0.0
         for _ in range(rounds):
             many.asked.clear()
-            episodes, run = _timed(many, _play(panel, tools, many))
+            episodes, run = timed(many, _play(panel, tools, many))
             finished = sum(episode.finished for episode in episodes) / len(episodes)
-            _keep(best, "play", run)
-            _keep(best, "one at a time", _timed(single, _play(panel[:single_questions], tools, single, at_once=1))[1])
+            keep_best(best, "play", run)
+            keep_best(
+                best, "one at a time", timed(single, _play(panel[:single_questions], tools, single, at_once=1))[1]
+            )
             alone = _play(panel[:single_questions], tools, library, at_once=1)
-            _keep(best, "library one at a time", _timed(library, alone)[1])
-            _keep(best, "engine", _timed(many.inner, _all(many.inner, many.asked))[1])
+            keep_best(best, "library one at a time", timed(library, alone)[1])
+            keep_best(best, "engine", timed(many.inner, answer_all(many.inner, many.asked))[1])
         tools.close()
         for engine in (many, single):
             asyncio.run(engine.close())
@@ -133,39 +133,10 @@ def warm_started(material: Material, folder: Path, *, threads: int, epochs: floa
     return folder / "model"
 
 
-@dataclass(frozen=True)
-class _Run:
-    seconds: float
-    tokens: int
-    occupancy: float
-
-
-def _keep(best: dict[str, _Run], name: str, run: _Run) -> None:
-    if name not in best or run.tokens / run.seconds > best[name].tokens / best[name].seconds:
-        best[name] = run
-
-
 def _play(panel: Sequence[Question], tools: Any, engine: Any, at_once: int | None = None) -> Coroutine[Any, Any, Any]:
     games = list(enumerate(panel))
     one = lambda game: play(game[1], game[0], tools, engine, CFG, 0, form=FORM)  # noqa: E731
     return play_all(games, one, concurrency=at_once or len(games))
-
-
-async def _all(engine: Any, requests: Sequence[Any]) -> None:
-    await asyncio.gather(*(engine.generate(request) for request in requests))
-
-
-def _timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, _Run]:
-    """Do it, from a cold prefix cache: the result, and what the engine counted meanwhile."""
-    getattr(engine, "forget_prefixes", lambda: None)()
-    stats = engine.stats
-    tokens, busy, steps = stats.generated_tokens, stats.busy_slot_steps, stats.slot_steps
-    began = time.perf_counter()
-    result = asyncio.run(work)
-    seconds, stats = time.perf_counter() - began, engine.stats
-    return result, _Run(
-        seconds, stats.generated_tokens - tokens, (stats.busy_slot_steps - busy) / max(1, stats.slot_steps - steps)
-    )
 
 
 def _engine(folder: Path, slots: int, replicas: int, threads: int) -> Any:

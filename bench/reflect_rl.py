@@ -22,9 +22,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-from bench.rates import print_rates
+from bench.rates import answer_all, print_rates
 from bench.recorded import Recorded
-from selfimprove.engines.base import EngineStats, Request
+from selfimprove.engines.base import EngineStats
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.remembering import RememberingEngine
 from selfimprove.envs.enumerated import EnumeratedEnv
@@ -140,7 +140,8 @@ def _ours_and_engine(
         bare = [_engine(models[name], slots) for name in ("reflector", "policy")]
         group.gather(None)
         halves = [
-            _timed([one], _all(one, asked))[1] for one, asked in zip(bare, (reflector.asked, policy.asked), strict=True)
+            _timed([one], answer_all(one, asked))[1]
+            for one, asked in zip(bare, (reflector.asked, policy.asked), strict=True)
         ]
         total = _Run(sum(half.seconds for half in halves), sum(half.tokens for half in halves))
         engine.append(_together(group, total))
@@ -189,10 +190,6 @@ def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: floa
 class _Run:
     seconds: float
     tokens: int
-
-
-async def _all(engine: Any, requests: Sequence[Request]) -> None:
-    await asyncio.gather(*(engine.generate(request) for request in requests))
 
 
 def _timed(engines: Sequence[Any], work: Coroutine[Any, Any, T]) -> tuple[T, _Run]:

@@ -57,7 +57,7 @@ _held: dict[str, Any] = {}
 def measure(
     model_dir: Path | None = None,
     *,
-    episodes: int = 320,
+    episodes: int = 640,
     slots: int = 64,
     batches: tuple[int, ...] = (32, 64, 128),
     rounds: int = 2,
@@ -92,7 +92,7 @@ def measure(
         make = partial(_Rollouts, model_dir, threads=threads)
         many, single = make(slots=slots), make(slots=1, replicas=1)
         flat_out = {size: many if size == slots else make(slots=size) for size in sorted({*batches, slots})}
-        few, some = range(max(2, episodes // 40)), range(min(episodes, max(batches)))
+        few, some = range(max(2, episodes // 80)), range(min(episodes, max(batches)))
         many.play(range(episodes))  # which also tells what the raw engine is to be asked
         requests = list(many.asked)
         lengths = many.typical_lengths(episodes)

@@ -14,15 +14,13 @@ real ends, and the same engine:
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.rates import print_rates
+from bench.rates import Run, answer_all, keep_best, print_rates, timed
 from bench.recorded import Recorded
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
@@ -77,21 +75,23 @@ def measure(
         single = _engine(folder, slots=1, threads=threads)
         tasks = _tasks(env)[DEMONSTRATIONS : DEMONSTRATIONS + trees]
         snapshots, rebuilt = EmbeddedWorld(env), Rebuilt(env)
-        best: dict[str, _Run] = {}
-        grown: list[Tree] = []
+        best: dict[str, Run] = {}
+        grown, few = list[Tree](), list[Tree]()
         for _ in range(rounds):
             many.asked.clear()
             grown, run = _grow(many, snapshots, tasks, at_once=len(tasks))
-            _keep(best, "search", run)
-            _keep(best, "original", _grow(OneByOne(single), rebuilt, tasks[:original_trees], at_once=1)[1])
-            _keep(best, "engine", _timed(many.inner, [many.inner.generate(request) for request in many.asked])[1])
-    nodes = {name: best[name].nodes / best[name].seconds for name in ("search", "original")}
+            keep_best(best, "search", run)
+            few, run = _grow(OneByOne(single), rebuilt, tasks[:original_trees], at_once=1)
+            keep_best(best, "original", run)
+            keep_best(best, "engine", timed(many.inner, answer_all(many.inner, many.asked))[1])
+    counts = {"search": _nodes(grown), "original": _nodes(few)}
+    nodes = {name: count / best[name].seconds for name, count in counts.items()}
     tokens = {name: run.tokens / run.seconds for name, run in best.items()}
     reused, occupancy = best["search"].reused, best["search"].occupancy
     return {
         "threads": threads,
         "trees": len(tasks),
-        "nodes": best["search"].nodes,
+        "nodes": counts["search"],
         "slots": slots,
         "nodes_per_second": {name: round(rate, 1) for name, rate in nodes.items()},
         "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
@@ -162,45 +162,16 @@ class OneByOne(Recorded):
         return [(await self.inner.generate(single))[0] for single in singles]
 
 
-@dataclass(frozen=True)
-class _Run:
-    seconds: float
-    tokens: int
-    reused: float
-    occupancy: float
-    nodes: int = 0
-
-
-def _keep(best: dict[str, _Run], name: str, run: _Run) -> None:
-    if name not in best or run.tokens / run.seconds > best[name].tokens / best[name].seconds:
-        best[name] = run
-
-
-def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> tuple[list[Tree], _Run]:
-    """Grow a tree a task; the nodes counted are the expansions' (roots are free)."""
+def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> tuple[list[Tree], Run]:
+    """Grow a tree a task."""
     grow = play_all(tasks, lambda task: search(task, world, engine, CFG, 0), concurrency=at_once)
-    (trees,), run = _timed(engine, [grow])
-    return trees, replace(run, nodes=sum(len(tree.nodes) - 1 for tree in trees))
+    trees, run = timed(engine, grow)
+    return trees, run
 
 
-def _timed(engine: Any, work: Sequence[Awaitable[Any]]) -> tuple[list[Any], _Run]:
-    """Do everything at once, from a cold prefix cache: results, and what the engine counted meanwhile."""
-
-    async def everything() -> list[Any]:
-        return list(await asyncio.gather(*work))
-
-    engine.forget_prefixes()
-    before, began = replace(engine.stats), time.perf_counter()
-    results = asyncio.run(everything())
-    seconds, after = time.perf_counter() - began, engine.stats
-    prompts = after.prompt_tokens - before.prompt_tokens
-    steps = after.slot_steps - before.slot_steps
-    return results, _Run(
-        seconds=seconds,
-        tokens=after.generated_tokens - before.generated_tokens,
-        reused=(after.cached_prompt_tokens - before.cached_prompt_tokens) / prompts,
-        occupancy=(after.busy_slot_steps - before.busy_slot_steps) / steps,
-    )
+def _nodes(trees: Sequence[Tree]) -> int:
+    """The expansions' (roots are free)."""
+    return sum(len(tree.nodes) - 1 for tree in trees)
 
 
 def _engine(folder: Path, *, slots: int, threads: int) -> Any:
