@@ -45,7 +45,7 @@ def measure(
     experts: int = 1500,
     single_questions: int = 8,
     slots: int = 128,
-    rounds: int = 2,
+    rounds: int = 4,
     threads: int = 2,
     epochs: float = 3,
 ) -> dict[str, Any]:

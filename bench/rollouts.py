@@ -45,6 +45,8 @@ from selfimprove.records import Episode, Message
 from selfimprove.seeds import SeedKey, rng
 
 SHORTEST, LONGEST = 24, 72
+NOISE = 0.05
+"""Between two timings of the same work: the rollouts may seem so much faster than the bare engine, and no more."""
 CONTEXT = 352
 
 Lengths = tuple[int, int, int, int]
@@ -60,7 +62,7 @@ def measure(
     episodes: int = 640,
     slots: int = 64,
     batches: tuple[int, ...] = (32, 64, 128),
-    rounds: int = 2,
+    rounds: int = 3,
     threads: int = 1,
 ) -> dict[str, Any]:
     """Tokens per second of every way, and the ratios between them.
@@ -76,7 +78,7 @@ def measure(
     Returns:
         ``tokens_per_second`` by way; ``of_raw_engine``, ``of_limit``, ``of_lockstep``, ``of_generate``,
         ``over_one_at_a_time`` (our engine), ``over_library_one_at_a_time`` (``model.generate``): the rollouts' rate
-        over each (the first two have 1.0 as their limit);
+        over each (the first two can't exceed 1.0, the first but for ``NOISE``);
         ``generate_of_limit``; ``occupancy`` (all steps) and ``occupancy_until_tail`` (until 90 % of the episodes are
         done), both shares of busy slots; ``valid``: whether no share exceeds 1.0, since a measurement above the limit
         is wrong.
@@ -138,7 +140,7 @@ def measure(
         "over_library_one_at_a_time": round(rate / rates["library one at a time"], 2),
         "occupancy": round(occupancy, 4),
         "occupancy_until_tail": round(until_tail, 4),
-        "valid": max(of_raw, of_limit, occupancy, until_tail) <= 1.0,
+        "valid": max(of_limit, occupancy, until_tail) <= 1.0 and of_raw <= 1 + NOISE,
     }
 
 

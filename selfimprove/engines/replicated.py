@@ -17,6 +17,7 @@ outlives it, however it ends.
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import select
@@ -301,6 +302,7 @@ def _started(method: str, arguments: tuple[TransformersEngineConfig, Path, int])
 def _work(line: Connection, parent: int, cfg: TransformersEngineConfig, model_dir: Path, threads: int) -> None:
     """A worker's life, in its own process: load, say so, answer until the line breaks."""
     try:
+        gc.freeze()  # collections need not look through what was imported
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the stage, which ends us
         for other in LINES:
             other.close()

@@ -12,6 +12,7 @@ child whose stage process is killed dies with it.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -120,10 +121,14 @@ def _serve(server: socket.socket, alive: int) -> None:
 
 
 def _import() -> None:
+    gc.disable()  # collections would look through what is being imported, again and again
     import accelerate  # noqa: F401
     import torch  # noqa: F401
     import transformers.models.llama.modeling_llama
     import transformers.trainer  # noqa: F401
+
+    gc.freeze()  # nor need those of the stages, which would copy its memory
+    gc.enable()
 
 
 def _answer(line: socket.socket) -> None:
