@@ -282,8 +282,9 @@ def _text(name: EnvName, params: Path) -> TextGame:
 
 def _labelled(name: EnvName, params: Path) -> EnumeratedEnv:
     from selfimprove.envs.enumerated import make_enumerated
+    from selfimprove.envs.enumerated_params import EnvParams
     from selfimprove.envs.kitchen_things import KINDS
-    from selfimprove.methods.reflect_rl.params import EnvParams, ReflectRLParams
+    from selfimprove.methods.reflect_rl.params import ReflectRLParams
     from selfimprove.pipeline.params import load_section, read_yaml
 
     values = read_yaml(params)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.params import EnvParams
 from selfimprove.play import Model, Outcome, Person, chance, expert, load_engine, make_policy, play
 from selfimprove.play_games import ENVS, LabelledGame, make_game, plain
 from tests.tiny import make_tiny_model

@@ -45,7 +45,7 @@ from selfimprove.envs.kitchen_things import KINDS, Kind
 from selfimprove.errors import UserError
 
 if TYPE_CHECKING:
-    from selfimprove.methods.reflect_rl.params import EnvParams
+    from selfimprove.envs.enumerated_params import EnvParams
 
 T = TypeVar("T")
 LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from selfimprove.errors import UserError
 
 if TYPE_CHECKING:
-    from selfimprove.methods.reflect_rl.params import EnvParams
+    from selfimprove.envs.enumerated_params import EnvParams
 
 LabelSet = Literal["full", "single"]
 LABELS: Mapping[LabelSet, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ from selfimprove.errors import UserError
 from selfimprove.seeds import rng
 
 if TYPE_CHECKING:
-    from selfimprove.methods.reflect_rl.params import EnvParams
+    from selfimprove.envs.enumerated_params import EnvParams
 
 TASKS_FILE = "tasks.json"
 

@@ -22,7 +22,7 @@ from selfimprove.errors import UserError
 from selfimprove.seeds import rng
 
 if TYPE_CHECKING:
-    from selfimprove.methods.reflect_rl.params import EnvParams
+    from selfimprove.envs.enumerated_params import EnvParams
 
 _HELPED = ("That helped.", "So far so good.", "One step is done.")
 _WRONG = ("The last command did not help.", "That brought nothing.", "That was not needed.")

@@ -23,9 +23,9 @@ from selfimprove.envs.alfworld import AlfWorld, _process
 from selfimprove.envs.alfworld_games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld_process import PYTHON, AlfWorldProcess, GameFailed, ProcessGone
 from selfimprove.envs.enumerated import make_enumerated, oracle_label
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.kitchen import Kitchen
 from selfimprove.envs.kitchen_things import KINDS
-from selfimprove.methods.reflect_rl.params import EnvParams
 from tests.processes import child_of, gone
 
 pytestmark = pytest.mark.backend

@@ -11,11 +11,11 @@ from selfimprove.envs.alfworld_games import Blacklist, DownloadedGames, Generate
 from selfimprove.envs.alfworld_pddl import goal_formula, problem
 from selfimprove.envs.alfworld_process import AlfWorldProcess
 from selfimprove.envs.alfworld_worker import named
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.kitchen import Kitchen
 from selfimprove.envs.kitchen_games import make_game
 from selfimprove.envs.kitchen_things import KINDS, Goal
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.params import EnvParams
 
 
 @pytest.mark.parametrize("task", range(0, 600, 7))

@@ -18,10 +18,10 @@ import selfimprove.envs.enumerated_taxi as taxi_module
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, Last, label_ids, make_enumerated, oracle_label
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, level_names
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.enumerated_taxi import INSTRUCTION, LEVELS, EnumeratedTaxi, obstacles
 from selfimprove.envs.taxi_grid import ACTIONS, best_action, distances, moves, place, starts
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.params import EnvParams
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 

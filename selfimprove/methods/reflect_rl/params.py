@@ -14,15 +14,13 @@ from selfimprove.engines.config import (
     VllmEngineConfig,
 )
 from selfimprove.envs.autoexplore.asking import Asking
-from selfimprove.envs.enumerated import LabelSet
-from selfimprove.envs.kitchen_things import Kind
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.rl_config import ActingParams, RLParams
 
-EnvName = Literal["taxi", "autoexplore", "alfworld"]
 DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
 DATA_SETS: tuple[DataSet, ...] = (
     "sft",
@@ -31,48 +29,6 @@ DATA_SETS: tuple[DataSet, ...] = (
     "sft_reflection_positive",
     "sft_policy_positive",
 )
-
-
-class EnvParams(Section):
-    """Where the episodes are played, and how actions are listed (spec §2)."""
-
-    name: EnvName = "taxi"
-    horizon: int = Field(default=15, ge=1, description="actions of an episode, at most")
-    labels: LabelSet = Field(
-        default="full", description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers of single digits"
-    )
-    shuffle_action: bool = Field(default=False, description="draw labels anew at each state; taxi ignores it")
-    curriculum_index: int = Field(default=-1, ge=-1, description="only this level; -1: all")
-    seed: int = Field(default=0, ge=0, description="of repositories, questions, kitchens, labels and left-out entries")
-    mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="taxi: without a level")
-    with_history: bool = Field(default=False, description="taxi: show the map after every action")
-    repos: str | None = Field(
-        default=None, description="autoexplore: a repository or a folder of some; null: packages of this machine"
-    )
-    packages: int = Field(default=12, ge=1, description="autoexplore: how many packages of this machine")
-    min_files: int = Field(default=5, ge=1, description="autoexplore: a package has at least so many files to explore")
-    max_files: int = Field(default=300, ge=1, description="autoexplore: and at most so many")
-    files_per_repo: int = Field(default=100, ge=1, description="autoexplore: questions are about so many files at most")
-    per_file: int = Field(default=2, ge=1, description="autoexplore: questions about a file, at most")
-    max_level: int = Field(default=2, ge=0, description="autoexplore: folders deep, at most")
-    leaveout_prob: float = Field(default=0.5, ge=0, le=1, description="autoexplore: in training; evaluation has 0")
-    easy: bool = Field(default=False, description='autoexplore: the task is "Find <path>"')
-    first_step: bool = Field(default=False, description="autoexplore: a bandit, only the first command counts")
-    union_targets: bool = Field(default=False, description="autoexplore: what teachers identified is right as well")
-    keyword_costs: dict[str, float] = Field(
-        default={}, description="autoexplore: further costs by a result's first word, as {Error: 2, Warning: 1}"
-    )
-    merge_first_two: bool = Field(default=False, description="autoexplore: the two shallowest levels are one")
-    merge_after_first_k: int = Field(default=3, ge=1, description="autoexplore: all levels after these are one")
-    kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="alfworld: which goals")
-    thing: str | None = Field(default="tomato", description="alfworld: the goal's thing; null: any")
-    place: str | None = Field(default="microwave", description="alfworld: the goal's place; null: any")
-    backend: Literal["kitchen", "textworld"] = Field(
-        default="kitchen", description="alfworld: built in, or ALFWorld itself (make env-alfworld)"
-    )
-    games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
-    step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
-    blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
 
 
 class TaskParams(Section):

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from selfimprove.envs.autoexplore.tasks import Task, filter_tasks, reachable, read_tasks
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
 from selfimprove.envs.enumerated_autoexplore import repositories, template_tasks
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.params import EnvParams, TaskParams
+from selfimprove.methods.reflect_rl.params import TaskParams
 from selfimprove.records import read_rows
 from selfimprove.seeds import rng
 
