@@ -25,8 +25,9 @@ from bench.recorded import Recorded
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
+from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.make import make_agent_env
-from selfimprove.methods.agent_r.params import EnvParams, SearchParams
+from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import demonstrate, texts
 from selfimprove.methods.agent_r.tree import Tree

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, World
 
 if TYPE_CHECKING:
+    from selfimprove.envs.agent_params import EnvParams
     from selfimprove.envs.sciworld_jvm import JvmPool
     from selfimprove.envs.textcraft_recipes import RecipeBook
-    from selfimprove.methods.agent_r.params import EnvParams
 
 
 def make_agent_env(params: EnvParams) -> AgentEnv:

@@ -14,10 +14,11 @@ import typer
 import uvicorn
 
 from selfimprove.cli import run
+from selfimprove.envs.agent_params import EnvName
 from selfimprove.envs.agentgym_dialects import DIALECTS
 from selfimprove.envs.agentgym_server import close_env, listen, make_app
 from selfimprove.envs.make import make_agent_env
-from selfimprove.methods.agent_r.params import AgentRParams, EnvName
+from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.pipeline.params import load_section, read_yaml
 
 app = typer.Typer(add_completion=False)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from selfimprove.envs.agent import EmbeddedWorld, World
+from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.errors import UserError
-from selfimprove.methods.agent_r.params import EnvParams
 
 PARAMS = Path("profiles/default.yaml")
 RECIPE = {

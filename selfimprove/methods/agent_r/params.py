@@ -7,28 +7,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
+from selfimprove.envs.agent_params import EnvParams
 from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
-EnvName = Literal["textcraft", "webshop", "sciworld"]
 Judge = Literal["actor", "scripted"]
 JudgeStyle = Literal["full", "short"]
-
-
-class EnvParams(Section):
-    """Where the episodes are played: embedded, or on any server that speaks AgentGym's protocol."""
-
-    name: EnvName = "textcraft"
-    server: str | None = Field(default=None, description="http://host:port of an AgentGym server; null: embedded")
-    server_concurrency: int = Field(default=32, ge=1, description="environments held open on the server")
-    server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
-    recipes: str | None = Field(default=None, description="textcraft: a recipe file or folder; null: the embedded book")
-    seed: int = Field(default=42, ge=0, description="textcraft: seed of the distractors and of their order")
-    products: int = Field(default=1000, ge=300, description="webshop: size of the generated catalogue")
-    catalogue_seed: int = Field(default=233, ge=0, description="webshop: seed of the catalogue and of its goals")
-    jvms: int = Field(default=2, ge=1, description="sciworld: Java processes kept in the pool")
-    map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one (spec §2)")
 
 
 class GameParams(Section):

@@ -9,11 +9,12 @@ import pytest
 from selfimprove.engines.base import EngineError, Request
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import Game, games
-from selfimprove.methods.reflect_rl.params import Agent, EnvParams, EvaluateParams
+from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
 from selfimprove.seeds import SeedKey
 

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from selfimprove.envs.enumerated import State, make_enumerated
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.taxi import ACTION_LIST
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.convert import convert, figures, texts
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
-from selfimprove.methods.reflect_rl.params import DATA_SETS, EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.params import DATA_SETS, GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, reflection_prompt
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
 

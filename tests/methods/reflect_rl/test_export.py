@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from selfimprove.envs.autoexplore.tasks import read_tasks
 from selfimprove.envs.enumerated import State, make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.export import app, from_text, to_text
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
-from selfimprove.methods.reflect_rl.params import EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
 from selfimprove.methods.reflect_rl.tasks import to_rows, write_tasks
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher

@@ -14,10 +14,11 @@ from selfimprove.engines.journaled import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.enumerated import EnumeratedEnv, make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.taxi_grid import ACTIONS
 from selfimprove.methods.reflect_rl.convert import convert
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
-from selfimprove.methods.reflect_rl.params import EnvParams, GenerateParams
+from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from selfimprove.methods.reflect_rl.teacher import (
