@@ -113,7 +113,7 @@ class Decoder:
             self.slots = Rows(shape, slots, context, self._weight)
             self.reading = Rows(shape, prefill_rows, whole, self._weight)
             self._columns = torch.arange(whole, device=self._weight.device)
-            self._logits = torch.zeros(slots, len(self._weight), device=self._weight.device)
+            self._logits = torch.zeros(max(slots, prefill_rows), len(self._weight), device=self._weight.device)
         self._forward: Forward = Llama.of(model, context) or Module(model)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
@@ -138,7 +138,8 @@ class Decoder:
             ends: by row, the place in the block at which its prompt ends.
 
         Returns:
-            With ``ends``, next-token logits [rows, vocabulary] (float32) there; what other rows hold means nothing.
+            With ``ends``, next-token logits [prefill rows, vocabulary] (float32) there; what other rows hold means
+            nothing.
         """
         count = self.reading_shapes.rows(max(row for row, _, _ in work) + 1)
         ids, starts = self._pad[:count].copy(), np.zeros(count, dtype=np.int64)
@@ -153,7 +154,7 @@ class Decoder:
             last[list(ends)] = torch.tensor(list(ends.values()), device=self.device)
         with torch.inference_mode():
             logits = self._forward.read(self.reading, *self._aim(self.reading, ids, positions, width), last)
-        return None if logits is None else logits.float()
+            return None if logits is None else self._all_rows(logits.float(), len(self._pad))
 
     def step(self, ids: np.ndarray, positions: np.ndarray, busy: np.ndarray) -> torch.Tensor:
         """Next-token logits [slots, vocabulary] (float32) after feeding every busy slot one token.
@@ -167,11 +168,14 @@ class Decoder:
         with torch.inference_mode():
             at = ids[:count, None], positions[:count, None]
             logits = self._forward.step(self.slots, *self._aim(self.slots, *at, width)).float()
-            if count == len(ids):
-                return logits
-            # Drawing keeps one shape.
-            self._logits[:count] = logits
-            return self._logits
+            return self._all_rows(logits, len(ids))
+
+    def _all_rows(self, logits: torch.Tensor, rows: int) -> torch.Tensor:
+        """The first rows' logits among ``rows``: what draws from them keeps one shape, and with it its bits."""
+        if len(logits) == rows:
+            return logits
+        self._logits[: len(logits)] = logits
+        return self._logits[:rows]
 
     def _aim(
         self, rows: Rows, ids: np.ndarray, positions: np.ndarray, width: int
@@ -194,6 +198,10 @@ class Decoder:
         fewer, narrow = range(part, count, part), [width for width in narrow if width >= tokens]
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
             return Shapes([*fewer, count], [*narrow, full])
+        if torch.get_num_threads() > 1:
+            # Threads share an operation's elements out by their number: with fewer rows other elements lie at the edges
+            # of the shares, where a last bit may differ, in rows too rare for a trial to meet.
+            fewer = range(0)
         draw = np.random.default_rng(0)
         ids = draw.integers(0, len(self._weight), (count, tokens))
 
