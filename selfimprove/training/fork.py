@@ -25,6 +25,7 @@ import torch.distributed
 
 from selfimprove.errors import UserError
 from selfimprove.training.job import Progress
+from selfimprove.training.shared_sum import SharedSum
 
 ORPHANED = 3
 LAST_WORDS_SECONDS = 5.0
@@ -36,12 +37,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Place:
-    """Which of how many processes one is, its threads, and the file by which they find each other."""
+    """Which of how many processes one is, its threads, and by what they find each other and add up."""
 
     rank: int
     world: int
     threads: int
     meeting: Path
+    sums: SharedSum
 
 
 @dataclass
@@ -55,7 +57,9 @@ class _Process:
 def run_forked(
     work: Callable[[Progress], T], *, processes: int, threads: int, folder: Path, progress: Progress | None = None
 ) -> T:
-    """``work`` by several processes at once, joined as one torch.distributed group (gloo); what the first returns.
+    """``work`` by several processes at once; what the first returns.
+
+    They are joined as one torch.distributed group (gloo), and by ``shared_sum.current``.
 
     Args:
         work: called in each process with a function that passes progress on; its result must survive being sent.
@@ -69,6 +73,7 @@ def run_forked(
     meeting.unlink(missing_ok=True)  # a killed run's
     alive, held = os.pipe()
     started: list[_Process] = []
+    sums = SharedSum(processes)
     try:
         with log_file.open("wb") as log:
             for rank in range(processes):
@@ -76,7 +81,7 @@ def run_forked(
                 pid = os.fork()
                 if pid == 0:
                     os.close(held)
-                    _become(work, _Place(rank, processes, threads, meeting), sender, alive, log.fileno())
+                    _become(work, _Place(rank, processes, threads, meeting, sums), sender, alive, log.fileno())
                 sender.close()
                 started.append(_Process(rank, pid, receiver))
         return cast(T, _follow(started, progress, log_file))
@@ -170,6 +175,8 @@ def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connectio
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # nobody else can connect
     store = torch.distributed.FileStore(str(place.meeting), place.world)
     torch.distributed.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world)
+
+    place.sums.enter(place.rank)
 
     def tell(done: int, total: int, note: str) -> None:
         line.send(("step", (done, total, note)))

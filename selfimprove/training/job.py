@@ -124,6 +124,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         dataloader_pin_memory=False,
         remove_unused_columns=False,
         ddp_find_unused_parameters=False,
+        ddp_broadcast_buffers=False,  # constants, alike everywhere: nothing to wait for before each forward pass
         **optimiser,
         deepspeed=zero_config(params) if params.launcher.kind == "deepspeed" else None,
     )

@@ -26,12 +26,14 @@ from transformers.trainer_callback import (
 )
 from transformers.training_args import TrainingArguments
 
+from selfimprove.training import shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.job import Progress, RunJob
 from selfimprove.training.loading import merge_adapter
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import Plan
 from selfimprove.training.rows import MODEL_INPUTS
+from selfimprove.training.shared_sum import SharedSum
 
 FIGURES = "figures.json"
 
@@ -227,7 +229,12 @@ class _EveryStep(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = self._trainer.model_wrapped
-        if isinstance(model, DistributedDataParallel) and args.use_cpu and args.world_size > 2:
+        if not isinstance(model, DistributedDataParallel) or not args.use_cpu:
+            return
+        sums = shared_sum.current()
+        if sums is not None:
+            model.register_comm_hook(sums, lambda state, bucket: _mean_through_memory(state, bucket.buffer()))
+        elif args.world_size > 2:
             model.register_comm_hook(None, lambda state, bucket: _mean_in_order(bucket.buffer()))
 
     def on_step_end(
@@ -242,6 +249,14 @@ class _EveryStep(TrainerCallback):
             note = f"loss {trainer._figures[-1][0]:.4f}" if trainer._figures else ""
             trainer._progress(state.global_step, state.max_steps, note)
         return control
+
+
+def _mean_through_memory(sums: SharedSum, mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The processes' gradients added up where all of them are forks of one."""
+    sums.add_up(mine)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(mine.div_(torch.distributed.get_world_size()))
+    return done
 
 
 def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:

@@ -51,7 +51,7 @@ class Critic:
         self._iterations += 1
         if self._iterations % self._params.every:
             return None
-        count = sum(group.gather(sum(len(q) for _, q in self._seen)))
+        count = group.total(sum(len(q) for _, q in self._seen))
         losses = []
         for _ in range(self._params.epochs):
             self.optimizer.zero_grad(set_to_none=True)
@@ -63,7 +63,7 @@ class Critic:
                 loss += share.detach().cpu()
             group.sum_gradients(self.head.parameters())
             self.optimizer.step()
-            losses.append(sum(group.gather(float(loss))))
+            losses.append(group.total(float(loss)))
         self._seen = []
         return sum(losses) / len(losses)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from selfimprove.training import shared_sum
+
 T = TypeVar("T")
 
 
 class Group:
-    """This process among ``world`` of them; alone where no group was joined."""
+    """This process among ``world`` that ``fork`` started; alone where it started none."""
 
     def __init__(self) -> None:
-        joined = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if joined else 0
-        self.world = dist.get_world_size() if joined else 1
+        self._sums = shared_sum.current()
+        self.rank, self.world = (0, 1) if self._sums is None else (dist.get_rank(), dist.get_world_size())
 
     @property
     def first(self) -> bool:
@@ -32,22 +34,26 @@ class Group:
         dist.all_gather_object(everybody, mine)
         return [one for one in everybody if one is not None]
 
+    def total(self, mine: float) -> float:
+        """The sum of everybody's, rounded once."""
+        everybody = torch.zeros(self.world, dtype=torch.float64)
+        everybody[self.rank] = mine
+        if self._sums is not None:
+            self._sums.add_up(everybody)
+        return math.fsum(everybody.tolist())
+
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums, added in order of rank: the same bits in every process and every run."""
-        if self.world == 1:
+        if self._sums is None:
             return
         learnt = list(parameters)
         for parameter in learnt:  # a process may have had no work
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        mine = torch.cat([parameter.grad.flatten() for parameter in learnt if parameter.grad is not None])
-        shares = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(shares, mine)
-        total = shares[0]
-        for share in shares[1:]:
-            total += share
+        gradients = torch.cat([parameter.grad.flatten() for parameter in learnt if parameter.grad is not None])
+        self._sums.add_up(gradients)
         at = 0
         for parameter in learnt:
             assert parameter.grad is not None
-            parameter.grad.copy_(total[at : at + parameter.numel()].view_as(parameter))
+            parameter.grad.copy_(gradients[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()

@@ -89,7 +89,7 @@ class Learner:
                 part = self._loss(logprob, micro, batch, advantages[place])
                 part.backward()  # type: ignore[no-untyped-call]
                 loss += float(part.detach())
-            losses.append(math.fsum(self._group.gather(loss)))
+            losses.append(self._group.total(loss))
             if not math.isfinite(losses[-1]):
                 raise UserError(
                     f"rl: the loss of iteration {iteration + 1} is {losses[-1]}; lower rl.lr or raise rl.entropy_coef."
