@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,16 +28,10 @@ from selfimprove.engines.choices import decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
 from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
+from selfimprove.engines.reading import Prompts
 from selfimprove.engines.samples import Job, Samples, indices
 from selfimprove.engines.sampling import TokenTrie
-from selfimprove.engines.slots import PrefixCache
 from selfimprove.records import Finish, Message
-
-CACHE_BYTES = 256 * 2**20
-"""The prefix cache may hold this much, or as much as the slots themselves if that is more."""
-
-PATIENCE = 0.125
-"""A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
 
 STILL = 8
 """An engine without work begins when it has enough, or when nobody has asked for so many turns of the event loop."""
@@ -84,17 +77,9 @@ class TransformersEngine:
             prefill_block=cfg.prefill_block,
             pad_id=self.chat.pad_id,
         )
-        kv = self._decoder.slots.kv
-        slot_bytes = kv.numel() * kv.element_size()
-        block_bytes = slot_bytes // (cfg.slots * cfg.context) * cfg.prefill_block
-        self._cache = PrefixCache(cfg.prefill_block, max(slot_bytes, CACHE_BYTES) // block_bytes)
         self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
-
-        self._waiting: deque[Job] = deque()
-        self._reading: list[Job | None] = [None] * cfg.prefill_rows
-        self._ready: deque[Job] = deque()
+        self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)
         self._open: set[Job] = set()
-        self._lost = 0
         self._task: asyncio.Task[None] | None = None
 
         self._samples = Samples(
@@ -129,13 +114,13 @@ class TransformersEngine:
             except ValueError as error:
                 raise EngineError(f"{request.seed}: {error}") from None
         # The last token's block is never copied: its logits give the first draw.
-        job = Job(request, ids, asyncio.get_running_loop().create_future(), self._cache.names(ids[:-1]), trie)
+        job = Job(request, ids, asyncio.get_running_loop().create_future(), self._prompts.cache.names(ids[:-1]), trie)
         self.stats.requests += 1
         self.stats.prompt_tokens += len(ids)
         if request.n == 0:
             return []
         self._open.add(job)
-        self._waiting.append(job)
+        self._prompts.waiting.append(job)
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._serve())
         try:
@@ -146,7 +131,7 @@ class TransformersEngine:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache; results do not change, the next prompts are read anew."""
-        self._cache.clear()
+        self._prompts.cache.clear()
 
     async def close(self) -> None:
         """Stop serving; calls that still wait are cancelled."""
@@ -195,10 +180,7 @@ class TransformersEngine:
     def _drop(self, job: Job) -> None:
         """Forget a job whose caller has gone."""
         self._open.discard(job)
-        for queue in (self._waiting, self._ready):
-            if job in queue:
-                queue.remove(job)
-        self._reading = [None if held is job else held for held in self._reading]
+        self._prompts.drop(job)
         for slot, held in enumerate(self._samples.job):
             if held is job:
                 self._samples.free(slot)
@@ -227,92 +209,26 @@ class TransformersEngine:
         Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass
         over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
         """
-        still, busy = 0, self._samples.busy
-        while still < STILL and self._pending() < self._cfg.prefill_rows and not (busy.any() or self._ready):
-            before = len(self._waiting)
+        still, busy, prompts = 0, self._samples.busy, self._prompts
+        while still < STILL and not (prompts.fill_a_pass or prompts.ready or busy.any()):
+            before = len(prompts.waiting)
             await asyncio.sleep(0)
-            still = 0 if len(self._waiting) > before else still + 1
-
-    def _pending(self) -> int:
-        """Prompts that are being read or wait for it."""
-        return sum(job is not None for job in self._reading) + len(self._waiting)
+            still = 0 if len(prompts.waiting) > before else still + 1
 
     def _fill(self) -> None:
         """Put prompts that were read into free slots, and read more while that leaves slots free."""
         self._place()
-        while not self._samples.busy.all() and self._worth_reading():
-            self._read()
+        samples, prompts = self._samples, self._prompts
+        while not samples.busy.all() and prompts.worth_reading(samples.busy):
+            read = prompts.read()
+            if read is not None:
+                self._choose(*read)
             self._place()
-            if self._pending() < self._cfg.prefill_rows and not self._samples.busy.any():
+            if not prompts.fill_a_pass and not samples.busy.any():
                 return  # callers whose choices were read may ask for more before the next pass
 
-    def _worth_reading(self) -> bool:
-        """Whether to read now. A pass that can't be filled waits a little for others, as it costs the same."""
-        pending = self._pending()
-        underway = pending - len(self._waiting)
-        if pending == 0:
-            return False
-        if underway or pending >= self._cfg.prefill_rows or not self._samples.busy.any():
-            self._lost = 0
-            return True
-        wanted = sum(job.request.n for job in self._waiting)
-        self._lost += min(int(self._cfg.slots - self._samples.busy.sum()), wanted)
-        if self._lost < PATIENCE * self._cfg.prefill_rows * self._cfg.prefill_block:
-            return False
-        self._lost = 0
-        return True
-
-    def _read(self) -> None:
-        """One reading pass: each row takes the next block of its prompt; whole prompts become ready."""
-        block = self._cfg.prefill_block
-        rows = self._decoder.reading
-        work = []
-        for row, job in enumerate(self._reading):
-            while job is None and self._waiting:
-                job = self._waiting.popleft()
-                job.blocks = self._cache.find(job.names)
-                job.done = len(job.blocks) * block
-                self.stats.cached_prompt_tokens += job.done
-                if job.done == job.to_read:
-                    self._ready.append(job)
-                    job = None
-                else:
-                    rows.put(row, job.blocks)
-            self._reading[row] = job
-            if job is not None:
-                work.append((row, job.done, job.ids[job.done : min(job.done + block, job.to_read)]))
-        if not work:
-            return
-        ends = {row: len(tokens) - 1 for row, start, tokens in work if self._is_last(row, start + len(tokens))}
-        logits = self._decoder.read(work, ends)
-        self.stats.notes["prefill_blocks"] += len(work)
-        self.stats.notes["prefill_block_slots"] += len(self._reading)
-        for row, start, tokens in work:
-            job = self._reading[row]
-            assert job is not None
-            whole = len(tokens) == block and len(job.blocks) < len(job.names)
-            if whole or not job.request.choice:
-                read = rows.take(row, start, start + len(tokens))
-                if whole:
-                    self._cache.keep(job.names[len(job.blocks)], read)
-                job.blocks.append(read)
-            job.done += len(tokens)
-            if job.done == job.to_read and not job.request.choice:
-                self._ready.append(job)
-                self._reading[row] = None
-        if logits is not None:
-            self._choose(logits, list(ends))
-
-    def _is_last(self, row: int, end: int) -> bool:
-        """Whether a row's pass up to ``end`` reads the last token of a choice's prompt."""
-        job = self._reading[row]
-        return job is not None and job.request.choice and end == job.to_read
-
-    def _choose(self, logits: torch.Tensor, rows: Sequence[int]) -> None:
-        """Answer the choices whose prompts have just been read; their rows are free then."""
-        jobs = {row: job for row in rows if (job := self._reading[row]) is not None}
-        for row in rows:
-            self._reading[row] = None
+    def _choose(self, logits: torch.Tensor, jobs: Mapping[int, Job]) -> None:
+        """Answer the choices whose prompts have just been read, from the rows' logits [rows, vocabulary]."""
         asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
         with torch.inference_mode():
             for sample in range(max(job.request.n for job in jobs.values())):
@@ -330,17 +246,18 @@ class TransformersEngine:
 
     def _place(self) -> None:
         """Give free slots to the samples of prompts that were read, in order."""
-        if not self._ready:
+        ready = self._prompts.ready
+        if not ready:
             return
         for slot in indices(~self._samples.busy):
-            if not self._ready:
+            if not ready:
                 return
-            job = self._ready[0]
+            job = ready[0]
             self._decoder.slots.put(slot, job.blocks)
             self._samples.start(slot, job, job.placed)
             job.placed += 1
             if job.placed == job.request.n:
-                self._ready.popleft()
+                ready.popleft()
                 job.blocks = []
 
     def _draw_in(self) -> None:

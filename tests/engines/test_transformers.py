@@ -14,20 +14,13 @@ import torch
 
 from selfimprove.chat import PLAIN_SPECIAL_TOKENS
 from selfimprove.engines.base import Completion, EngineError, Request
-from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.decoder import Shapes
 from selfimprove.engines.models import load_causal_lm
-from selfimprove.engines.slots import Rows
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
+from tests.engines.asking import FEW_SHOT, ask, make_engine, run
 from tests.tiny import make_tiny_model, train_tokenizer
-
-FEW_SHOT = [
-    Message(role="user", content="Tom reads 12 pages a day for 5 days. How many pages does he read?"),
-    Message(role="assistant", content="12 * 5 = 60. The answer is \\boxed{60}."),
-]
 
 
 @pytest.fixture(scope="module")
@@ -38,31 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> TransformersEngine:
     return make_engine(folder)
-
-
-def make_engine(folder: Path, **changes: object) -> TransformersEngine:
-    settings = {"engine": "transformers", "slots": 8, "context": 192, "prefill_rows": 4, "prefill_block": 16}
-    return TransformersEngine(TransformersEngineConfig.model_validate(settings | changes), folder, threads=1)
-
-
-def ask(index: int, *, turns: int = 0, **changes: object) -> Request:
-    """A request of its own task; ``turns`` adds a longer dialogue before it."""
-    question = Message(role="user", content=f"Mia has {index} apples and buys {7 * index}. How many has she now?")
-    settings = {"seed": SeedKey(run=1, task=f"t{index}"), "max_tokens": 12 + index % 9}
-    return Request(messages=[*FEW_SHOT * turns, question], **(settings | changes))  # type: ignore[arg-type]
-
-
-def run(engine: TransformersEngine, requests: list[Request], at_once: int = 1000) -> list[list[Completion]]:
-    async def everything() -> list[list[Completion]]:
-        gate = asyncio.Semaphore(at_once)
-
-        async def one(request: Request) -> list[Completion]:
-            async with gate:
-                return await engine.generate(request)
-
-        return await asyncio.gather(*(one(request) for request in requests))
-
-    return asyncio.run(everything())
 
 
 def full_forward(folder: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
@@ -118,7 +86,7 @@ def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) 
     requests = [Request(messages, SeedKey(1, "same"), max_tokens=6) for messages in prompts]
     one_by_one = [run(make_engine(folder), [request])[0] for request in requests]
     engine = make_engine(folder)
-    blocks = [engine._cache.names(prompt_ids(engine, request)) for request in requests]
+    blocks = [engine._prompts.cache.names(prompt_ids(engine, request)) for request in requests]
     assert blocks[2][0] == blocks[1][0] != blocks[0][0]
     assert run(engine, requests, at_once=1) == one_by_one
     assert 0 < engine.stats.cached_prompt_tokens <= len(prompt_ids(engine, requests[1]))
@@ -126,38 +94,10 @@ def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) 
 
 def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> None:
     engine = make_engine(folder)
-    engine._cache._most = 3
+    engine._prompts.cache._most = 3
     expected = run(make_engine(folder), [ask(i, turns=2) for i in range(10)])
     assert run(engine, [ask(i, turns=2) for i in range(10)]) == expected
-    assert len(engine._cache) == 3
-
-
-def test_smaller_shapes_are_exact_or_not_used(folder: Path) -> None:
-    small, full = make_engine(folder, context=256, slots=16), make_engine(folder, context=256, slots=16)
-    shapes, reading = small._decoder.shapes, small._decoder.reading_shapes
-    assert (shapes.counts[-1], shapes.widths[-1]) == (16, 256)
-    assert len(shapes.counts) > 1
-    assert len(shapes.widths) > 1
-    full._decoder.shapes = Shapes([16], [256])
-    full._decoder.reading_shapes = Shapes(reading.counts[-1:], reading.widths[-1:])
-    # Of very different lengths, so that the last ones are moved to other slots more than once.
-    requests = [ask(i, turns=i % 3, max_tokens=4 + 5 * i) for i in range(24)]
-    assert run(small, requests) == run(full, requests)
-
-
-def test_the_last_samples_draw_in_and_fewer_rows_are_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = make_engine(folder, context=256, slots=16)
-    engine._decoder.shapes = Shapes([4, 8, 16], engine._decoder.shapes.widths)
-    forward, step, computed = engine._decoder._forward, engine._decoder._forward.step, []
-
-    def noted(rows: Rows, ids: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        computed.append(len(ids))
-        return step(rows, ids, *rest)
-
-    monkeypatch.setattr(forward, "step", noted)
-    run(engine, [ask(i, max_tokens=4 if i < 14 else 40, temperature=1.5) for i in range(16)])
-    assert computed == sorted(computed, reverse=True)
-    assert set(computed) == {16, 4}
+    assert len(engine._prompts.cache) == 3
 
 
 def test_samples_of_a_request_equal_requests_of_their_own_keys(engine: TransformersEngine) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.pipeline.publish import link_copy, publish, write_json
+from selfimprove.pipeline.publish import aside, link_copy, publish, write_json, write_text
 from selfimprove.pipeline.tables import write_csv
 
 
@@ -75,3 +75,25 @@ def test_tables_have_the_first_row_s_columns(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_bytes() == b"step,loss\n1,0.1\n2,1e-09\n"
     write_csv(tmp_path / "empty.csv", [])
     assert (tmp_path / "empty.csv").read_bytes() == b""
+
+
+def test_what_is_written_aside_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "table.csv"
+    write_text(target, "old\n")
+
+    def tear() -> None:
+        with aside(target) as part:
+            part.write_text("ne")
+            assert part.suffix == target.suffix
+            assert target.read_text() == "old\n"
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        tear()
+    assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"table.csv": "old\n"}
+    with aside(target) as part:
+        part.write_text("new\r\n", newline="")
+    write_text(tmp_path / "lines", "a\r\nb\n")
+    assert target.read_bytes() == b"new\r\n"
+    assert (tmp_path / "lines").read_bytes() == b"a\r\nb\n"
+    assert len(list(target.parent.iterdir())) == 1

@@ -1,0 +1,42 @@
+"""Asking the default engine: an engine on a tiny model, requests of many lengths, and all of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from selfimprove.engines.base import Completion, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+
+FEW_SHOT = [
+    Message(role="user", content="Tom reads 12 pages a day for 5 days. How many pages does he read?"),
+    Message(role="assistant", content="12 * 5 = 60. The answer is \\boxed{60}."),
+]
+
+
+def make_engine(folder: Path, **changes: object) -> TransformersEngine:
+    settings = {"engine": "transformers", "slots": 8, "context": 192, "prefill_rows": 4, "prefill_block": 16}
+    return TransformersEngine(TransformersEngineConfig.model_validate(settings | changes), folder, threads=1)
+
+
+def ask(index: int, *, turns: int = 0, **changes: object) -> Request:
+    """A request of its own task; ``turns`` adds a longer dialogue before it."""
+    question = Message(role="user", content=f"Mia has {index} apples and buys {7 * index}. How many has she now?")
+    settings = {"seed": SeedKey(run=1, task=f"t{index}"), "max_tokens": 12 + index % 9}
+    return Request(messages=[*FEW_SHOT * turns, question], **(settings | changes))  # type: ignore[arg-type]
+
+
+def run(engine: TransformersEngine, requests: list[Request], at_once: int = 1000) -> list[list[Completion]]:
+    async def everything() -> list[list[Completion]]:
+        gate = asyncio.Semaphore(at_once)
+
+        async def one(request: Request) -> list[Completion]:
+            async with gate:
+                return await engine.generate(request)
+
+        return await asyncio.gather(*(one(request) for request in requests))
+
+    return asyncio.run(everything())
