@@ -2,11 +2,9 @@
 
 import json
 
-from selfimprove.pipeline.params import RunParams
+from selfimprove.pipeline.params import METHODS, RunParams
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-
-METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 
 
 @stage("report", "run", RunParams)

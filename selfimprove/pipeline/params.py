@@ -17,7 +17,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from selfimprove.errors import UserError
 from selfimprove.params_base import Section
 
-SECTIONS = ("run", "tokenizer", "base", "rise", "agent_r", "reflect_rl", "spin")
+METHODS = ("rise", "agent_r", "reflect_rl", "spin")
+"""In the order in which they are told of."""
+
+SECTIONS = ("run", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
 

@@ -17,10 +17,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.publish import aside
 
 SUMMARIES = Path("results/summary")
-ALL = Path("results/summary.json")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
 MANY = 15
@@ -44,12 +44,9 @@ def main() -> None:
 
 
 def read_summaries(methods: Sequence[str]) -> dict[str, Any]:
-    """Method -> its summary, of those named (all if none is) that have been run."""
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(SUMMARIES.glob("*.json"))}
-    if ALL.is_file():  # has the methods in the pipeline's order
-        order = list(json.loads(ALL.read_text(encoding="utf-8")))
-        found = dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
-    return {method: summary for method, summary in found.items() if method in methods or not methods}
+    """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order."""
+    files = {method: SUMMARIES / f"{method}.json" for method in METHODS if method in methods or not methods}
+    return {method: json.loads(file.read_text(encoding="utf-8")) for method, file in files.items() if file.is_file()}
 
 
 def results_table(method: str, summary: dict[str, Any]) -> Table:

@@ -9,9 +9,9 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from selfimprove.pipeline.closure import closure, scripts
+from selfimprove.pipeline.params import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 STEPS = {
     "data", "sft", "base-evaluate", "generate", "convert", "finetune", "evaluate", "control-finetune",
     "control-evaluate", "report",

@@ -18,7 +18,7 @@ from selfimprove.outcomes import Outcome
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rows import place
 from selfimprove.records import mean_and_error, write_jsonl
-from selfimprove.report.table import difference_table, draw, overview, results_table
+from selfimprove.report.table import SUMMARIES, difference_table, draw, overview, read_summaries, results_table
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
@@ -128,6 +128,17 @@ def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path,
     plot.write_bytes(b"\x89PNG")
     assert drawn() != second
     assert len(plot.read_bytes()) > 1000
+
+
+def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for method in ("agent_r", "rise", "spin"):
+        SUMMARIES.mkdir(parents=True, exist_ok=True)
+        (SUMMARIES / f"{method}.json").write_text(json.dumps({"is": method}))
+    assert list(read_summaries([])) == ["rise", "agent_r", "spin"]
+    assert read_summaries(["spin", "reflect_rl"]) == {"spin": {"is": "spin"}}
 
 
 def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
