@@ -123,9 +123,13 @@ def _serve(server: socket.socket, alive: int) -> None:
 def _import() -> None:
     gc.disable()  # collections would look through what is being imported, again and again
     import accelerate  # noqa: F401
+    import pydantic.json_schema  # noqa: F401
+    import rich.progress  # noqa: F401
+    import ruamel.yaml  # noqa: F401
     import torch  # noqa: F401
     import transformers.models.llama.modeling_llama
     import transformers.trainer  # noqa: F401
+    import typer  # noqa: F401
 
     gc.freeze()  # nor need those of the stages, which would copy its memory
     gc.enable()
