@@ -22,12 +22,16 @@ _ENDS = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
 def cut_near(text: str, length: int = CUT) -> str:
-    """At most ``length`` characters: whole sentences if the first fits into it and half of it is filled, else words."""
+    """At most ``length`` characters: whole sentences if the first fits into it and half of it is filled, else words.
+
+    A word that fills half of it is cut.
+    """
     text = " ".join(text.split())
     if len(text) <= length:
         return text
     ends = [match.end() for match in _ENDS.finditer(text) if match.end() <= length]
     if ends and ends[-1] >= length // 2:
         return text[: ends[-1]]
-    words = text[: length - 3].rsplit(" ", 1)[0]
-    return f"{words.rstrip(',;: ')} ..."[:length]
+    room = text[: length - 4]
+    words = room.rsplit(" ", 1)[0]
+    return f"{(words if len(words) >= length // 2 else room).rstrip(',;: ')} ..."

@@ -113,8 +113,9 @@ def pick(page: Mapping[str, Any]) -> str | None:
             highlighted = part.get("snippet_highlighted_words")
             phrases = highlighted if isinstance(highlighted, list) else []
             for value in (part.get("answer"), part.get("snippet"), *phrases[:1]):
-                if isinstance(value, str) and value.strip():
-                    return value.strip()
+                told = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+                if isinstance(told, str) and told.strip():
+                    return told.strip()
     hits = page.get("organic_results")
     for hit in hits if isinstance(hits, list) else []:
         snippet = hit.get("snippet") if isinstance(hit, dict) else None

@@ -214,7 +214,7 @@ def _response(
 
 
 def _without_end(message: Message, chat: ChatFormat) -> Message:
-    """Exactly one end of turn closes a message: the template's. One that its text or ids bring along is left out."""
+    """Exactly one end of turn closes a message: the template's. Those that its text or ids bring along are left out."""
     if message.role != "assistant":
         return message
     if message.token_ids is not None:
@@ -222,7 +222,10 @@ def _without_end(message: Message, chat: ChatFormat) -> Message:
         while ids and ids[-1] in chat.stop_ids:
             ids.pop()
         return message.model_copy(update={"token_ids": ids})
-    return message.model_copy(update={"content": message.content.removesuffix(chat.end_text)})
+    content = message.content
+    while (shorter := content.rstrip()).endswith(chat.end_text):
+        content = shorter.removesuffix(chat.end_text)
+    return message.model_copy(update={"content": content})
 
 
 def weights_key(folder: Path) -> str:

@@ -19,7 +19,8 @@ def main(stage: Stage[SpinParams]) -> None:
 
     few_shot = few_shot_text(prompt.few_shot, tasks.source)
     tools, download, mirror = stage.params.tools, stage.scratch / "download", mirror_folder()
-    made = gather(tasks, tools, seed=stage.run.seed, download=download, mirror=mirror)
+    play_tools = stage.params.play_tools
+    made = gather(tasks, tools, seed=stage.run.seed, download=download, mirror=mirror, play_tools=play_tools)
     warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prompt.question_prefix)
 
     folder = stage.output("data/spin/tasks")
@@ -28,7 +29,7 @@ def main(stage: Stage[SpinParams]) -> None:
         write_jsonl(folder / f"{name}.jsonl", made.panels[name])
     hashes = {name: {"n": len(made.panels[name]), "hash": panel_hash(made.panels[name])} for name in PANELS}
     write_json(folder / "panels.json", hashes)
-    bring_snippets([tools, stage.params.play_tools], folder, download=download, mirror=mirror)
+    bring_snippets([tools, play_tools], folder, download=download, mirror=mirror)
     write_jsonl(stage.output("data/spin/corpus.jsonl"), made.paragraphs)
     write_jsonl(stage.output("data/spin/experts.jsonl"), made.experts)
     write_rows(stage.output("data/spin/texts.jsonl"), texts(warm, prompt.format))

@@ -62,7 +62,9 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"answer_box": {"answer": " "}, "organic_results": HITS[:2]}, None),
         ({"organic_results": []}, None),  # trap 12: the original raised
         ({}, None),
-        ({"answer_box": {"answer": 7}, "organic_results": "none"}, None),
+        ({"answer_box": {"answer": 7}, "organic_results": "none"}, "7"),
+        ({"answer_box": {"answer": 42.5}, "organic_results": HITS}, "42.5"),
+        ({"answer_box": {"answer": True}, "organic_results": HITS}, "third hit"),
     ],
 )
 def test_spin_10_the_first_of_answer_snippet_phrase_and_hit(page, answer):

@@ -82,6 +82,8 @@ def test_spin_38_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> No
     ids = chat.content_ids(says("Finish[7]"))
     for real in (
         says("Finish[7]" + chat.end_text),
+        says("Finish[7]" + chat.end_text + chat.end_text),
+        says("Finish[7]" + chat.end_text + "\n" + chat.end_text + "\n"),
         says("Finish[7]", token_ids=ids),
         says("Finish[7]", token_ids=[*ids, chat.end_id]),
         says("Finish[7]", token_ids=[*ids, chat.end_id, chat.end_id], finish="stop"),

@@ -22,7 +22,7 @@ from selfimprove.errors import UserError
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
-_LEADING = re.compile(r"[\W_]*([A-D]|[a-d](?!\s+\w))(?![A-Za-z0-9_'’])(?!\s+(?:and|or)\b)")
+_LEADING = re.compile(r"[\W_]*([A-D]|[b-d]|a(?!\s+\w))(?![A-Za-z0-9_'’])(?!\s+(?:and|or)\b)")
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -58,7 +58,7 @@ def load(split: str, folder: Path) -> list[Question]:
 def letter_of(answer: str) -> str:
     """The option letter that the answer opens with, in upper case; empty if it opens with none.
 
-    In lower case the letter stands before no word: "a cat" opens with an article. "A and B" is no choice.
+    A small "a" stands before no word: "a cat" opens with an article. "A and B" is no choice.
     """
     match = _LEADING.match(answer)
     return match[1].upper() if match else ""

@@ -12,6 +12,7 @@ original (trap 11).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
@@ -19,7 +20,7 @@ from selfimprove.errors import UserError
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
 PREFIX = "Yes or no: "
-_PUNCTUATION = "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -47,9 +48,12 @@ def load(split: str, folder: Path) -> list[Question]:
 
 
 def first_word(answer: str) -> str:
-    """The first word, lower-cased, ASCII punctuation at its ends stripped; empty if there is none."""
-    words = answer.lower().split(maxsplit=1)
-    return words[0].strip(_PUNCTUATION) if words else ""
+    """The first word, lower-cased, without the punctuation around it; empty if there is none.
+
+    A hyphen or an apostrophe inside belongs to it: "no-one" is no "no".
+    """
+    found = _WORD.search(answer.lower())
+    return found[0] if found else ""
 
 
 def grade(answer: str, gold: str) -> Score:

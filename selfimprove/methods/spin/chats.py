@@ -11,6 +11,7 @@ Files are JSONL or parquet; the original knows parquet only.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from selfimprove.envs.qa.base import Question, content_id, read_records
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.errors import UserError
 from selfimprove.records import Record
-from selfimprove.seeds import rng
 
 FileFormat = Literal["jsonl", "parquet"]
 Split = Literal["train", "test"]
@@ -86,9 +86,8 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
             else:
                 rows[split].append(row)
     if kind == "tulu-v2":
-        order = list(range(len(rows["train"])))
-        rng("tulu-v2 test", 42).shuffle(order)
-        held = set(order[: round(TULU_TEST * len(order))])
+        order = _shuffled(len(rows["train"]))
+        held = set(order[: math.ceil(TULU_TEST * len(order))])
         everything = rows["train"]
         rows = {
             "train": [row for index, row in enumerate(everything) if index not in held],
@@ -108,6 +107,8 @@ def fractions(count: int, length: int) -> int:
 def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Row]]:
     """(place, row) of fraction ``index``: the shuffled rows [index * length, (index + 1) * length); the last is short.
 
+    The order is the original's, so that its fractions and ours hold the same rows.
+
     Raises:
         UserError: there are not so many fractions; the original wrote an empty one, which broke gathering (trap 10).
     """
@@ -116,8 +117,7 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
         raise UserError(
             f"fraction {index}: {len(rows)} rows make {count} of {length or len(rows)}, 0 to {count - 1}; name one."
         )
-    order = list(range(len(rows)))
-    rng("plain spin order", 42).shuffle(order)
+    order = _shuffled(len(rows))
     mine = order[index * length : (index + 1) * length] if length else order
     return [(place, rows[place]) for place in mine]
 
@@ -201,6 +201,13 @@ def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def _shuffled(count: int) -> list[int]:
+    """The order of ``datasets.Dataset.shuffle(seed=42)``."""
+    import numpy as np
+
+    return [int(index) for index in np.random.default_rng(42).permutation(count)]
+
+
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder; name one with the data set's {', '.join(READ)} files.")
@@ -224,4 +231,4 @@ def _answered(row: Row, place: str) -> Row:
         answer = None
     if not isinstance(answer, str):
         raise UserError(f"{place}: no answer under 'generated'; generate this fraction again.")
-    return make_row(_content(row, place, 0), _content(row, place, 1), answer)
+    return make_row(_content(row, place, 0), _content(row, place, 1), answer.lstrip())

@@ -13,7 +13,6 @@ from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import written
 from selfimprove.records import Message, Pair, Record
-from selfimprove.seeds import rng
 
 
 class PairAudit(Record):
@@ -99,10 +98,14 @@ def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
 
 
 def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:
-    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled (row 43). Never an older generation."""
+    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled (row 43). Never an older generation.
+
+    Shuffled as by ``datasets.Dataset.shuffle(seed=mix.seed)``, the original's mixer.
+    """
+    import numpy as np
+
     joined = [*own[: int(mix.own * len(own))], *previous[: int(mix.previous * len(previous))]]
-    rng("mixer", mix.seed).shuffle(joined)
-    return joined
+    return [joined[index] for index in np.random.default_rng(mix.seed).permutation(len(joined))]
 
 
 def text_of(messages: Sequence[Message]) -> str:

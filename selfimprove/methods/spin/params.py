@@ -21,7 +21,7 @@ class OtherTask(Section):
     """The questions of another data set, for evaluation."""
 
     task: TaskName
-    split: Literal["train", "dev", "test"]
+    split: Literal["train", "dev", "val", "test"]
     folder: str | None = Field(default=None, description="where the task's files are; null: from data/sources.yaml")
 
 

@@ -47,8 +47,16 @@ class Material:
     audit: ExpertAudit
 
 
-def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path, mirror: Path | None) -> Material:
-    """Panels, experts and paragraphs of the source.
+def gather(
+    tasks: TasksParams,
+    tools: ToolsParams,
+    *,
+    seed: int,
+    download: Path,
+    mirror: Path | None,
+    play_tools: ToolsParams | None = None,
+) -> Material:
+    """Panels, experts and paragraphs of the source. ``play_tools``: those of self-play, where it has its own.
 
     Raises:
         UserError: the source can't be had or is malformed, has too few questions, or a question stands in two panels.
@@ -58,7 +66,8 @@ def gather(tasks: TasksParams, tools: ToolsParams, *, seed: int, download: Path,
     elif tasks.source == "chat":
         material = _chat(tasks)
     else:
-        material = _hotpotqa(tasks, tools, download, mirror)
+        searched = any("local" in one.use.values() for one in (tools, play_tools) if one is not None)
+        material = _hotpotqa(tasks, tools, download, mirror, searched=searched)
     if tasks.other is not None:
         material.panels["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
     check_disjoint(material.panels)
@@ -155,42 +164,63 @@ def _chat(tasks: TasksParams) -> Material:
     return Material(panels, experts, [], ExpertAudit(file=folder.name, read=len(train), kept=len(experts)))
 
 
-def _hotpotqa(tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Path | None) -> Material:
+def _hotpotqa(
+    tasks: TasksParams, tools: ToolsParams, download: Path, mirror: Path | None, *, searched: bool
+) -> Material:
     """Real questions: FireAct's experts, or scripted ones on questions whose paragraphs are known, and dev questions.
 
     The test panel is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
     shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (spec §4: label which it is).
+    Paragraphs, which no server has, are asked for only where a panel, an expert or a tool (``searched``) needs them.
     """
-    files = {path.name: path for path in fetch("hotpotqa_contexts", download, mirror=mirror)}
-    questions = [read_question(row, f"{path}, line {line}") for path in [files["dev500_questions.jsonl"]]
-                 for line, row in read_rows(path)]  # fmt: skip
-    paragraphs = {row["title"]: row["text"] for _, row in read_rows(files["dev500_corpus.jsonl"])}
-    known = [row for _, row in read_rows(files["train300_context.jsonl"])]
-    hard = [row for _, row in read_rows(files["dev_hard100_context.jsonl"]) if row["idx"] >= len(questions)]
-    for row in [*known, *hard]:
-        for title, sentences in row["context"]:
-            paragraphs.setdefault(title, " ".join("".join(sentences).split()))
-    corpus = [Paragraph(title=title, text=text) for title, text in paragraphs.items()]
+    if searched or tasks.other is None or tasks.dev or tasks.experts != "gpt-4":
+        known = _Contexts.read(fetch("hotpotqa_contexts", download, mirror=mirror))
+    else:
+        known = _Contexts([], [], [], [])
     experts: list[Expert] = []
     audit: ExpertAudit | None = None
     if tasks.experts in ("gpt-4", "both"):
         file = Path(tasks.expert_file) if tasks.expert_file else fetch("fireact", download, mirror=mirror)[0]
         experts, audit = read_experts(file)
     if tasks.experts in ("scripted", "both"):
-        search = LocalSearch(corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
+        search = LocalSearch(known.corpus, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
         asked = {expert.question.question for expert in experts}
-        others = [read_question(row, "train300_context.jsonl") for row in known]
+        others = [read_question(row, "train300_context.jsonl") for row in known.train]
         scripted, own = hotpotqa_experts([one for one in others if one.question not in asked], search)
         experts, audit = experts + scripted, audit.joined(own) if audit else own
     assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")
-    dev = [read_question(row, "dev_hard100_context.jsonl") for row in hard]
+    dev = [read_question(row, "dev_hard100_context.jsonl") for row in known.hard]
     panels: dict[Split, list[Question]] = {
         "train": [expert.question for expert in experts],
         "dev": _first(dev, tasks.dev, "dev"),
-        "test": _first(questions, tasks.test, "test"),
+        "test": _first(known.dev, tasks.test, "test") if tasks.other is None else [],
     }
-    return Material(panels, experts, corpus, audit)
+    return Material(panels, experts, known.corpus, audit)
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    """HotpotQA's questions whose paragraphs are known: dev 0 to 499, hard ones of dev beyond them, some of train."""
+
+    dev: list[Question]
+    hard: list[dict[str, Any]]
+    train: list[dict[str, Any]]
+    corpus: list[Paragraph]
+
+    @classmethod
+    def read(cls, files: Sequence[Path]) -> _Contexts:
+        """From the files of the source ``hotpotqa_contexts``."""
+        found = {path.name: path for path in files}
+        path = found["dev500_questions.jsonl"]
+        dev = [read_question(row, f"{path}, line {line}") for line, row in read_rows(path)]
+        paragraphs = {row["title"]: row["text"] for _, row in read_rows(found["dev500_corpus.jsonl"])}
+        train = [row for _, row in read_rows(found["train300_context.jsonl"])]
+        hard = [row for _, row in read_rows(found["dev_hard100_context.jsonl"]) if row["idx"] >= len(dev)]
+        for row in [*train, *hard]:
+            for title, sentences in row["context"]:
+                paragraphs.setdefault(title, " ".join("".join(sentences).split()))
+        return cls(dev, hard, train, [Paragraph(title=title, text=text) for title, text in paragraphs.items()])
 
 
 def _other(other: OtherTask, download: Path, mirror: Path | None) -> list[Question]:

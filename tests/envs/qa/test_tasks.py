@@ -61,6 +61,11 @@ def test_spin_01_supporting_titles_each_once_in_the_order_of_the_facts():
         ("true", "yes", 0),
         ("", "no", 0),
         ("...", "no", 0),
+        ("No,it will", "no", 1),
+        ("“Yes”, it can", "yes", 1),
+        ("Yes…", "yes", 1),
+        ("yes—because", "yes", 1),
+        ("no-one knows", "no", 0),
     ],
 )
 def test_spin_02_strategyqa_first_word_decides(answer, gold, reward):
@@ -93,6 +98,8 @@ def test_spin_02_strategyqa_reads_booleans(tmp_path):
         ("A and B", ""),
         ("A or B", ""),
         ("a cat", ""),  # an article
+        ("b because it is", "B"),
+        ("c is correct", "C"),
         ("A's", ""),
         ("E", ""),
         ("The answer is B", ""),  # leading, or not at all

@@ -109,6 +109,9 @@ def test_spin_43_the_order_is_the_seeds():
     one, other = (mixed(some(30, "a"), some(30, "b"), Mix(seed=seed)) for seed in (42, 43))
     assert [pair.id for pair in one] != [pair.id for pair in other]
     assert {pair.source for pair in one[:20]} == {"a", "b"}
+    # The original's mixer: datasets.Dataset.shuffle(seed=42).
+    order = [pair.id for pair in mixed(some(10, "a"), [], Mix())]
+    assert order == [f"a-{n}" for n in (5, 6, 0, 7, 3, 2, 4, 9, 1, 8)]
 
 
 @pytest.fixture(scope="module")

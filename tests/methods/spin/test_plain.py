@@ -95,6 +95,8 @@ def test_spin_33_a_tenth_of_tulu_is_held_out(tmp_path):
     write_rows_to(tmp_path / "tulu" / "data.jsonl", [chat(n) for n in range(50)])
     rows, counts = reformat(tmp_path / "tulu", "tulu-v2")
     assert (counts.train, counts.test) == (45, 5)
+    write_rows_to(tmp_path / "tulu" / "more.jsonl", [chat(50)])
+    assert reformat(tmp_path / "tulu", "tulu-v2")[1].test == 6  # rounded up
     assert not {str(row) for row in rows["train"]} & {str(row) for row in rows["test"]}
 
 
@@ -114,6 +116,8 @@ def test_spin_34_fractions_hold_every_row_once(count, length):
 def test_spin_34_rows_are_shuffled_before_they_are_cut():
     rows = [make_row(str(number), "a", "") for number in range(100)]
     assert [place for place, _ in fraction(rows, 0, 10)] != list(range(10))
+    # datasets.Dataset.from_list(…).shuffle(seed=42) of ten rows; so the fractions are the original's.
+    assert [place for place, _ in fraction(rows[:10], 0, 0)] == [5, 6, 0, 7, 3, 2, 4, 9, 1, 8]
 
 
 def test_spin_34_answers_have_their_own_noise_and_lose_the_end_of_turn():

@@ -30,6 +30,12 @@ def test_spin_20_the_wrapper_is_the_readmes_byte_for_byte():
     question = SAMPLE["traj_by_line"][3]
     assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"
     assert SAMPLE["traj"].startswith(alpaca(question) + "Thought:")
+    assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct's files strip the question
+
+
+def test_spin_20_a_question_line_is_headed_once():
+    assert opening("Where?", "question")[0].content == "Question: Where?\n"
+    assert opening("Question: Why?\nA. So", "question")[0].content == "Question: Why?\nA. So\n"  # MMLU's
 
 
 def test_spin_20_the_rendered_text_of_an_expert_is_the_original_training_text_without_its_terminal_line(react):

@@ -11,7 +11,7 @@ from selfimprove.envs.qa.base import Question, score
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
-from selfimprove.methods.spin.tasks import SCAFFOLD, check_disjoint, chosen, examples, gather, texts, tool_files
+from selfimprove.methods.spin.tasks import PANELS, SCAFFOLD, check_disjoint, chosen, examples, gather, texts, tool_files
 from selfimprove.tools.params import ToolsParams
 from tests.methods.spin.episodes import EXPERT, QUESTION
 
@@ -111,6 +111,39 @@ def test_spin_31_real_questions_with_their_experts_are_disjoint_from_the_test_pa
         "both": (755, {"scripted: paragraph not found": 68}),
     }[experts]
     assert (made.audit.read, made.audit.kept, made.audit.dropped) == (read, train, dropped)
+
+
+def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeypatch):
+    asked = []
+
+    def fetch(name, folder, **_):
+        asked.append(name)
+        if name == "fireact":
+            path = tmp_path / "hotpotqa.json"
+            said = "Thought: I know.\nAction: finish[Ann]\nObservation: Episode finished, reward = True\n"
+            row = {"instruction": "Who?", "input": "", "output": said}
+            path.write_text(json.dumps([row, {**row, "instruction": "Where?"}]))
+            return [path]
+        assert name == "hotpotqa"
+        rows = [{"question": f"Is it {n}?", "answer": "yes", "type": "bridge"} for n in range(30)]
+        (folder / "dev_simplified.json").write_text(json.dumps(rows))
+        return [folder / "dev_simplified.json"]
+
+    monkeypatch.setattr("selfimprove.methods.spin.tasks.fetch", fetch)
+    other = {"task": "hotpotqa", "split": "dev"}
+    tasks = TasksParams.model_validate(
+        {"source": "hotpotqa", "experts": "gpt-4", "train": 2, "dev": 0, "test": 30, "other": other}
+    )
+    made = gather(tasks, ToolsParams(use={"search": "serpapi"}), seed=3, download=tmp_path, mirror=None)
+    assert asked == ["fireact", "hotpotqa"]
+    assert [len(made.panels[name]) for name in PANELS] == [2, 0, 30]
+    assert made.paragraphs == []
+    with pytest.raises(AssertionError):  # a tool that searches the paragraphs needs them
+        gather(
+            tasks, ToolsParams(use={"search": "serpapi"}), seed=3, download=tmp_path, mirror=None,
+            play_tools=ToolsParams(use={"search": "local"}),
+        )  # fmt: skip
+    assert asked[-1] == "hotpotqa_contexts"
 
 
 @needs_data
