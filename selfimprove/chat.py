@@ -39,10 +39,15 @@ NAMED_TEMPLATES = {
         "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     ),
-    # The released RISE trainer's format, whatever the model (RISE spec §2, Finetune).
     "zephyr": (
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+    ),
+    # The released RISE trainer's, whatever the model: zephyr's turns, the first of them the system's, although a user
+    # says it (RISE spec §2, Finetune).
+    "rise": (
+        "{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
+        "{{ message['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
     # One text that grows, as ReAct agents read it: nothing between the messages, one EOS behind the last words of the
     # policy (SPIN spec §2.3, §3). Several assistant messages may follow each other; their weights differ.

@@ -24,6 +24,7 @@ HEADER = "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
 TEMPLATES = {
     "plain": (NAMED_TEMPLATES["plain"], "<|end|>"),
     "zephyr": (NAMED_TEMPLATES["zephyr"], "</s>"),
+    "rise": (NAMED_TEMPLATES["rise"], "</s>"),
     "llama2": (
         "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\\n' + messages[0]['content'] + "
         "'\\n<</SYS>>\\n\\n' %}{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}"
@@ -213,7 +214,7 @@ def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"tokenizer.json does not exist; point the param"):
         ChatFormat.load(tmp_path)
     train_tokenizer(tmp_path)
-    with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, react, text nor a file"):
+    with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, rise, react, text nor a file"):
         ChatFormat.load(tmp_path, "zefyr")
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     del config["chat_template"]
@@ -233,3 +234,14 @@ def test_padding_has_an_id_of_its_own(tokenizer: Tokenizer) -> None:
     assert chat.pad_id == tokenizer.token_to_id("<|pad|>") != chat.end_id
     without = make(TEMPLATES["plain"][0], tokenizer, {"eos_token": "<|end|>"})
     assert without.pad_id == without.end_id
+
+
+def test_rise_36_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path)
+    rise = ChatFormat.load(tmp_path, "rise")
+    turns = [("user", "example"), ("assistant", "worked"), ("user", "problem")]
+    ids = rise.encode([Message(role=role, content=text) for role, text in turns], add_generation_prompt=True).ids
+    end = rise.end_text
+    assert rise._tokens.decode(ids, skip_special_tokens=False) == (
+        f"<|system|>\nexample{end}\n<|assistant|>\nworked{end}\n<|user|>\nproblem{end}\n<|assistant|>\n"
+    )

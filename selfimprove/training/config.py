@@ -61,10 +61,12 @@ class FinetuneParams(Section):
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="share of the steps")
+    warmup_steps: int = Field(default=0, ge=0, description="if not 0: so many, instead of warmup_ratio")
     weight_decay: float = Field(default=0.0, ge=0)
     betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=1.0, gt=0)
+    validation: float = Field(default=0.0, ge=0, lt=1, description="share of the data held out, measured each epoch")
     reduction: Literal["example_mean", "token_mean"] = Field(
         default="example_mean", description="RISE: mean token loss of each example, then the batch mean"
     )

@@ -34,6 +34,8 @@ class RunJob(BaseModel):
     seed: int
     threads: int
     max_tokens: int | None = None
+    validation: int = 0
+    """the last so many examples, or pairs, are only measured"""
 
 
 @contextlib.contextmanager
@@ -105,7 +107,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         num_train_epochs=1,
         learning_rate=params.lr,
         lr_scheduler_type=schedule,
-        warmup_steps=params.warmup_ratio,
+        warmup_steps=params.warmup_steps or params.warmup_ratio,  # below 1 it is a share
         weight_decay=params.weight_decay,
         max_grad_norm=params.grad_clip,
         bf16=params.dtype == "bfloat16",

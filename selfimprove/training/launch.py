@@ -82,6 +82,15 @@ def finetune(
             f"no example is left to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
             f"than max_length {cfg.max_length}); look at convert's output or raise finetune.max_length."
         )
+    keys = [json.dumps([one.ids, one.token_weights]) for one in encoded] if cfg.validation else []
+    held_out = drawn_out(keys, cfg.validation, seed)
+    if len(held_out) == len(encoded):
+        raise UserError(
+            f"finetune.validation: {cfg.validation} holds out all {len(encoded)} examples; lower it, or add data."
+        )
+    encoded = [one for index, one in enumerate(encoded) if index not in held_out] + [
+        encoded[index] for index in sorted(held_out)
+    ]
     # Only now: this imports torch and transformers.
     from selfimprove.training.trainer import Job, train
 
@@ -94,6 +103,7 @@ def finetune(
         threads=threads_each(cfg, threads),
         weight_normalization=weight_normalization,
         max_tokens=limit,
+        validation=len(held_out),
     )
     if cfg.backend == "xtuner":
         from selfimprove.training.xtuner import train_with_xtuner
@@ -104,6 +114,12 @@ def finetune(
         report = launch(job, scratch, encoded, train, TrainReport, progress)
     finish(model_dir, part, out_dir)
     return report.model_copy(update={"counters": counters})
+
+
+def drawn_out(keys: Sequence[str], share: float, seed: int) -> set[int]:
+    """Which items are only measured: a share drawn by the seed and the items' own content, whatever their order."""
+    draw = [blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in keys]
+    return set(sorted(range(len(keys)), key=lambda index: (draw[index], index))[: round(share * len(keys))])
 
 
 def prepare(model_dir: Path, out_dir: Path) -> Path:

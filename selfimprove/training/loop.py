@@ -42,7 +42,12 @@ class PlannedTrainer(Trainer):
     """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches.
 
     What a step is worth looking at is a list of figures, the loss first: sums over micro-batches and processes.
+
+    Attributes:
+        figures: their names.
     """
+
+    figures: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -55,6 +60,7 @@ class PlannedTrainer(Trainer):
         self._job, self._plan = job, plan
         self._progress = progress
         self._figures: list[list[float]] = []
+        self._evaluations: list[dict[str, int | float]] = []
         self._pending: list[torch.Tensor] = []
         self._learnt: torch.Tensor | None = None
         # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
@@ -73,6 +79,15 @@ class PlannedTrainer(Trainer):
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss (a scalar) and figures [k] of one micro-batch, each its share of the whole step's."""
+
+    @property
+    @abstractmethod
+    def items(self) -> int:
+        """Examples, or pairs, in all: those of the plan, then ``job.validation`` more."""
+
+    @abstractmethod
+    def held_out(self, batch: range) -> list[dict[str, Any]]:
+        """Tensors of this process's share of the items ``batch``, which are only measured, all at once."""
 
     # What Trainer asks for.
 
@@ -168,14 +183,37 @@ class PlannedTrainer(Trainer):
 
     def history(self) -> dict[str, Any]:
         """What a checkpoint keeps of the figures so far."""
-        return {"steps": self._figures}
+        return {"steps": self._figures, "evaluations": self._evaluations}
 
     def restore(self, history: dict[str, Any]) -> None:
         """Go on from a checkpoint's figures."""
-        self._figures = history["steps"]
+        self._figures, self._evaluations = history["steps"], history["evaluations"]
+
+    # Measured, not learnt.
 
     def step_ended(self, step: int) -> None:
-        """Called when ``step`` steps are done, before a checkpoint (all processes together)."""
+        """Measure what is held out when an epoch ends (all processes call this together)."""
+        if self._job.validation and step in self._epoch_ends():
+            self._evaluations.append({"step": step, **self.measure()})
+
+    def measure(self) -> dict[str, float]:
+        """Figures of what is held out (all processes call this together)."""
+        model = self.model_wrapped
+        model.eval()
+        total = torch.zeros(len(self.figures), device=self.args.device)
+        with torch.no_grad():
+            for micro in self.held_out(range(self.items - self._job.validation, self.items)):
+                total += self.micro_loss(model, self._prepare_inputs(micro))[1]
+        figures = self.accelerator.reduce(total, reduction="sum").tolist()
+        return {f"eval_{name}": figure for name, figure in zip(self.figures, figures, strict=True)}
+
+    def _epoch_ends(self) -> set[int]:
+        items, read, ends = self.items - self._job.validation, 0, {len(self._plan.steps)}
+        for number, step in enumerate(self._plan.steps, start=1):
+            before, read = read, read + len(step.examples)
+            if read // items > before // items:
+                ends.add(number)
+        return ends
 
     # Results.
 

@@ -23,7 +23,6 @@ class PairParams(FinetuneParams):
         description="adds so many times the negative log-likelihood a token of the real side; the paper has none",
     )
     optimizer: Literal["rmsprop", "adamw"] = Field(default="rmsprop", description="betas are adamw's")
-    validation: float = Field(default=0.0, ge=0, lt=1, description="share of the pairs held out, measured each epoch")
     overlong: Literal["drop", "truncate"] = Field(
         default="drop", description="truncate: the prompt first, the same for both sides, then the responses"
     )
@@ -40,7 +39,7 @@ class PairParams(FinetuneParams):
     batch_size: int = Field(default=64, ge=1)
     lr: float = Field(default=5e-7, gt=0, description="the paper's, for full fine-tuning of 7B; small models need more")
     schedule: Literal["cosine", "linear", "constant"] = "linear"
-    warmup_ratio: float = Field(default=0.1, ge=0, lt=1)
+    warmup_ratio: float = Field(default=0.1, ge=0, lt=1, description="share of the steps")
     row_tokens: int = Field(default=1024, ge=1, description="width that pairs are packed to; a pair shares one row")
 
     @model_validator(mode="after")

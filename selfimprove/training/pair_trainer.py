@@ -42,7 +42,7 @@ ROUNDING = 1e-6
 
 
 class PairJob(RunJob):
-    """Training on pairs, as a training process is told of it. The last ``validation`` pairs are only measured."""
+    """Training on pairs, as a training process is told of it."""
 
     kind: Literal["pairs"] = "pairs"
     params: PairParams
@@ -50,7 +50,6 @@ class PairJob(RunJob):
     opponent: str
     """the opponent's ``weights_key``"""
     scores: Path
-    validation: int = 0
 
 
 def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Progress | None = None) -> PairReport:
@@ -98,6 +97,7 @@ class PairTrainer(PlannedTrainer):
     """The mean over a step's pairs of SPIN's loss; its figures are ``spin_objective.FIGURES``."""
 
     _job: PairJob
+    figures = FIGURES
 
     def __init__(
         self,
@@ -112,7 +112,6 @@ class PairTrainer(PlannedTrainer):
         self._lengths = lengths_of(pairs)
         self._scored = [(pair.real.trained, pair.generated.trained) for pair in pairs]
         self._opponent: list[opponent.Score] = []
-        self._evaluations: list[dict[str, int | float]] = []
         super().__init__(model, arguments, job, plan, progress)
 
     def read_opponent(self, folder: Path) -> None:
@@ -183,44 +182,17 @@ class PairTrainer(PlannedTrainer):
                 check_first(dict(zip(FIGURES, self._figures[0], strict=True)), tokens, self._job)
         return total
 
-    # Measured, not learnt.
+    @property
+    def items(self) -> int:
+        """Pairs."""
+        return len(self._pairs)
 
-    def step_ended(self, step: int) -> None:
-        """Measure the pairs held out when an epoch ends."""
-        if self._job.validation and step in self._epoch_ends():
-            self._evaluations.append({"step": step, **self.measure()})
-
-    def measure(self) -> dict[str, float]:
-        """Figures of the pairs held out (all processes call this together)."""
+    def held_out(self, batch: range) -> list[dict[str, Any]]:
+        """See ``PlannedTrainer.held_out``."""
         params, world = self._job.params, self.args.world_size
-        batch = range(len(self._pairs) - self._job.validation, len(self._pairs))
         filled = params.attention not in END_TO_END
         shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
-        model = self.model_wrapped
-        model.eval()
-        total = torch.zeros(len(FIGURES), device=self.args.device)
-        with torch.no_grad():
-            for micro in shares[self.args.process_index]:
-                total += self.micro_loss(model, self._prepare_inputs(self._render(micro, batch)))[1]
-        figures = self.accelerator.reduce(total, reduction="sum").tolist()
-        return {f"eval_{name}": figure for name, figure in zip(FIGURES, figures, strict=True)}
-
-    def _epoch_ends(self) -> set[int]:
-        pairs, read, ends = len(self._pairs) - self._job.validation, 0, {len(self._plan.steps)}
-        for number, step in enumerate(self._plan.steps, start=1):
-            read += len(step.examples)
-            if read % pairs == 0:
-                ends.add(number)
-        return ends
-
-    def history(self) -> dict[str, Any]:
-        """Also what was measured."""
-        return {**super().history(), "evaluations": self._evaluations}
-
-    def restore(self, history: dict[str, Any]) -> None:
-        """Also what was measured."""
-        super().restore(history)
-        self._evaluations = history["evaluations"]
+        return [self._render(micro, batch) for micro in shares[self.args.process_index]]
 
     def report(self, seconds: float, rope_factor: float | None, opponent_seconds: float, scored: int) -> PairReport:
         """What was trained, and how the figures went."""

@@ -28,6 +28,7 @@ from selfimprove.training.launch import (
     WEIGHT_SUFFIXES,
     Progress,
     copy_untrained,
+    drawn_out,
     finish,
     launch,
     prepare,
@@ -98,7 +99,7 @@ def finetune_pairs(
     if cfg.epochs == 0 and cfg.max_tokens is None:
         copy_untrained(model_dir, part, out_dir)
         return PairReport.nothing(counters)
-    held_out = set(_held_out(encoded, cfg.validation, seed))
+    held_out = drawn_out([pair.key for pair in encoded], cfg.validation, seed)
     if len(encoded) == len(held_out):
         raise UserError(
             f"no pair is left to train on ({counters.dropped_long} longer than max_length {cfg.max_length}, "
@@ -238,10 +239,3 @@ def weights_key(folder: Path) -> str:
                 while block := handle.read(1 << 20):
                     digest.update(block)
     return digest.hexdigest()
-
-
-def _held_out(encoded: Sequence[EncodedPair], share: float, seed: int) -> list[int]:
-    """Which pairs are only measured: a share drawn by the seed, by the pairs' own content, whatever their order."""
-    count = round(share * len(encoded))
-    draw = [blake2b(f"{seed}/{pair.key}".encode(), digest_size=8).digest() for pair in encoded]
-    return sorted(range(len(encoded)), key=lambda index: (draw[index], index))[:count]

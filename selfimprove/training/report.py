@@ -34,6 +34,10 @@ class TrainReport(BaseModel):
     """mean weight of the examples as they were given"""
     loss: list[tuple[int, float]]
     """(step, mean loss of the steps since the last entry)"""
+    held_out: int = 0
+    """examples that were only measured"""
+    evaluations: list[dict[str, int | float]] = []
+    """their loss (``eval_loss``) after each epoch, and the step"""
     counters: EncodeCounters = EncodeCounters()
     rope_factor: float | None = None
     """linear RoPE scaling that was put in, null for none"""

@@ -13,7 +13,7 @@ from selfimprove.training.job import Progress, RunJob, check_vocabulary, join, o
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
-from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.rows import END_TO_END, render
 
@@ -38,7 +38,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
     with own_threads(job):
         arguments = join(job)
         plan = make_plan(
-            [len(example.ids) for example in examples],
+            [len(example.ids) for example in examples[: len(examples) - job.validation]],
             batch_size=params.batch_size,
             row_tokens=params.row_tokens,
             micro_batch_tokens=params.micro_batch_tokens,
@@ -95,6 +95,8 @@ class WeightedTrainer(PlannedTrainer):
             mean_weight=self._mean_weight(),
             raw_mean_weight=sum(self._examples[index].weight for index in read) / max(1, len(read)),
             loss=[(step, loss) for step, (loss,) in self.means()],
+            held_out=self._job.validation,
+            evaluations=self._evaluations,
             rope_factor=rope_factor,
             timing=Timing(
                 seconds=seconds,
@@ -106,17 +108,31 @@ class WeightedTrainer(PlannedTrainer):
     def micro_batches(self, number: int) -> list[dict[str, Any]]:
         """Tensors of this process's share of step ``number``."""
         step = self._plan.steps[number]
-        scales = dict(zip(step.examples, self._scales(number), strict=True))
-        share = step.shares[self.args.process_index]
+        return self._rendered(step.shares[self.args.process_index], step.examples)
+
+    @property
+    def items(self) -> int:
+        """Examples."""
+        return len(self._examples)
+
+    def held_out(self, batch: range) -> list[dict[str, Any]]:
+        """See ``PlannedTrainer.held_out``."""
+        params, world = self._job.params, self.args.world_size
+        lengths, filled = [len(example.ids) for example in self._examples], params.attention not in END_TO_END
+        shares = lay_out(batch, lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
+        return self._rendered(shares[self.args.process_index], batch)
+
+    def _rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
+        scales = dict(zip(batch, self._scales(batch), strict=True))
         return [render(micro, self._examples, scales, self._pad_id, self._job.params.attention) for micro in share]
 
-    def _scales(self, number: int) -> list[float]:
-        batch = [self._examples[index] for index in self._plan.steps[number].examples]
-        return example_scales(batch, self._job.params.reduction, self._job.weight_normalization)
+    def _scales(self, batch: Sequence[int]) -> list[float]:
+        examples = [self._examples[index] for index in batch]
+        return example_scales(examples, self._job.params.reduction, self._job.weight_normalization)
 
     def _mean_weight(self) -> float:
         total = 0.0
-        for number, step in enumerate(self._plan.steps):
+        for step in self._plan.steps:
             batch = [self._examples[index] for index in step.examples]
-            total += effective_weight(batch, self._scales(number)) * len(batch)
+            total += effective_weight(batch, self._scales(step.examples)) * len(batch)
         return total / max(1, self._plan.examples)

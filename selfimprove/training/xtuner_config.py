@@ -73,6 +73,8 @@ def unsupported(params: FinetuneParams) -> str | None:
         "launcher.offload": launcher.offload,
         f"dtype: {params.dtype} on device: cpu (float32 works)": params.dtype != "float32" and not gpu,
         "tf32": params.tf32,
+        "validation": params.validation > 0,
+        "warmup_steps": params.warmup_steps > 0,
         f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
         "lora.quantize": params.lora is not None and params.lora.quantize != "none",
         f"report_to: {params.report_to}": params.report_to != "none",

@@ -15,12 +15,14 @@ from selfimprove.errors import UserError
 from selfimprove.records import Example, Message
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
-from selfimprove.training.launch import finetune
+from selfimprove.training.job import join
+from selfimprove.training.launch import drawn_out, finetune
 from selfimprove.training.loading import rope_factor
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import pack_rows
 from selfimprove.training.rows import render
 from selfimprove.training.segments import attend
+from selfimprove.training.trainer import Job
 
 PARAMS = FinetuneParams(
     epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1
@@ -276,3 +278,48 @@ def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path)
     with pytest.raises(UserError, match="id 100000, but the model knows only"):
         run(tiny, [example], tmp_path, PARAMS)
     assert not (tmp_path / "model").exists()
+
+
+def test_rise_36_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
+    tiny: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    examples = dialogues(20)
+    cfg = tuned(epochs=3, batch_size=4, validation=0.2, lr=1e-3)
+    report = run(tiny, examples, tmp_path / "measured", cfg)
+    assert (report.held_out, report.examples, report.steps) == (4, 3 * 16, 12)
+    assert [row["step"] for row in report.evaluations] == [4, 8, 12]
+    chat = ChatFormat.load(tiny)
+    encoded, _ = encode_examples(examples, chat, cfg.max_length)
+    keys = [json.dumps([one.ids, one.token_weights]) for one in encoded]
+    held = sorted(drawn_out(keys, 0.2, seed=3))
+    apart = [one for index, one in enumerate(examples) if index not in held]
+    # What is measured is the objective on those examples; the model is that of the others alone.
+    batch = [encoded[index] for index in held]
+    scales = dict(enumerate(example_scales(batch, "example_mean", "none")))
+    inputs = render(tuple((index,) for index in range(len(batch))), batch, scales, chat.pad_id)
+    loss, _ = loss_and_gradients(load(tmp_path / "measured" / "model"), [inputs])
+    assert report.evaluations[-1]["eval_loss"] == pytest.approx(loss, rel=1e-4)
+    run(tiny, apart, tmp_path / "apart", cfg.model_copy(update={"validation": 0.0}))
+    one, two = (load(tmp_path / name / "model").state_dict() for name in ("measured", "apart"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_who_is_held_out_depends_on_the_seed_and_the_content_alone() -> None:
+    keys = [f"example {number}" for number in range(40)]
+    chosen = {keys[index] for index in drawn_out(keys, 0.25, seed=1)}
+    assert len(chosen) == 10
+    assert {keys[::-1][index] for index in drawn_out(keys[::-1], 0.25, seed=1)} == chosen
+    assert {keys[index] for index in drawn_out(keys, 0.25, seed=2)} != chosen
+    assert drawn_out(keys, 0.0, seed=1) == set()
+
+
+def test_holding_everything_out_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"finetune\.validation: 0\.9 holds out all 2 examples; lower it"):
+        run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
+
+
+def test_rise_36_warm_up_is_a_share_of_the_steps_or_so_many(tiny: Path, tmp_path: Path) -> None:
+    job = Job(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1)
+    assert join(job).get_warmup_steps(470) == 47
+    job.params = tuned(warmup_ratio=0.1, warmup_steps=100)  # FireAct's
+    assert join(job).get_warmup_steps(470) == 100
