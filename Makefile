@@ -24,7 +24,7 @@ export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test test-all lint use exp compare report serve play bench docs dag clean-scratch lock
+.PHONY: help setup repro test lint use exp compare report serve play bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -34,7 +34,7 @@ setup: $(READY) ## create .venv and install what is pinned (the other targets do
 
 $(READY): requirements/main.lock
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; about two minutes)"
+	@echo "installing into $(VENV) (once; one to two minutes)"
 	@$(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
 	  || $(VENV)/bin/pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/main.lock
@@ -71,7 +71,7 @@ lint: $(READY) ## ruff and mypy
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
 	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)
 
-play: $(READY) ## ENV=taxi POLICY=person: play an episode (POLICY=expert, random or model:FOLDER; ARGS for more)
+play: $(READY) ## ENV=textcraft POLICY=person: play an episode (ENV=taxi, kitchen, …; POLICY=expert, random or model:FOLDER; ARGS for more)
 	@python -m selfimprove.play --env $(ENV) --policy $(POLICY) $(ARGS)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document

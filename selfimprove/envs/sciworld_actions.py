@@ -9,8 +9,9 @@ Mapping (spec agent_r §2, row 39; optional, off by default)::
     "dance"                    ->  dance                    no shared word: unchanged
 
 The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
-nobody could see it (§6, trap 11). Here a mapping that turns an action into its opposite, or that would focus on what
-was not named, is refused: the prediction stays as it is. Every mapping that happens is told (``Step.info``).
+nobody could see it (§6, trap 11). Here an action that is the opposite of what was said, or that would focus on what
+was not named, is none to map to: the next best is taken, and with none the prediction stays as it is. Every mapping
+that happens is told (``Step.info``).
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def map_action(prediction: str, among: Iterable[str]) -> str:
     """The action of ``among`` that ``prediction`` means; ``prediction`` itself where none can be told.
 
     One that is valid stays. Else the one with most distinct words in common; of several, the shorter, then the first
-    by the alphabet. Punctuation is stripped. Words are compared as they are written, capitals included, as in the
-    original.
+    by the alphabet. Refused ones are left out beforehand. Punctuation is stripped. Shared words are counted as they are
+    written, capitals included, as in the original; what is refused does not depend on capitals.
     """
     wanted = prediction.replace("green house", "greenhouse").strip()
     among = set(among)
@@ -75,11 +76,9 @@ def map_action(prediction: str, among: Iterable[str]) -> str:
     best, most = prediction, 0
     for action in sorted(among, key=lambda action: (len(action), action)):
         shared = len(words & set(_plain(action).split()))
-        if shared > most:
+        if shared > most and not _refused(wanted, action):
             best, most = action, shared
-    if most == 0 or _refused(wanted, best):
-        return prediction
-    return _plain(best)
+    return _plain(best) if most else prediction
 
 
 def _visible(focus: str, seen: str) -> bool:
@@ -92,11 +91,10 @@ def _plain(action: str) -> str:
 
 def _refused(prediction: str, action: str) -> bool:
     """Whether the mapping would reverse the prediction, or focus (which can't be undone) on what it did not name."""
-    said, words = set(_plain(prediction).split()), _plain(action).split()
+    said, words = _plain(prediction).lower().split(), _plain(action).lower().split()
     if words[0] == "focus":
-        return "focus" not in said or not said & set(words[2:])
-    verb = _plain(prediction).split()[0]
-    return verb != words[0] and frozenset((verb, words[0])) in _OPPOSITES
+        return "focus" not in said or not set(said) & set(words[2:])
+    return said[0] != words[0] and frozenset((said[0], words[0])) in _OPPOSITES
 
 
 # The first that matches the whole action gives the thought; {0}, {1} are its groups.

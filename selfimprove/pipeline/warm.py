@@ -6,8 +6,9 @@ command. A heavy stage that finds the helper (by ``SELFIMPROVE_WARM``) asks it t
 arguments, folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code
 becomes the stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
 
-The helper holds only third-party packages, has computed nothing (so forking is safe), and ends with the command. A
-child whose stage process is killed dies with it.
+The helper holds third-party packages and, of ours, only what reads ``run.threads`` (this module, ``pipeline.params``,
+``params_base``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
+stage process is killed dies with it.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ def main() -> None:
     if len(summaries) > 1:
         console.print(overview(summaries))
     console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
+    console.print("(a control's: results/<method>/controls/<row>/, an agent's: results/<method>/agents/<row>/)")
 
 
 def read_summaries(methods: Sequence[str]) -> dict[str, Any]:

@@ -189,6 +189,23 @@ def test_agent_r_39_a_mapping_that_would_reverse_or_focus_unasked_is_refused(pre
     assert map_action(prediction, among) == prediction
 
 
+@pytest.mark.parametrize(
+    ("prediction", "among", "action"),
+    [
+        ("Focus on apple", ["focus on apple", "go to kitchen"], "focus on apple"),
+        ("FOCUS on Apple", ["focus on apple", "go to kitchen"], "focus on apple"),
+        ("Close door to hallway", ["open door to hallway"], "Close door to hallway"),
+    ],
+)
+def test_agent_r_39_what_is_refused_does_not_depend_on_capitals(prediction, among, action):
+    assert map_action(prediction, among) == action
+
+
+def test_agent_r_39_a_refused_action_leaves_its_place_to_the_next_best():
+    assert map_action("inspect on apple", ["focus on apple", "pick up apple"]) == "pick up apple"
+    assert map_action("put apple up", ["pick up apple", "look at apple"]) == "look at apple"
+
+
 @given(st.text(), st.lists(st.sampled_from(VALID)))
 def test_agent_r_39_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(prediction, among):
     assert map_action(prediction, among) == map_action(prediction, among[::-1])

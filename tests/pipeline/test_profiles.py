@@ -79,6 +79,15 @@ def test_laying_an_overlay_twice_changes_nothing_more() -> None:
     assert once == params
 
 
+@pytest.mark.parametrize("name", names(ROOT / "profiles"))
+def test_reflect_rl_25_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterations(name: str) -> None:
+    params = YAML(typ="safe", pure=True).load(compose(name, ROOT / "profiles"))["reflect_rl"]
+    tasks = params["tasks"]["train"] or 1680  # null (gpt2-xl): .7 of at most 12 repositories x 100 files x 2 questions
+    least = 3 if params["env"]["name"] == "taxi" else tasks  # taxi's three levels each have all tasks
+    for run, settings in params["iterations"].items():
+        assert not settings["rl"]["curriculum"] or settings["rl"]["max_steps"] >= least, run
+
+
 def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
     with pytest.raises(UserError, match="no profile 'defualt'; did you mean 'default'"):
         compose("defualt", folder)

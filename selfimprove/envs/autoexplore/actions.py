@@ -85,12 +85,13 @@ def label(
 def choose(choices: Sequence[Choice], response: str) -> Action | None:
     """The action that a response names, None if it names none.
 
-    Accepted: a command exactly as listed, or a label: with blanks around it, a trailing dot, or any text after the
-    first dot (``7``, `` 7. ``, ``7. cat a.py``). Not accepted: ``07``, ``Choice 7`` (spec §2, Accepted labels).
+    Accepted: a command exactly as listed, or a label: with blanks of any kind around it, a trailing dot, or any text
+    after the first dot (``7``, `` 7. ``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7`` (spec §2,
+    Accepted labels).
     """
-    response = response.strip(" \n")
+    response = response.strip()
     for choice in choices:
         if choice.action.text == response:
             return choice.action
-    named = response.strip(".").split(".", 1)[0]
+    named = response.partition(".")[0]
     return next((choice.action for choice in choices if choice.label == named), None)

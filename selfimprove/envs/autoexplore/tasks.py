@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from selfimprove.envs.autoexplore.actions import LABELS, list_actions
 from selfimprove.envs.autoexplore.repos import Repo
@@ -48,12 +49,15 @@ class Trajectory(Record):
 
 
 class Task(Record):
-    """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name."""
+    """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name.
+
+    A name in quotes, as the original writes those with blanks, loses them here (spec §6, trap 20).
+    """
 
     question: str
     answer: str
     optimal_path: list[str]
-    filename: str
+    filename: Annotated[str, AfterValidator(unquoted)]
     root: str
     n_level: int = Field(ge=0)
     model: str
@@ -71,6 +75,19 @@ class Task(Record):
         """
         named = {unquoted(t.filename) for t in self.trajectories if t.filename} if union else set()
         return (self.filename, *sorted(named - {self.filename}))
+
+    def with_trajectories(self, more: Iterable[Trajectory]) -> Task:
+        """The task with further trajectories: every positive is ``positive``, a negative gets a free number (§4)."""
+        trajectories = list(self.trajectories)
+        taken = {one.info for one in trajectories}
+        for one in more:
+            if one.info.startswith("positive"):
+                info = "positive"
+            else:
+                info = next(name for k in count() if (name := f"negative{k}") not in taken)
+            taken.add(info)
+            trajectories.append(one.model_copy(update={"info": info}))
+        return self.model_copy(update={"trajectories": trajectories})
 
 
 def optimal_path(filename: str) -> list[str]:
@@ -94,41 +111,33 @@ def reachable(repo: Repo, filename: str, most: int = len(LABELS)) -> bool:
 def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo]) -> list[Task]:
     """Tasks that can be played, each once, in order of first appearance (spec §3, filter_task).
 
-    Dropped: blank questions; repositories or targets that are not there or can't be reached. Names lose their quotes
-    (§6, trap 20). Paths lose ``ls``, get their quotes as listed, and end with ``id``. Tasks with the same root, file
-    and question are merged: the first keeps its fields and receives the others' trajectories, renumbered by kind.
+    Dropped: blank questions; repositories or targets that are not there or can't be reached. Paths lose ``ls``, get
+    their quotes as listed, and end with ``id``. Tasks with the same root, file and question are merged: the first keeps
+    its fields and receives the others' trajectories, each of their negatives under a free number.
     """
     merged: dict[tuple[str, str, str], Task] = {}
     for task in tasks:
-        filename = unquoted(task.filename)
         repo = repos.get(task.root)
-        if not task.question.strip() or repo is None or not reachable(repo, filename):
+        if not task.question.strip() or repo is None or not reachable(repo, task.filename):
             continue
-        key = (task.root, filename, task.question)
-        if key not in merged:
-            path = _cleaned(task.optimal_path) or optimal_path(filename)
-            merged[key] = task.model_copy(update={"filename": filename, "optimal_path": path})
-            continue
-        first = merged[key]
-        trajectories = list(first.trajectories)
-        for trajectory in task.trajectories:
-            kind = "positive" if trajectory.info.startswith("positive") else "negative"
-            number = sum(other.info.startswith(kind) for other in trajectories)
-            trajectories.append(trajectory.model_copy(update={"info": f"{kind}{number}"}))
-        merged[key] = first.model_copy(update={"trajectories": trajectories})
+        key = (task.root, task.filename, task.question)
+        if key in merged:
+            merged[key] = merged[key].with_trajectories(task.trajectories)
+        else:
+            merged[key] = task.model_copy(update={"optimal_path": _cleaned(task.optimal_path, task.filename)})
     return list(merged.values())
 
 
-def _cleaned(commands: Sequence[str]) -> list[str]:
-    """A path without ``ls``, its operands quoted as they are listed, with the ``id`` that its ``cat`` calls for."""
+def _cleaned(commands: Sequence[str], filename: str) -> list[str]:
+    """A path without ``ls``, its operands quoted as they are listed, that ends with ``id``; an empty one is made."""
     cleaned = []
     for command in commands:
         name, _, operand = command.strip().partition(" ")
         if name != "ls":
             cleaned.append(f"{name} {quoted(unquoted(operand.strip()))}" if operand else name)
-    if cleaned and cleaned[-1].startswith("cat "):
-        cleaned.append("id" + cleaned[-1][len("cat") :])
-    return cleaned
+    if cleaned and not cleaned[-1].startswith("id "):
+        cleaned.append(f"id {quoted(filename.rpartition('/')[2])}")
+    return cleaned or optimal_path(filename)
 
 
 class Split(NamedTuple):
@@ -188,7 +197,7 @@ def read_tasks(path: Path) -> list[Task]:
             place = ".".join(map(str, error.errors()[0]["loc"])) or "the task"
             message = error.errors()[0]["msg"]
             raise UserError(f"{path}, task {number}: {place}: {message}; mend or delete the task.") from None
-        if not task.filename.endswith((*ALLOWED_SUFFIXES, "'", '"')):
+        if not task.filename.endswith(ALLOWED_SUFFIXES):
             raise UserError(
                 f"{path}, task {number}: filename: {task.filename!r} is no kind of file that can be identified; "
                 f"mend or delete the task."

@@ -10,7 +10,7 @@ The answer gives reasons first ::
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from selfimprove.records import Message, Record
@@ -110,19 +110,29 @@ def task_line(task: str) -> str:
 
 
 _MARKER = re.compile(r"judge?ment\b[\s*_`\"']*[:：]", re.IGNORECASE)
-_LABEL = re.compile(
-    r"(?P<negated>\b(?:not|no|never|hardly|cannot|\w+n['’]t)\s+(?:\w+\s+){0,3})?(?<![^\W_])(?P<label>good|bad|uncertain)(?![^\W_])",
+_LABEL = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
+_NOT = re.compile(
+    r"(?<![^\W_])(?:not(?!\s+only\b)|no(?!\s+(?:doubt|question)\b)|nor|neither|never|nothing|hardly|cannot)(?![^\W_])"
+    r"|n['’]t(?![^\W_])",
     re.IGNORECASE,
 )
+# "and" ends a clause where a new one with its own verb follows ("does not hurt and is good").
+_CLAUSE_END = re.compile(
+    r"[.,;:!?()\[\]–—]|\s-+\s|\b(?:but|because|since|although|though|while|whereas|however|hence|therefore)\b"
+    r"|\band\s+(?=(?:it|this|that|is|was|so)\b)",
+    re.IGNORECASE,
+)
+_OR = re.compile(r"\s*(?:/|\bor\b)", re.IGNORECASE)
 
 
 def parse_verdict(reply: str) -> Verdict | None:
     """The verdict of a reply, None if there is none.
 
     Counted are the labels in the line after ``Judgement:`` or ``Judgment:`` (if that line is empty, in the next that is
-    not); the last label of all such lines wins. "not good" is bad, and "not bad" is uncertain unless another label
-    stands beside it. What is said without the marker is no verdict: the original passes any reply that mentions
-    "good", be it "not good", and takes an empty one for bad (trap 9).
+    not); the last label of all such lines wins. A negation holds up to the next label of its clause, however far, and
+    over an "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and
+    "not bad" is uncertain unless another label stands beside it. What is said without the marker is no verdict: the
+    original passes any reply that mentions "good", be it "not good", and takes an empty one for bad (trap 9).
     """
     verdict: Verdict | None = None
     pieces = _MARKER.split(reply)
@@ -134,16 +144,30 @@ def parse_verdict(reply: str) -> Verdict | None:
 
 
 def _line_verdict(line: str) -> Verdict | None:
-    labels: list[Verdict] = []
-    for match in _LABEL.finditer(line):
-        label: Verdict = next(verdict for verdict in VERDICTS if verdict == match["label"].lower())
-        if not match["negated"]:
-            labels.append(label)
+    verdict: Verdict | None = None
+    before: Verdict | None = None  # the label before, if it was negated
+    for label, negated in _labels(line):
+        if not negated:
+            verdict = label
+        elif {label, before} == {"good", "bad"}:
+            verdict = "uncertain"
         elif label == "good":
-            labels.append("bad")
-    if labels:
-        return labels[-1]
-    return "uncertain" if _LABEL.search(line) else None
+            verdict = "bad"
+        else:
+            verdict = verdict or "uncertain"
+        before = label if negated else None
+    return verdict
+
+
+def _labels(line: str) -> Iterator[tuple[Verdict, bool]]:
+    """Each label of a line, and whether it is negated."""
+    for clause in _CLAUSE_END.split(line):
+        negated, at = False, 0
+        for match in _LABEL.finditer(clause):
+            between = clause[at : match.start()]
+            negated = bool(_NOT.search(between)) or (negated and _OR.match(between) is not None)
+            yield next(verdict for verdict in VERDICTS if verdict == match[0].lower()), negated
+            at = match.end()
 
 
 def judgement_of(reply: str) -> Judgement:

@@ -57,8 +57,11 @@ def q_value(node: Node) -> float:
 
 
 def uct(node: Node, parent: Node | None, exploration: float) -> float:
-    """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus when unvisited, none at the root."""
-    if parent is None or node.visits == 0:
+    """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus when unvisited, none at the root.
+
+    None below an unvisited parent either, which no search has but a tree from elsewhere may.
+    """
+    if parent is None or node.visits == 0 or parent.visits == 0:
         return q_value(node)
     return q_value(node) + exploration * math.sqrt(math.log(parent.visits) / node.visits)
 

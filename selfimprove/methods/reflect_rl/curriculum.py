@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from selfimprove.envs.enumerated import EnumeratedEnv
@@ -21,13 +22,13 @@ class Phase(NamedTuple):
 def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curriculum: bool) -> list[Phase]:
     """The schedule of a run of ``max_steps`` iterations.
 
-    Levels that share out the tasks (AutoExplore's depths) get iterations in proportion to theirs, as the original does:
-    level i begins at max_steps x items before it / items in all. Levels that each have all tasks (Taxi's pickup,
-    dropoff, full) get equal parts.
+    Levels that share out the tasks (AutoExplore's depths) get whole iterations a task, as the original counts: level i
+    begins at (max_steps // items) x items before it, and what the division leaves over is the last level's. Levels
+    that each have all tasks (Taxi's pickup, dropoff, full) get equal parts.
 
     Raises:
-        UserError: there is no task, or a level would get no iteration [R: the original then never advanced;
-            §6, trap 18].
+        UserError: there is no task (of the only level); tasks that are shared out get no iteration each, or a level
+            gets none [R: the original then never advanced; §6, trap 18].
     """
     if not tasks:
         raise UserError("reflect_rl.tasks: there is no task to train on; raise tasks.train or few_data.")
@@ -35,11 +36,22 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
         return [Phase(0, "", tuple(tasks))]
     groups = [(level, tuple(env.level_tasks(level, tasks))) for level in env.levels]
     groups = [(level, group) for level, group in groups if group]
-    total, before = sum(len(group) for _, group in groups), 0
-    found: list[Phase] = []
-    for level, group in groups:
-        found.append(Phase(max_steps * before // total, level, group))
-        before += len(group)
+    if not groups:
+        raise UserError(
+            f"reflect_rl.tasks: there is no task of level {env.levels[0]!r} to train on; raise tasks.train or "
+            "few_data, or choose another env.curriculum_index."
+        )
+    total = sum(len(group) for _, group in groups)
+    starts = [max_steps * i // len(groups) for i in range(len(groups))]
+    if len(groups) > 1 and total == len({task for _, group in groups for task in group}):  # no task in two levels
+        a_task = max_steps // total
+        if not a_task:
+            raise UserError(
+                f"rl.max_steps: {max_steps} iterations are fewer than the {total} tasks of the curriculum; "
+                "raise max_steps, train on fewer tasks (tasks.train), or set rl.curriculum: false."
+            )
+        starts = [a_task * before for before in accumulate((len(group) for _, group in groups[:-1]), initial=0)]
+    found = [Phase(start, level, group) for start, (level, group) in zip(starts, groups, strict=True)]
     ends = [phase.start for phase in found[1:]] + [max_steps]
     for phase, end in zip(found, ends, strict=True):
         if phase.start >= end:

@@ -42,6 +42,8 @@ from selfimprove.records import Example, Message, read_jsonl, read_rows, write_j
 def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
     """AutoExplore's tasks with their trajectories; what a negative did wrong is a step of it, without a reflection.
 
+    Those that a task of a file had before come first, and each negative after them gets a free number.
+
     Raises:
         UserError: a trajectory is of another environment, or of no task.
     """
@@ -53,9 +55,7 @@ def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> lis
         told.setdefault(one.task_id, []).append(
             Told(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
         )
-    return [
-        task.model_copy(update={"trajectories": [*task.trajectories, *told.get(i, [])]}) for i, task in enumerate(tasks)
-    ]
+    return [task.with_trajectories(told.get(i, [])) for i, task in enumerate(tasks)]
 
 
 def state_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:

@@ -42,24 +42,35 @@ CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
 """How often a teacher that told the secret is asked again before the step is left out."""
 
-_AFTER_ACTION = re.compile(r"\baction\b[\s:#*\"'`(]*([0-9A-Za-z]+)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"(?<![\w.-])\d+(?![\w-]|\.\d)")
+_WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
+"""An answer that is a label, alone or with a dot or colon and any text after it; 1.5 is no label 1."""
+_ACTION = re.compile(r"\baction\b", re.IGNORECASE)
+_LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n]*\w|['’-]\w)", re.IGNORECASE)
+"""A letter that "action:" is followed by, and not the first word of a sentence, as in "Action: I would go"."""
+_INTEGER = re.compile(r"(?<![\w.\u2212-])(?<!\d,)\d+(?![\w-]|[.,]\d)")
+"""A whole number without a sign, and no part of a decimal or a longer number (1.5, -1, 1,000)."""
 
 
 def read_label(text: str, labels: Collection[str]) -> str | None:
     """The label that a chat model chose, None if it named none that is listed.
 
-    The answer itself, with a dot or with text after it; else what follows the word "action", exactly; else the first
-    number that stands alone. Never a part of a number, never a guess (spec §6, trap 25).
+    The answer itself, with a dot or colon and text after it; else a letter right after "action:"; else the first whole
+    number after the word "action"; only where there is none, the first that stands alone. Never a part of a number,
+    never another one in the place of one that is not listed (spec §3, evaluate_gpt; §6, trap 25)::
+
+        Of the 6 moves, the best action is 3.    ->  3
+        Action 12                                ->  12, None if only 0 to 5 are listed
     """
-    answer = text.strip().strip("*`\"'()[]").strip()
-    for said in (answer, answer.rstrip("."), answer.partition(".")[0], answer.partition(":")[0]):
-        if said in labels:
-            return said
-    named = _AFTER_ACTION.search(text)
-    if named is not None and named[1] in labels:
-        return named[1]
-    number = _NUMBER.search(text) if named is None or not named[1].isdigit() else None
+    whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
+    if whole is not None and whole[1] in labels:
+        return whole[1]
+    letter = _LETTER.search(text)
+    if letter is not None and letter[1] in labels:
+        return letter[1]
+    word = _ACTION.search(text)
+    number = _INTEGER.search(text, word.end()) if word is not None else None
+    if number is None and letter is None:  # a letter that is not listed was the choice
+        number = _INTEGER.search(text)
     return number[0] if number is not None and number[0] in labels else None
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.envs.autoexplore.env import AutoExplore
 from selfimprove.envs.autoexplore.questions import asked_about, docstrings, find_facts, make_tasks
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.tasks import (
@@ -104,11 +105,17 @@ def test_reflect_rl_04_blank_and_missing_tasks_go_and_paths_are_mended(repo, mak
         make_task("core"),
         make_task(f'"{wire}"', "Wire?", optimal_path=old),
         make_task("README.md", "Read?", optimal_path=["ls"]),
+        make_task("core/hub.py", "Hub?", optimal_path=["cd core"]),
+        make_task(wire, "Deep?", optimal_path=["cd core", "cd deep", "ls"]),
+        make_task("core/hub.py", "Read and named?"),
     ]
     kept = filter_tasks(tasks, {"eventlib": repo})
     assert [(task.filename, task.optimal_path) for task in kept] == [
         (wire, optimal_path(wire)),
         ("README.md", ["cat README.md", "id README.md"]),
+        ("core/hub.py", ["cd core", "id hub.py"]),  # ends with id, whatever it ended with
+        (wire, ["cd core", "cd deep", 'id "wire format.py"']),
+        ("core/hub.py", optimal_path("core/hub.py")),
     ]
 
 
@@ -127,9 +134,11 @@ def test_reflect_rl_04_repeated_tasks_are_merged_with_their_trajectories(repo, m
     merged, other = filter_tasks(tasks, {"eventlib": repo})
     assert (merged.question, merged.answer, other.question) == ("Q", "there", "other")
     assert [(t.info, t.model_name) for t in merged.trajectories] == [
-        *[("positive", "a"), ("negative0", "a"), ("positive1", "b"), ("negative1", "b"), ("negative2", "c")]
+        *[("positive", "a"), ("negative0", "a"), ("positive", "b"), ("negative1", "b"), ("negative2", "c")]
     ]
     assert tasks[0].trajectories[-1].model_name == "a"  # what was read stays as it was
+    (again,) = filter_tasks([tasks[3], tasks[3], tasks[0]], {"eventlib": repo})
+    assert [t.info for t in again.trajectories] == ["negative5", "negative0", "positive", "negative1"]
 
 
 def test_reflect_rl_09_split_is_seeded_disjoint_and_exact(make_task):
@@ -171,6 +180,25 @@ def test_reflect_rl_04_correct_files_are_the_original_target_unless_the_union_is
     task = make_task("x.py", trajectories=seen)
     assert task.targets() == ("x.py",)
     assert task.targets(union=True) == ("x.py", "a a.py", "b.py")
+
+
+@pytest.mark.parametrize("name", ['"my file.md"', "'my file.md'", "\"'my file.md'\""])
+def test_reflect_rl_04_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(
+    tmp_path, make_folder, make_task, name
+):
+    task = make_task("my file.md", root="r").model_copy(update={"filename": name})  # as a file of the original has it
+    (tmp_path / "tasks.json").write_text(f"[{dump_line(task)}]")
+    (read,) = read_tasks(tmp_path / "tasks.json")
+    assert read == make_task(name, root="r", optimal_path=task.optimal_path, n_level=0)
+    assert (read.filename, read.targets(), read.targets(union=True)) == ("my file.md", ("my file.md",), ("my file.md",))
+    folder = make_folder("r", {"my file.md": "words of a file\n", "other.md": "words of another\n"})
+    env = AutoExplore([read], {"r": Repo.open(folder)})
+    env.reset(0)
+    step = env.step('id "my file.md"')
+    assert (step.done, step.info["success"]) == (True, True)
+    (tmp_path / "tasks.json").write_text(f"[{dump_line(task)}]".replace("my file.md", "my file"))
+    with pytest.raises(UserError, match="is no kind of file"):
+        read_tasks(tmp_path / "tasks.json")
 
 
 def test_reflect_rl_04_files_of_tasks_are_read_back_and_faults_named(tmp_path, make_task):

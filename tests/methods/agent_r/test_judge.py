@@ -72,6 +72,32 @@ def test_agent_r_20_a_verdict_is_read_from_both_spellings_and_nothing_else(reply
     assert judgement_of(reply) == Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
 
 
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        ("I would not say that this is good", "bad"),
+        ("I couldn’t for a moment call what it did there good", "bad"),
+        ("**Not** good", "bad"),
+        ("Nothing good", "bad"),
+        ("I would not go so far as to call this action bad", "uncertain"),
+        ("Neither good nor bad", "uncertain"),
+        ("neither bad, nor good", "uncertain"),
+        ("I can't tell whether it is good or bad", "uncertain"),
+        ("Neither good nor bad, but wasteful: bad", "bad"),
+        # The clause ends, and the negation with it.
+        ("It does not go back, good", "good"),
+        ("It is not what I would do, but it is good", "good"),
+        ("It does not hurt and is good", "good"),
+        ("Not good - bad", "bad"),
+        # These deny nothing.
+        ("There is no doubt that this is good", "good"),
+        ("Not only good but needed", "good"),
+    ],
+)
+def test_agent_r_20_a_negation_holds_up_to_the_label_within_its_clause(line: str, verdict: str) -> None:
+    assert parse_verdict(f"Judgement: {line}") == verdict
+
+
 @given(st.text(max_size=300))
 def test_agent_r_20_any_text_is_read_without_failing(text: str) -> None:
     assert parse_verdict(text) in (None, *VERDICTS)
@@ -86,6 +112,7 @@ def test_agent_r_20_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons
 def test_agent_r_20_a_long_reply_is_read_fast() -> None:
     assert parse_verdict("not " * 20_000 + "Judgement: " + "not " * 20_000) is None
     assert parse_verdict("judgement: good " * 5_000) == "good"
+    assert parse_verdict("Judgement: " + "not good or bad and " * 5_000) == "uncertain"
 
 
 def test_agent_r_20_the_prompt_has_task_log_current_action_definitions_and_form() -> None:

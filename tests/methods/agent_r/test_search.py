@@ -101,6 +101,7 @@ def test_agent_r_01_uct_is_the_mean_reward_and_the_bonus():
     assert uct(root, None, 0.25) == 2.0 / 7  # no bonus at the root
     assert uct(Node(parent=0), root, 0.25) == 0.0  # unvisited: neither Q nor bonus
     assert uct(Node(parent=0, visits=1, value=1.0), Node(visits=1), 0.25) == 1.0
+    assert uct(Node(parent=0, visits=2, value=1.0), Node(), 0.25) == 0.5  # ln 0: no bonus
 
 
 def test_agent_r_02_unvisited_children_go_before_the_best_and_all_of_them_tie():

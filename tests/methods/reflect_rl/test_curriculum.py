@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selfimprove.envs.enumerated_taxi import EnumeratedTaxi
 from selfimprove.errors import UserError
@@ -10,16 +14,74 @@ from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, ph
 from tests.methods.reflect_rl.corridor import Corridor
 
 
-def test_reflect_rl_25_levels_that_share_out_the_tasks_begin_after_steps_in_proportion() -> None:
-    # 3 of 8 items are near: the original's (80 // 8) * 3.
-    schedule = phases(Corridor(), range(8), 80, curriculum=True)
+class Buckets(Corridor):
+    """A corridor whose levels have so many tasks each, in order."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(tasks=sum(sizes))
+        self.levels = tuple(f"depth{i}" for i in range(len(sizes)))
+        self._level_of = [f"depth{i}" for i, size in enumerate(sizes) for _ in range(size)]
+
+    def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
+        return [task for task in tasks if self._level_of[task] == level]
+
+
+def test_reflect_rl_25_levels_that_share_out_the_tasks_begin_after_whole_steps_per_item() -> None:
+    schedule = phases(Corridor(), range(8), 85, curriculum=True)  # 85 // 8 = 10 an item, 3 of which are near
     assert schedule == [Phase(0, "near", (0, 1, 2)), Phase(30, "far", (3, 4, 5, 6, 7))]
-    assert [phase_at(schedule, iteration) for iteration in (0, 29, 30, 79)] == [0, 0, 1, 1]
+    assert [phase_at(schedule, iteration) for iteration in (0, 29, 30, 84)] == [0, 0, 1, 1]
 
 
-def test_reflect_rl_28_taxis_levels_begin_at_thirds_and_each_has_all_tasks() -> None:
-    schedule = phases(EnumeratedTaxi("full"), [5, 9], 60, curriculum=True)
-    assert schedule == [Phase(0, "pickup", (5, 9)), Phase(20, "dropoff", (5, 9)), Phase(40, "full", (5, 9))]
+@pytest.mark.parametrize(
+    ("sizes", "max_steps", "starts"),
+    [
+        ((10, 15, 5), 100, [0, 30, 75]),
+        ((86, 206), 20000, [0, 5848]),
+        ((7, 3), 25, [0, 14]),
+        ((7, 3), 10, [0, 7]),
+        ((4,), 3, [0]),  # nothing is shared out
+    ],
+)
+def test_reflect_rl_25_level_i_begins_at_steps_per_item_times_the_items_before_it(
+    sizes: tuple[int, ...], max_steps: int, starts: list[int]
+) -> None:
+    env = Buckets(*sizes)
+    schedule = phases(env, env.task_ids(), max_steps, curriculum=True)
+    assert [phase.start for phase in schedule] == starts
+    assert [len(phase.tasks) for phase in schedule] == list(sizes)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 200))
+def test_reflect_rl_25_as_many_steps_as_items_leave_every_level_some(sizes: list[int], more: int) -> None:
+    env = Buckets(*sizes)
+    schedule = phases(env, env.task_ids(), sum(sizes) + more, curriculum=True)
+    ends = [phase.start for phase in schedule[1:]] + [sum(sizes) + more]
+    assert all(end - phase.start >= len(phase.tasks) for phase, end in zip(schedule, ends, strict=True))
+
+
+def test_reflect_rl_25_trap_18_zero_steps_per_item_are_refused_with_what_to_do() -> None:
+    remedy = r"9 iterations are fewer than the 10 tasks .* raise max_steps, .* fewer tasks .* rl\.curriculum: false\.$"
+    with pytest.raises(UserError, match=remedy):
+        phases(Buckets(7, 3), range(10), 9, curriculum=True)
+    assert len(phases(Buckets(7, 3), range(10), 9, curriculum=False)) == 1
+    assert len(phases(EnumeratedTaxi("full"), range(10), 9, curriculum=True)) == 3  # its levels share out nothing
+
+
+def test_reflect_rl_24_a_level_alone_without_a_task_is_refused() -> None:
+    env = Buckets(7, 3)
+    env.levels = ("depth1",)
+    assert phases(env, range(10), 2, curriculum=True) == [Phase(0, "depth1", (7, 8, 9))]
+    with pytest.raises(UserError, match="no task of level 'depth1' to train on; raise"):
+        phases(env, range(7), 2, curriculum=True)
+
+
+@pytest.mark.parametrize(("max_steps", "starts"), [(60, [0, 20, 40]), (100, [0, 33, 66]), (200, [0, 66, 133])])
+def test_reflect_rl_25_28_taxis_levels_begin_at_thirds_and_each_has_all_tasks(
+    max_steps: int, starts: list[int]
+) -> None:
+    schedule = phases(EnumeratedTaxi("full"), [5, 9], max_steps, curriculum=True)
+    levels = ("pickup", "dropoff", "full")
+    assert schedule == [Phase(start, level, (5, 9)) for start, level in zip(starts, levels, strict=True)]
 
 
 def test_reflect_rl_24_a_single_level_of_the_curriculum_is_the_whole_run() -> None:

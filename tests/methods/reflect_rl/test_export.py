@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from selfimprove.envs.autoexplore.tasks import read_tasks
+from selfimprove.envs.autoexplore.repos import Repo
+from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks
 from selfimprove.envs.enumerated import State, make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.export import app, from_text, to_text
+from selfimprove.methods.reflect_rl.export import app, from_text, to_text, told_tasks
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
@@ -62,6 +63,25 @@ def test_reflect_rl_06_07_tasks_carry_their_trajectories(tmp_path: Path):
     }  # fmt: skip
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "all.json")
     assert len(read_tasks(tmp_path / "all.json")) == 2  # and ours reads it back
+
+
+def test_reflect_rl_06_07_several_positives_are_all_positive_and_negatives_are_numbered_on_when_read_back(
+    tmp_path: Path,
+):
+    told = [
+        {"model_name": "gpt-4", "filename": None, "info": info, "trajectory": []} for info in ("positive", "negative0")
+    ]
+    task = task_for("core/hub.py", trajectories=told)
+    made = [Trajectory(id=info, env="autoexplore", task_id=0, info=info, teacher="scripted", status="solved")
+            for info in ("positive", "negative0", "negative1")]  # fmt: skip
+    once = told_tasks([task], made)
+    infos = ["positive", "negative0", "positive", "negative1", "negative2"]
+    assert [one.info for one in once[0].trajectories] == infos
+    write_tasks(tmp_path / "all.json", once)
+    back = read_tasks(tmp_path / "all.json")
+    assert back == once
+    (merged,) = filter_tasks([*back, task], {"eventlib": Repo.open(plant(tmp_path / "eventlib", FILES))})
+    assert [one.info for one in merged.trajectories] == [*infos, "positive", "negative3"]
 
 
 def test_reflect_rl_30_reflected_states_as_one_list(tmp_path: Path):

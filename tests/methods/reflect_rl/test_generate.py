@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.journaled import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.enumerated import EnumeratedEnv, make_enumerated
+from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.taxi_grid import ACTIONS
@@ -240,7 +240,11 @@ def test_reflect_rl_06_same_seed_same_words_other_seed_other_words():
         ("I choose action: 12, since it helps.", "12"),
         ("The answer is 3", "3"),
         ("b", "b"),
-        ("Action b", "b"),
+        ("Action: b", "b"),
+        ('My action: "b".', "b"),
+        ("**Action:** (b) go north", "b"),
+        ("Action b", None),  # a letter needs the colon, since words are letters, too
+        ("An action: b or not, it is 3", "3"),
         ("Action 13", None),
         ("Action 120", None),
         ("03", None),
@@ -252,6 +256,50 @@ def test_reflect_rl_06_same_seed_same_words_other_seed_other_words():
 )
 def test_reflect_rl_54_labels_are_read_exactly_or_not_at_all(text, label):
     assert read_label(text, ("0", "1", "3", "12", "b")) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("There are 4 options; my action should be 3", "3"),
+        ("Of the 6 moves, the best action is 3.", "3"),
+        ("I move 2 cells. Action number 4", "4"),
+        ("ACTION\n\n(4), since 2 is a wall", "4"),
+        ("Two actions, 1 and 2, but I take 5", "1"),  # "actions" is another word: the first that stands alone
+        ("I take 5. That is my last action", "5"),
+        ("Action 12", None),
+        ("4 cells on, I take action 12, or 3", None),  # the first is the choice, listed or not
+        ("2 cells on. Action: z", None),
+        ("My action costs 1.5, it is 3", "3"),
+        ("My action costs -1, it is 3", "3"),
+        ("My action costs 1,000, it is 3", "3"),
+        ("1.5", None),
+        ("-3", None),
+        ("3: right", "3"),
+    ],
+)
+def test_reflect_rl_54_the_label_is_the_first_whole_number_after_the_word_action(text, label):
+    assert read_label(text, ("0", "1", "2", "3", "4", "5")) == label
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        ("The action a player takes is 3", "3"),
+        ("Action: I would take 3", "3"),
+        ("action: a-priori 3", "3"),
+        ("Action: a", "a"),
+        ("Action: a\nI hope so", "a"),
+        ("Action: 'a' since b is read", "a"),
+        ("Action: a. cat 3.py", "a"),
+        ("Action: a - cat 3.py", "a"),
+        ("a. cat 3.py", "a"),
+        ("A", "A"),
+        ("I think", None),
+    ],
+)
+def test_reflect_rl_54_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text, label):
+    assert read_label(text, LABELS["full"]) == label
 
 
 @given(st.text())

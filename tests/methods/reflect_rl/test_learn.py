@@ -162,7 +162,7 @@ def test_reflect_rl_25_the_log_names_the_levels(folder: Path, tmp_path: Path) ->
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=4), tasks=[0, 1, 3, 4])
     learn(job)
     assert log_levels(job) == ["near", "near", "far", "far"]
-    with pytest.raises(UserError, match="leave none for level"):
+    with pytest.raises(UserError, match="1 iterations are fewer than the 4 tasks"):
         learn(make_job(folder, tmp_path / "short", params(curriculum=True, max_steps=1)))
     assert not (tmp_path / "short" / "checkpoints").exists()
     assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is none
