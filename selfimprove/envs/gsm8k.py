@@ -45,40 +45,72 @@ def parse_gold(answer: str) -> str | None:
 
 
 def extract_strict(attempt: str) -> str | None:
-    """The integer in the last box, commas removed; anything else there is no answer (the original's reading)."""
-    box = last_box(attempt)
-    if box is None:
+    r"""The integer in the last box, commas removed; anything else there is no answer (the original's reading).
+
+    A box is ``boxed{``, with or without a backslash, up to the first closing brace, and not empty: ``\boxed 18`` and
+    ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. Digits are ASCII here.
+    """
+    # Every box that is closed is closed by the last brace at the latest: searched up to there, time is linear.
+    boxes = _STRICT_BOX.findall(attempt[: attempt.rfind("}") + 1])
+    number = boxes[-1].replace(",", "").strip() if boxes else ""
+    try:
+        return str(int(number)) if number.isascii() else None
+    except ValueError:
         return None
-    box = box.replace(",", "").strip()
-    return _canonical(box) if re.fullmatch(r"[-+]?[0-9]+", box) else None
 
 
+_STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
+_BARE_BOX = re.compile(r"(?<!\\)boxed(?=\{)")
+# A trailing \boxed{} is no answer and takes none back.
+_EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")
+_PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+# Around a number these make it bold, italic or upright; around letters they are units, as \text is.
+_FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
 _TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
+# Only of a length: 18n^2 is a formula.
+_POWER = re.compile(rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])", re.I)
+_DEGREES = re.compile(r"(?<=[0-9])\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\u00b0)")
+_TRAILING = " .,;"
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
-_QUANTITY = re.compile(r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)")
+_QUANTITY = re.compile(
+    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)"
+)
 _NUMBER_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "and", "or", "over", "e", "x"})
+# Behind a slash: 18/five is no 18.
+_DIVISORS = frozenset(
+    ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "pi", "sqrt"]
+)
 
 
 def extract_robust(attempt: str) -> str | None:
     r"""The number in the last box, whatever it is dressed in; None for fractions, lists and formulas.
 
-    Dropped: ``$``, ``\$``, ``%``, thousands separators, ``\text{..}``, trailing unit words. Decimals are read:
-    ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67". Source: RISE spec §2 (D), trap 3.
+    Dropped: ``$``, ``\$``, ``%``, thousands separators, ``\text{..}``, trailing unit words and punctuation, degree
+    marks, what makes a number bold, italic or upright. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67
+    liters`` -> "14.67", ``\$18/hour`` -> "18", ``18 cm^2`` -> "18". The last box that is not empty counts; its
+    backslash may be missing. Source: RISE spec §2 (D), trap 3.
     """
-    box = last_box(attempt)
+    box = last_box(_EMPTY_BOX.sub("", _BARE_BOX.sub(r"\\boxed", attempt)))
     if box is None:
         return None
     # Thousands are written 1,080, 1{,}080, 1\,080 or 1,\!080; a comma that groups nothing makes a list, not a number.
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
-    box = _TEXT.sub(" ", box)
-    box = _SPACES.sub(" ", box).replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "").strip()
+    # A text is a unit or a remark and goes, but not what a division is by: 18/\text{5} is no 18.
+    box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", box)))
+    box = _TEXT.sub(" ", _FORMATTED.sub(r"\1", box))
+    box = box.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
+    box = _DEGREES.sub(" ", box).strip().rstrip(_TRAILING)
     while len(box) > 1 and box[0] == "{" and box[-1] == "}":
-        box = box[1:-1].strip()
+        box = box[1:-1].strip().rstrip(_TRAILING)
     box = _GROUPED.sub(lambda match: match[1].replace(",", ""), box)
-    match = _QUANTITY.fullmatch(box.rstrip(" ."))
-    if match is None or _NUMBER_WORDS & set(re.split(r"[-./' ]+", match[3].lower())):
+    match = _QUANTITY.fullmatch(box)
+    if match is None:
+        return None
+    words = re.split(r"[-./' ]+", match[4].lower())
+    if _NUMBER_WORDS & set(words) or (match[3] and words[0] in _DIVISORS):
         return None
     return _canonical(match[1] + match[2])
 

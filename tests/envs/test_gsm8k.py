@@ -1,5 +1,6 @@
 """The gsm8k environment (RISE spec §2 and §6 rows 1, 3, 4; traps 1, 2, 3)."""
 
+import re
 from decimal import Decimal
 from pathlib import Path
 
@@ -114,6 +115,84 @@ def test_rise_04_last_box_decides_even_when_it_cannot_be_read():
 
 
 @pytest.mark.parametrize(
+    ("attempt", "strict", "robust"),
+    [
+        ("boxed{18}", "18", "18"),
+        (r"\fboxed{18}", "18", "18"),
+        (r"\boxed{7} or boxed{18}", "18", "18"),
+        (r"\boxed 18", None, "18"),
+        (r"\boxed {18}", None, "18"),
+        (r"\boxed{18} so \boxed{}", "18", "18"),
+        (r"\boxed{18} so \boxed{ }", None, "18"),
+        (r"\boxed{\boxed{18}}", None, "18"),
+        (r"\boxed{18 \boxed{}}", None, "18"),
+        (r"\boxed{+0,018}", "18", "18"),
+        (r"\boxed{{18}}", None, "18"),
+        (r"\boxed{7} and \boxed{18", "7", "7"),
+        (r"\boxed{7} and \boxed{18 \boxed{9}", None, "9"),
+        ("it is boxed 18", None, None),
+        ("boxed{}", None, None),
+    ],
+)
+def test_rise_04_which_box_counts_strict_and_robust(attempt, strict, robust):
+    assert extract_strict(attempt) == strict
+    assert extract_robust(attempt) == robust
+
+
+@given(st.lists(st.sampled_from([*r"0189,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
+def test_rise_04_strict_reads_what_the_original_s_pattern_and_int_read(text):
+    boxes = re.findall(r"boxed\{([^}]+)\}", text)
+    try:
+        original = str(int(boxes[-1].replace(",", "")))
+    except (IndexError, ValueError):
+        original = None
+    assert extract_strict(text) == original
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
+        ("18,", "18"),
+        ("18;", "18"),
+        ("1,080,", "1080"),
+        ("1,08,", None),
+        (r"\textbf{18}", "18"),
+        (r"\mathbf{18}", "18"),
+        (r"\mathrm{18}", "18"),
+        (r"-\mathbf{\$1{,}080}\text{ km}", "-1080"),
+        (r"\mathbf{18}\mathrm{km}", "18"),
+        (r"\mathbf{x}", None),
+        (r"\mathbf{1/2}", None),
+        ("18/hour", "18"),
+        (r"\$18/\text{hour}", "18"),
+        (r"18\text{ km}\,/\,\text{hour}", "18"),
+        ("18/5", None),
+        ("18 / 5 hours", None),
+        (r"18/\text{5}", None),
+        (r"18/\mathbf{5}", None),
+        ("18/five", None),
+        ("18/x", None),
+        ("18-5", None),
+        ("18 cm^2", "18"),
+        ("18 square meters^{2}", "18"),
+        (r"18\text{ cm}^2", "18"),
+        (r"18\,\mathrm{m}^{3}", "18"),
+        ("18^2", None),
+        ("18x^2", None),
+        ("18n^2", None),
+        ("18 cm^25", None),
+        ("18 cm^2 + 4", None),
+        (r"18^\circ", "18"),
+        (r"18^{\circ}\text{C}", "18"),
+        ("18\u00b0", "18"),
+        (r"18^\circ 30'", None),
+    ],
+)
+def test_rise_04_robust_reads_a_dressed_number_and_no_formula(box, robust):
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
+
+
+@pytest.mark.parametrize(
     ("attempt", "reward"),
     [
         (r"\boxed{72}", 1.0),
@@ -216,3 +295,7 @@ def test_a_number_in_any_dress_is_the_gold_number(number, dress):
 def test_hostile_boxes_do_not_take_exponential_time():
     assert extract_robust(r"\boxed{1 " + "a" * 5000 + "!}") is None
     assert extract_robust(r"\boxed{" + "1" * 5000 + "!}") is None
+    for piece in ("boxed{", r"\boxed{", "boxed{}", r"\mathbf{", "/ ", " m", "1^", r"\text{", " "):
+        for text in (piece * 20000, r"\boxed{18" + piece * 20000 + "!}"):
+            assert extract_strict(text) is None
+            assert extract_robust(text) in (None, "18")

@@ -119,11 +119,16 @@ def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[fl
 
 
 def scored_turns(episode: Episode, remove_duplication: bool) -> list[Turn]:
-    """The turns whose action was scored (a failed one has reward None), without duplicates if so asked."""
+    """The turns whose action was scored (a failed one has reward None), without duplicates if so asked.
+
+    Without duplicates the actions' texts are also stripped, as the original's are: so they stand in the examples and in
+    the data set that ``export`` makes of them. Token ids stay as generated, outer whitespace included: training reads
+    these where there are any and the stripped text where there are none.
+    """
     turns = [turn for turn in episode.turns if turn.attempt.reward is not None]
     if not remove_duplication:
         return turns
-    return [turns[i] for i in dedup([turn.attempt.text for turn in turns])]
+    return [_stripped(turns[i]) for i in dedup([turn.attempt.text for turn in turns])]
 
 
 def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> list[Sample]:
@@ -308,6 +313,12 @@ def _mean_and_variance(lengths: Sequence[int]) -> dict[str, float]:
 
 def _context(message: Message) -> Message:
     return message.model_copy(update={"weight": 0.0})
+
+
+def _stripped(turn: Turn) -> Turn:
+    attempts = list(turn.attempts)
+    attempts[turn.chosen] = turn.attempt.model_copy(update={"text": turn.attempt.text.strip()})
+    return turn.model_copy(update={"attempts": attempts})
 
 
 def _attempt(turn: Turn, weight: float) -> Message:

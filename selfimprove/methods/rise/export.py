@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,12 +39,15 @@ def to_log(episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
 
 
 def log_entry(index: int, episode: Episode) -> dict[str, Any]:
-    """One entry of the log. ``dialogue`` is the last prompt: every message before the last action."""
-    turns = list(episode.turns)
-    if episode.status == "blocked" and not (turns and turns[-1].attempt.reward is None):
-        turns.append(Turn(model="", attempts=[Attempt(text=BLOCKED, reward=None)], chosen=0, observation=""))
+    """One entry of the log. ``dialogue`` is the last prompt: every message before the last action.
+
+    A turn that the client failed on stands in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``) alone; the
+    other lists stop before it.
+    """
+    turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
+    failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
     dialogue = [{"role": _agent(message.role), "content": message.content} for message in episode.prompt]
-    for turn in turns[:-1]:
+    for turn in turns if failed else turns[:-1]:
         dialogue.append({"role": "agent", "content": turn.attempt.text})
         dialogue.append({"role": "user", "content": turn.observation})
     return {
@@ -53,11 +57,13 @@ def log_entry(index: int, episode: Episode) -> dict[str, Any]:
         "max_reward": max(episode.rewards, default=None),
         "turn_history": {
             "best_actions": [turn.attempt.text for turn in turns],
-            "actions": {str(t): [attempt.text for attempt in turn.attempts] for t, turn in enumerate(turns)},
+            "actions": {str(t): [attempt.text for attempt in turn.attempts] for t, turn in enumerate(turns)}
+            | {turn: [BLOCKED] for turn in failed},
             "best_observations": [turn.observation for turn in turns],
             "observations": {str(t): _observations(turn, episode.query) for t, turn in enumerate(turns)},
             "best_rewards": [turn.attempt.reward for turn in turns],
-            "rewards": {str(t): [attempt.reward for attempt in turn.attempts] for t, turn in enumerate(turns)},
+            "rewards": {str(t): [attempt.reward for attempt in turn.attempts] for t, turn in enumerate(turns)}
+            | {turn: [None] for turn in failed},
         },
         "dialogue": dialogue,
         "id": episode.id,
@@ -98,7 +104,8 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
     """Episodes of an original log (or of one that ``to_log`` wrote), in the log's order.
 
     ``env_name``: for logs without ``env``; their answers are then extracted anew, rewards stay as logged. Evaluation
-    logs have no ``dialogue`` (trap 18); their opening is made from the question.
+    logs have no ``dialogue`` (trap 18); their opening is made from the question. Logs without ``status`` are blocked
+    where a reward is null or a turn has actions but no best one.
 
     Raises:
         UserError: an entry does not fit the schema, or nothing says which environment it is of.
@@ -113,7 +120,10 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
 
 
 def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """The original's data set: {id, conversations: [{from: human|gpt, value, loss}]}, loss = the message's weight."""
+    """The original's data set: {id, conversations: [{from: human|gpt, value, loss}]}, loss = the message's weight.
+
+    Of examples converted with ``remove_duplication`` the attempts' texts are stripped, as the original's are.
+    """
     return [
         {
             "id": example.id,
@@ -147,7 +157,8 @@ def _episode(entry: _Entry, where: str, env_name: str | None) -> Episode:
         turn = _turn(entry, t, action, observation, where, name)
         if turn is not None:
             turns.append(turn)
-    blocked = any(reward is None for reward in history.best_rewards) or not turns
+    blocked = not turns or len(history.actions) > len(history.best_actions)
+    blocked = blocked or any(None in rewards for rewards in (history.best_rewards, *history.rewards.values()))
     solved = any(turn.attempt.reward == 1 for turn in turns)
     return Episode(
         id=entry.id or f"{name}-{key_bits(name, entry.query):016x}",
@@ -180,19 +191,27 @@ def _turn(entry: _Entry, t: int, action: str, observation: str, where: str, env_
 
 
 def _opening(entry: _Entry) -> list[Message]:
-    """The messages before the first action: the logged dialogue without its (attempt, feedback) pairs."""
+    """The messages before the first action: the logged dialogue without its (attempt, feedback) pairs.
+
+    The dialogue of a blocked episode ends with the feedback on its last best action, that of any other before its last
+    best action: where the first pair stands is looked for, not counted.
+    """
     if not entry.dialogue:
         return opening(entry.query)
     messages = [
         Message(role="assistant" if m.get("role") in ("agent", "assistant") else "user", content=m.get("content", ""))
         for m in entry.dialogue
     ]
-    first = entry.turn_history.best_actions[:1]
-    for index, message in enumerate(messages):
-        if message.role == "assistant" and [message.content] == first and len(entry.turn_history.best_actions) > 1:
+    actions, told = entry.turn_history.best_actions, entry.turn_history.best_observations
+    for index in range(1, len(messages) - 1):
+        before, attempt, after = messages[index - 1 : index + 2]
+        # The feedback tells the first attempt from a worked example that it repeats word for word; what stands before
+        # it, from the same attempt at a later turn of a dialogue that was cut.
+        first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]]
+        if first_pair and attempt.role == "assistant" and before.role == "user" and before.content != after.content:
             return messages[:index]
-    # One turn: the whole prompt. More: the limit on trailing messages cut the first attempt off.
-    return messages if len(entry.turn_history.best_actions) == 1 else opening(entry.query)
+    # The limit on trailing messages cut the first attempt off, or there was none before: then it is all prompt.
+    return opening(entry.query) if len(actions) > 1 or messages[-1].content in told else messages
 
 
 app = typer.Typer(add_completion=False, help="Our files in the original's formats, and back.", no_args_is_help=True)

@@ -108,7 +108,7 @@ class EvaluateParams(Section):
     panel: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
     max_turns: int = Field(default=5, ge=1)
-    context_window: int = Field(default=2, ge=1)
+    context_window: int = Field(default=5, ge=1)
     parallel_samples: int = Field(default=5, ge=1)
     oracle: bool = Field(default=False, description="stop at the first right attempt")
     temperature: float = Field(default=1.0, ge=0)

@@ -127,10 +127,10 @@ def test_rise_17_resampling_has_noise_of_its_own_and_an_end():
 
 def test_rise_14_without_an_oracle_every_turn_is_played_and_called_incorrect():
     student = Script([RIGHT], [RIGHT + "!"], [WRONG])
-    sequential, _ = assess(student)
+    sequential, _ = assess(student, context_window=2)
     assert sequential.rewards == [1, 1, 0]  # true rewards are logged
     assert {turn.observation for turn in sequential.turns} == {NO}
-    assert contents(student.asked[2]) == [RIGHT + "!", NO]  # window 2
+    assert contents(student.asked[2]) == [RIGHT + "!", NO]
 
 
 def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():

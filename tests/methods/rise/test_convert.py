@@ -19,6 +19,7 @@ from selfimprove.methods.rise.convert import (
     unweighted,
     weights,
 )
+from selfimprove.methods.rise.export import to_dataset
 from selfimprove.methods.rise.prompts import limit_dialogue
 from selfimprove.records import Message
 from tests.methods.rise.episodes import attempt, episode, run
@@ -95,6 +96,34 @@ def test_rise_27_dedup_strips_and_drops_empty_and_seen():
     # the dropped attempts' observations went with them
     assert [m.content for m in examples[1].messages[3:]] == ["same", one.turns[0].observation, "right"]
     assert len(convert([one], config(), seed=0).examples) == 4
+
+
+def test_rise_27_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
+    ids = chat.content_ids(Message(role="assistant", content="  ab\n"))
+    one = episode(
+        [attempt(-1, " worse "), attempt(0, "  ab\n", token_ids=ids, finish="stop")],
+        attempt(0, "ab"),
+        attempt(1, " \tba "),
+    )
+    examples = convert([one], config(remove_duplication=True), seed=0).examples
+    told = [[said["value"] for said in row["conversations"]][3:] for row in to_dataset(examples)]
+    assert told == [["ab"], ["ab", one.turns[0].observation, "ba"]]
+    final = chat.encode(examples[0].messages)
+    assert final.ids[final.spans[-1].start : final.spans[-1].end] == ids  # never tokenised anew
+    written = examples[1].messages[-1]
+    assert chat.content_ids(written) == chat.content_ids(Message(role="assistant", content="ba"))
+    assert [turn.attempt.text for turn in one.turns] == ["  ab\n", "ab", " \tba "]  # the episode is as it was
+    plain = to_dataset(convert([one], config(), seed=0).examples)
+    assert plain[2]["conversations"][-1]["value"] == " \tba "
+
+
+@given(st.lists(st.text(alphabet="ab \n\t", max_size=4), max_size=6))
+def test_rise_27_no_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
+    one = episode(*(attempt(0, text) for text in [*texts, "right"]))
+    rows = to_dataset(convert([one], config(remove_duplication=True), seed=0).examples)
+    said = [m["value"] for row in rows for m in row["conversations"][3:] if m["from"] == "gpt"]
+    assert said == [text.strip() for text in said]
+    assert len(rows) == len({text.strip() for text in [*texts, "right"]} - {""})
 
 
 def test_rise_27_criteria_look_at_what_dedup_left():

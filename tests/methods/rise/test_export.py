@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.errors import UserError
+from selfimprove.methods.rise.convert import convert
 from selfimprove.methods.rise.export import from_log, to_dataset, to_log
-from selfimprove.methods.rise.prompts import opening
+from selfimprove.methods.rise.params import ConvertParams
+from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, opening
 from selfimprove.records import Episode, Example, Message, read_jsonl, write_jsonl
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
 
@@ -53,33 +55,117 @@ def test_rise_19_trap_8_blocked_turns_are_logged_as_the_original_does():
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
     assert entry["max_reward"] is None
-    assert entry["turn_history"]["best_actions"] == ["blocked"]
-    assert entry["turn_history"]["best_rewards"] == [None]
-    assert entry["turn_history"]["actions"] == {"0": ["blocked"]}
-    assert entry["turn_history"]["rewards"] == {"0": [None]}
+    assert entry["turn_history"] == {
+        "best_actions": [],
+        "actions": {"0": ["blocked"]},
+        "best_observations": [],
+        "observations": {},
+        "best_rewards": [],
+        "rewards": {"0": [None]},
+    }
     later = run(0, id="p", status="blocked")
+    told = later.turns[0].observation
     entry = to_log([later])["0"]
-    assert entry["turn_history"]["best_rewards"] == [0, None]
     assert entry["max_reward"] == 0
+    assert entry["turn_history"] == {
+        "best_actions": ["try 0: 0"],
+        "actions": {"0": ["try 0: 0"], "1": ["blocked"]},
+        "best_observations": [told],
+        "observations": {"0": [told]},
+        "best_rewards": [0],
+        "rewards": {"0": [0], "1": [None]},
+    }
+    assert [m["content"] for m in entry["dialogue"][3:]] == ["try 0: 0", told]
+    unscored = episode(attempt(0, "try 0: 0"), attempt(None, "?"), id="p", status="blocked")
+    assert to_log([unscored]) == to_log([later])
     for one in (first, later):
         assert from_log(to_log([one]), "log") == [one]
+
+
+def original(*episodes):
+    """The log as the original writes it: without the fields that we add."""
+    log = to_log(episodes)
+    return {key: {name: value for name, value in entry.items() if name in FIELDS} for key, entry in log.items()}
+
+
+def test_rise_19_20_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt():
+    said = ["example", "solution", "problem", "a", "no"]
+    entry = {
+        "task_id": 0,
+        "query": QUESTION,
+        "answer": "#### 72",
+        "max_reward": 0,
+        "turn_history": {
+            "best_actions": ["a"],
+            "actions": {"0": ["a"], "1": ["blocked"]},
+            "best_observations": ["no"],
+            "observations": {"0": ["no"]},
+            "best_rewards": [0],
+            "rewards": {"0": [0], "1": [None]},
+        },
+        "dialogue": [{"role": ("user", "agent")[i % 2], "content": text} for i, text in enumerate(said)],
+    }
+    (one,) = from_log({"0": entry}, "log", "gsm8k")
+    assert (one.status, one.rewards) == ("blocked", [0])
+    assert [message.content for message in one.prompt] == said[:3]
+    (row,) = to_dataset(convert([one], ConvertParams(), seed=0).examples)
+    assert [message["value"] for message in row["conversations"]] == said[:4]
+    assert to_log([one])["0"]["turn_history"] == entry["turn_history"]
+    assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
+
+
+def test_rise_19_20_logs_with_the_failed_turn_among_the_best_actions_are_read_too():
+    blocked = run(0, status="blocked")
+    log = original(blocked)
+    history = log["0"]["turn_history"]
+    for key, value in (("best_actions", "blocked"), ("best_observations", ""), ("best_rewards", None)):
+        history[key].append(value)
+    (one,) = from_log(log, "log", "gsm8k")
+    assert (one.status, one.prompt, one.rewards) == ("blocked", blocked.prompt, [0])
+
+
+def test_rise_20_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue():
+    for parrot in (
+        episode(attempt(0, EXAMPLE_ANSWER)),
+        episode(attempt(0, EXAMPLE_ANSWER), status="blocked"),
+        episode(attempt(0, EXAMPLE_ANSWER), attempt(0, EXAMPLE_ANSWER), attempt(1)),
+    ):
+        assert from_log(original(parrot), "log", "gsm8k")[0].prompt == parrot.prompt
+
+
+def test_rise_20_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt():
+    same = run(0, 0, 0, 0)
+    for turn in same.turns:
+        turn.attempts[0].text = "same"
+    for kept in range(1, 9):  # trailing messages left after the worked example: 8 is an even limit's last one (trap 10)
+        for one in (same, same.model_copy(update={"status": "blocked"})):
+            log = original(one)
+            full = log["0"]["dialogue"]
+            log["0"]["dialogue"] = full[:2] + full[2:][-kept:]
+            assert from_log(log, "log", "gsm8k")[0].prompt == opening(QUESTION)
 
 
 turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=3), max_size=4)
 
 
-@given(st.lists(turns, max_size=4), st.booleans())
+@given(st.lists(st.tuples(turns, st.booleans()), max_size=4), st.booleans())
 def test_rise_20_a_log_brings_its_episodes_back(runs, few_shot):
     episodes = [
         episode(
             *([attempt(r, f"t{t} s{s}: {r}") for s, r in enumerate(turn)] for t, turn in enumerate(one)),
             id=f"p{i}",
             prompt=opening(QUESTION, few_shot),
-            status=None if one else "blocked",
+            status="blocked" if failed or not one else None,
         )
-        for i, one in enumerate(runs)
+        for i, (one, failed) in enumerate(runs)
     ]
-    assert from_log(json.loads(json.dumps(to_log(episodes))), "log") == episodes
+    log = json.loads(json.dumps(to_log(episodes)))
+    assert from_log(log, "log") == episodes
+    assert not any(None in entry["turn_history"]["best_rewards"] for entry in log.values())
+    bare = from_log({key: {k: v for k, v in one.items() if k in FIELDS} for key, one in log.items()}, "log", "gsm8k")
+    for one, read in zip(episodes, bare, strict=True):
+        assert (read.status, read.prompt) == (one.status, one.prompt)
+        assert [turn.attempt.text for turn in read.turns] == [turn.attempt.text for turn in one.turns]
 
 
 def test_trap_18_an_originals_evaluation_log_without_dialogue_is_importable():

@@ -23,10 +23,15 @@ def test_rise_07_08_models_and_samples_have_one_entry_a_turn() -> None:
             GenerateParams(**{"problems": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
 
 
-def test_rise_40_41_evaluation_is_the_paper_s_unless_told_otherwise() -> None:
+def test_rise_40_41_evaluation_is_the_original_s_unless_told_otherwise() -> None:
     made = EvaluateParams()
-    assert (made.max_turns, made.context_window, made.parallel_samples, made.oracle) == (5, 2, 5, False)
+    assert (made.max_turns, made.context_window, made.parallel_samples, made.oracle) == (5, 5, 5, False)
     assert (made.temperature, made.top_p, made.max_tokens, made.dialogue_limit) == (1.0, 1.0, 1000, 20)
+
+
+@pytest.mark.parametrize("profile", sorted(file.stem for file in (ROOT / "profiles").glob("*.yaml")))
+def test_rise_15_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has(profile: str) -> None:
+    assert rise(profile).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
 
 
 def test_rise_39_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
