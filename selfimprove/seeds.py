@@ -22,6 +22,13 @@ def rng(*parts: object) -> random.Random:
     return random.Random(key_bits(*parts))
 
 
+def datasets_order(count: int, seed: int) -> list[int]:
+    """The order of ``datasets.Dataset.shuffle(seed=seed)`` of so many rows, which the original SPIN shuffles with."""
+    import numpy as np
+
+    return [int(index) for index in np.random.default_rng(seed).permutation(count)]
+
+
 @dataclass(frozen=True)
 class SeedKey:
     """Names one sample: the run's seed, the task's id, the turn (0-based) and the sample's index in that turn."""

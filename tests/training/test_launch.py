@@ -71,18 +71,21 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
-    examples = dialogues(25)
-    alone = run(tiny, examples, tmp_path / "alone", params())
+    examples = dialogues(31)  # of which 6 are held out
+    alone = run(tiny, examples, tmp_path / "alone", params().model_copy(update={"validation": 0.2}))
     seen: list[tuple[int, int]] = []
     together = run(
         tiny,
         examples,
         tmp_path / "together",
-        params(**launcher),
+        params(**launcher).model_copy(update={"validation": 0.2}),
         progress=lambda done, of, note: seen.append((done, of)),
     )
     assert [loss for _, loss in together.loss] == pytest.approx([loss for _, loss in alone.loss], rel=1e-4)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    [measured], [expected] = together.evaluations, alone.evaluations
+    assert measured == pytest.approx(expected, rel=1e-4)
+    assert (together.held_out, expected["step"]) == (6, 4)
     assert (together.real_tokens, together.mean_weight) == (alone.real_tokens, alone.mean_weight)
     one, two = weights(tmp_path / "alone" / "model"), weights(tmp_path / "together" / "model")
     start = weights(tiny)

@@ -12,6 +12,7 @@ import torch
 from selfimprove.errors import UserError
 from selfimprove.training import shared_sum
 from selfimprove.training.fork import run_forked
+from selfimprove.training.loop import _mean_in_order
 from selfimprove.training.rl_group import Group
 from selfimprove.training.shared_sum import PIECE_BYTES, SharedSum
 
@@ -87,6 +88,16 @@ def test_a_group_adds_up_numbers_and_gradients_and_one_process_is_a_group_too(tm
     assert each_process(work, tmp_path) == [(0.30000000000000004, [[3.0, 3.0], [3.0, 3.0]], [0.0, 0.0])] * PROCESSES
     assert shared_sum.current() is None
     assert (Group().world, Group().total(0.1), Group().gather("x")) == (1, 0.1, ["x"])
+
+
+def test_without_shared_memory_three_processes_add_up_in_the_same_order(tmp_path: Path) -> None:
+    """What torchrun's processes do (``loop._mean_in_order``), with gloo."""
+
+    def work(rank: int):
+        mean = _mean_in_order(numbers(rank, 1000)).wait()
+        return bool(torch.equal(mean, in_order(1000) / PROCESSES))
+
+    assert each_process(work, tmp_path) == [True] * PROCESSES
 
 
 def test_who_waits_for_a_process_that_has_failed_is_ended(tmp_path: Path) -> None:

@@ -140,6 +140,8 @@ def test_agent_r_30_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) 
         ({"device": "cuda", "attention": "flash_attention_2"}, "attention: flash_attention_2"),
         ({"device": "cuda", "lora": {"quantize": "4bit"}}, "lora.quantize"),
         ({"report_to": "wandb"}, "report_to: wandb"),
+        ({"validation": 0.1}, "validation"),
+        ({"warmup_steps": 100}, "warmup_steps"),
     ],
 )
 def test_agent_r_30_what_the_backend_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:

@@ -21,6 +21,7 @@ from selfimprove.envs.qa.base import Question, content_id, read_records
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.errors import UserError
 from selfimprove.records import Record
+from selfimprove.seeds import datasets_order
 
 FileFormat = Literal["jsonl", "parquet"]
 Split = Literal["train", "test"]
@@ -28,6 +29,8 @@ Row = dict[str, Any]
 
 STEM = "{split}_prefs-00000-of-00001"
 READ = (".jsonl", ".json", ".parquet")
+SEED = 42
+"""The original's, of every order."""
 TULU_TEST = 0.1
 """Share of tulu-v2, which has no test split, that is held out."""
 
@@ -86,7 +89,7 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
             else:
                 rows[split].append(row)
     if kind == "tulu-v2":
-        order = _shuffled(len(rows["train"]))
+        order = datasets_order(len(rows["train"]), SEED)
         held = set(order[: math.ceil(TULU_TEST * len(order))])
         everything = rows["train"]
         rows = {
@@ -117,7 +120,7 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
         raise UserError(
             f"fraction {index}: {len(rows)} rows make {count} of {length or len(rows)}, 0 to {count - 1}; name one."
         )
-    order = _shuffled(len(rows))
+    order = datasets_order(len(rows), SEED)
     mine = order[index * length : (index + 1) * length] if length else order
     return [(place, rows[place]) for place in mine]
 
@@ -199,13 +202,6 @@ def write_rows_to(path: Path, rows: Iterable[Row]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _shuffled(count: int) -> list[int]:
-    """The order of ``datasets.Dataset.shuffle(seed=42)``."""
-    import numpy as np
-
-    return [int(index) for index in np.random.default_rng(42).permutation(count)]
 
 
 def _files(folder: Path) -> list[Path]:

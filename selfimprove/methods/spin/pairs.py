@@ -13,6 +13,7 @@ from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import written
 from selfimprove.records import Message, Pair, Record
+from selfimprove.seeds import datasets_order
 
 
 class PairAudit(Record):
@@ -102,10 +103,8 @@ def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]
 
     Shuffled as by ``datasets.Dataset.shuffle(seed=mix.seed)``, the original's mixer.
     """
-    import numpy as np
-
     joined = [*own[: int(mix.own * len(own))], *previous[: int(mix.previous * len(previous))]]
-    return [joined[index] for index in np.random.default_rng(mix.seed).permutation(len(joined))]
+    return [joined[index] for index in datasets_order(len(joined), mix.seed)]
 
 
 def text_of(messages: Sequence[Message]) -> str:
