@@ -116,7 +116,7 @@ test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm.py -p no:cacheprovider
 
 test-backends-sciworld: $(SCIWORLD_STAMP)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py tests/backends/test_sciworld_jvm.py -p no:cacheprovider
 
 test-backends-xtuner: $(READY) $(XTUNER_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_xtuner.py -p no:cacheprovider

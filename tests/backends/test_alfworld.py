@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ import pytest
 from selfimprove.envs.agent import EnvError
 from selfimprove.envs.alfworld import AlfWorld, _process
 from selfimprove.envs.alfworld_games import TYPES, Blacklist, make_games
-from selfimprove.envs.alfworld_process import PYTHON, AlfWorldProcess, GameFailed, ProcessGone
+from selfimprove.envs.alfworld_process import AlfWorldProcess, GameFailed, ProcessGone
 from selfimprove.envs.enumerated import make_enumerated, oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.kitchen import Kitchen
 from selfimprove.envs.kitchen_things import KINDS
+from tests.backends.alfworld_game_set import game_set, hashes
+from tests.backends.alfworld_package import THEIRS, in_alfworld
 from tests.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
@@ -87,41 +87,6 @@ def test_reflect_rl_31_the_six_types_are_alfworlds():
     named = in_alfworld(code)
     assert sorted(json.loads(named.strip().splitlines()[-1]).values()) == sorted(TYPES)
     assert sorted(TYPES.values()) == sorted(KINDS)
-
-
-def in_alfworld(code: str, *arguments: str, stdin: str = "") -> str:
-    """Run code with the package itself; it makes a folder for data where it is told."""
-    done = subprocess.run(
-        [str(PYTHON), "-c", code, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "ALFWORLD_DATA": "/tmp", "PYTHONHASHSEED": "0"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-THEIRS = """
-import json, sys
-from importlib.util import find_spec
-from pathlib import Path
-import textworld
-from textworld.envs.pddl import PddlEnv
-from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-data = Path(find_spec("alfworld").origin).parent / "data"
-given = json.load(sys.stdin)
-grammar = (data / "alfred.twl2").read_text().replace("UNKNOWN GOAL", given["goal"])
-env = AlfredDemangler(PddlEnv(textworld.EnvInfos(admissible_commands=True)))
-env.load({"pddl_domain": (data / "alfred.pddl").read_text(), "grammar": grammar, "pddl_problem": given["problem"]})
-state = env.reset()
-seen = [[state.feedback, state.admissible_commands, False]]
-for action in given["actions"]:
-    state, _, done = env.step(action)
-    seen.append([state.feedback, state.admissible_commands, done])
-print(json.dumps(seen))
-"""
 
 
 @pytest.mark.parametrize("task", [1, 5, 6003])
@@ -276,27 +241,6 @@ def test_reflect_rl_33_a_game_that_can_not_be_begun_goes_to_the_blacklist(proces
     env.close()
 
 
-def game_set(folder: Path, tasks: list[int]) -> Path:
-    """Generated games, laid out as the downloaded ones are, with a grammar that must not be run."""
-    games = make_games(None, 0, KINDS, None, None)
-    names = {kind: name for name, kind in TYPES.items()}
-    for task in tasks:
-        game = games.game(task)
-        kind, thing, place = game.goal
-        split = ("train", "valid_seen", "valid_unseen")[task % 3]
-        trial = folder / split / f"{names[kind]}-{thing.title()}-None-{place.title()}-{task}" / "trial_T1"
-        trial.mkdir(parents=True)
-        wanted = {"object_target": thing.title(), "object_sliced": False, "mrecep_target": ""}
-        toggled = kind == "look_in_light"
-        wanted |= {"parent_target": "" if toggled else place.title(), "toggle_target": place.title() if toggled else ""}
-        data = {"task_type": names[kind], "pddl_params": wanted}
-        (trial / "traj_data.json").write_text(json.dumps(data))
-        grammar = f'"task": [{{"rhs": "Your task is to: {game.sentence}."}}] {{open("/tmp/pwned", "w")}}'
-        made = {"pddl_domain": "ignored", "grammar": grammar, "pddl_problem": game.problem, "solvable": True}
-        (trial / "game.tw-pddl").write_text(json.dumps(made))
-    return folder
-
-
 def test_reflect_rl_31_a_game_set_is_played_and_left_as_it_was(process, tmp_path):
     folder = game_set(tmp_path / "games", [0, 1, 2, 3, 4, 5])
     [first] = (folder / "train").glob("pick_and_place_simple-*/trial_T1")
@@ -316,13 +260,6 @@ def test_reflect_rl_31_a_game_set_is_played_and_left_as_it_was(process, tmp_path
     assert not Path("/tmp/pwned").exists()
     env.close()
     ours.close()
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 def test_reflect_rl_33_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted():

@@ -17,15 +17,14 @@ import httpx
 import psutil
 import pytest
 
-from selfimprove.envs import sciworld_jvm
 from selfimprove.envs.agent import EnvError, Step
 from selfimprove.envs.agentgym_client import make_remote_world
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
 from selfimprove.envs.sciworld_games import GAMES, TASKS, Game
 from selfimprove.envs.sciworld_jvm import JvmPool
+from tests.backends.java_processes import java_of
 from tests.envs.agentgym_servers import our_server
-from tests.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
 
@@ -48,12 +47,6 @@ def pool() -> Iterator[JvmPool]:
 def none_left() -> Iterator[None]:
     yield
     assert java_of(os.getpid()) == []
-
-
-def java_of(pid: int) -> list[int]:
-    """Java processes that were started by ``pid``."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE and child.name() == "java"]
 
 
 def play(env: SciWorld, task_id: int, actions: list[str]) -> list[str | Step]:
@@ -355,55 +348,6 @@ def test_agent_r_36_a_process_that_is_killed_is_replaced():
             await world.close()
 
     asyncio.run(run())
-
-
-def test_agent_r_36_a_call_that_hangs_ends_the_process(capfd):
-    pool = JvmPool(1)
-    simulator = pool.simulator()
-    jvm, pid = simulator.jvm, simulator.jvm.process.pid
-    jvm._gateway.close()  # the connections; new ones wait no longer than this:
-    jvm._gateway.gateway_parameters.read_timeout = 2.0
-    with pytest.raises(EnvError, match="the Java process is gone"):
-        simulator._act(lambda it: jvm._java.java.lang.Thread.sleep(600_000))
-    assert gone(pid)
-    with pytest.raises(EnvError, match="the Java process is gone"):
-        simulator.look()
-    assert pool.simulator().jvm.process.pid != pid
-    pool.close()
-    assert capfd.readouterr().err == ""  # what is raised is not printed, too
-
-
-OWNER = """
-import os, sys, threading, time
-from selfimprove.envs.sciworld import SciWorld
-from selfimprove.envs.sciworld_jvm import JvmPool
-pool = JvmPool(1)
-env = SciWorld(pool)
-env.reset(0)
-print(*pool.processes(), flush=True)
-if sys.argv[1] == "raises":
-    raise RuntimeError("a stage failed")
-if sys.argv[1] == "exits":
-    os._exit(3)
-env.expert() if sys.argv[1] == "busy" else time.sleep(60)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_agent_r_36_no_java_is_left_however_its_owner_ends(end):
-    """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
-    assert gone(child_of(OWNER, end))
-
-
-def test_agent_r_36_java_that_does_not_start_is_told(monkeypatch, tmp_path):
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\nexit 1\n")
-    java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(sciworld_jvm.UserError, match="did not start"):
-        JvmPool(1).simulator()
 
 
 def test_agent_r_36_outcomes_agree_with_the_simulator(pool):

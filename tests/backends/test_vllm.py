@@ -7,13 +7,7 @@ with. The reference is plain: transformers' forward pass over the whole sequence
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +21,7 @@ from selfimprove.engines.vllm import VllmEngine
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
+from tests.backends.vllm_server import KEY, Server, starting
 from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
@@ -35,7 +30,6 @@ T = TypeVar("T")
 QUESTION = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
 FEEDBACK = "Your answer is incorrect. Please try again!"
 CONTEXT = 256
-KEY = "sk-key-of-the-test-server"
 
 
 @pytest.fixture(scope="module")
@@ -43,56 +37,11 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@dataclass
-class Server:
-    process: subprocess.Popen[bytes]
-    port: int
-    log: Path
-
-    def wait(self) -> str:
-        """The address once it answers."""
-        import httpx
-
-        deadline = time.monotonic() + 240
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                break
-            try:
-                if httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=5).status_code == 200:
-                    return f"http://127.0.0.1:{self.port}/v1"
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        raise AssertionError(self.log.read_text(encoding="utf-8", errors="replace")[-3000:])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """vLLM's OpenAI-compatible server; it starts while the other tests run."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
-    command += ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--block-size", "32"]
-    command += ["--max-model-len", str(CONTEXT), "--max-num-batched-tokens", "4096", "--max-num-seqs", "32"]
-    command += ["--generation-config", "vllm"]
-    settings = {
-        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **settings})
-        try:
-            yield Server(process, port, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    with starting(model_dir, tmp_path_factory.mktemp("server") / "log.txt", CONTEXT) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

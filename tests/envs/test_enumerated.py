@@ -1,4 +1,4 @@
-"""Environments with labelled actions: labels, states in two parts, levels, costs, teachers' words."""
+"""Environments with labelled actions: labels, states in two parts, levels, costs; bad input."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import string
 import textwrap
 from collections.abc import Callable
-from itertools import product
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,42 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import selfimprove.envs.enumerated as module
-import selfimprove.envs.enumerated_taxi as taxi_module
 from selfimprove.envs.autoexplore.env import STATE
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, Last, label_ids, make_enumerated, oracle_label
+from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, label_ids, make_enumerated, oracle_label
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, level_names
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.enumerated_taxi import INSTRUCTION, LEVELS, EnumeratedTaxi, obstacles
-from selfimprove.envs.taxi_grid import ACTIONS, best_action, distances, moves, place, starts
+from selfimprove.envs.enumerated_taxi import INSTRUCTION, LEVELS, EnumeratedTaxi
+from selfimprove.envs.taxi_grid import ACTIONS
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
-
-TARGETS = ("core/hub.py", "README.md", "core/deep/wire format.py", "settings.yaml")
-OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# What was logged.\n" * 20}
-
-
-def explore(folder: Path, **params: object) -> EnumeratedEnv:
-    """AutoExplore over a small repository, tasks of three depths."""
-    plant(folder / "repo/eventlib", FILES | OTHERS)
-    write_tasks(folder / TASKS_FILE, [task_for(target) for target in TARGETS])
-    fields = {"name": "autoexplore", "repos": str(folder / "repo")} | params
-    return make_enumerated(EnvParams.model_validate(fields), folder, training="leaveout_prob" in params)
+from tests.envs.labelled_worlds import all_three, explore
 
 
 @pytest.fixture
 def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
     """All three environments, with some params in common."""
-
-    def make(**params: object) -> list[EnumeratedEnv]:
-        taxi = make_enumerated(EnvParams.model_validate(params))
-        return [
-            taxi,
-            make_enumerated(EnvParams.model_validate({"name": "alfworld"} | params)),
-            explore(tmp_path, **params),
-        ]
-
-    return make
+    return partial(all_three, tmp_path)
 
 
 def test_reflect_rl_34_the_state_that_opens_the_file_is_what_is_read():
@@ -61,15 +41,6 @@ def test_reflect_rl_34_the_state_that_opens_the_file_is_what_is_read():
     assert (state.pre + state.post).startswith(textwrap.dedent(shown))
     assert state.post.startswith(env.heading)
     assert not state.pre.endswith(env.heading)
-
-
-def test_reflect_rl_30_what_opens_the_taxis_file_is_what_is_said():
-    env, text = EnumeratedTaxi(), taxi_module.__doc__
-    env.reset(61)
-    env.step("0")
-    assert f"    {env.explain(Last('move south', False), 0)}\n" in text
-    env.reset(15)
-    assert f"    {env.explain(Last('move west', True), 0)}\n" in text
 
 
 def test_reflect_rl_34_labels_are_numbers_to_199_then_letters():
@@ -280,96 +251,6 @@ def test_reflect_rl_42_copies_share_nothing_that_changes(each):
         assert env.state() != before
         env.restore(moment)
         assert env.state() == before
-
-
-# --- what teachers say ---------------------------------------------------------------------------------------------
-
-
-def _every_taxi_reflection():
-    """(state, reflection) over all states that occur, with and without a last action, in several draws of words."""
-    env = EnumeratedTaxi(horizon=100)
-    for state in range(500):
-        here = place(state)
-        if here.passenger == here.destination:
-            continue
-        env.reset(0)
-        env._moment = env._moment._replace(states=(state,))
-        for last, draw in product((None, Last("move west", True), Last("move north", False)), range(3)):
-            yield env, env.explain(last, state, draw), last
-
-
-def test_reflect_rl_30_taxis_teacher_never_tells_the_action():
-    said = set()
-    for env, text, last in _every_taxi_reflection():
-        assert not env.reveals(text), text
-        for words in (*ACTIONS, "pick them up", "drop them off", "action", "label"):
-            assert words not in text.lower(), text
-        assert len(text.split()) <= 100
-        assert text.count(". ") == (0 if last is None else 1)
-        said.add(text)
-    assert len(said) > 300  # varied
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("You should move north now.", True),
-        ("It would be best to go further north.", True),
-        ("Action 1 is right.", True),
-        ("Driving north helps.", True),
-        ("The passenger is one row north.", False),
-        ("Moving west was wrong.", False),
-        ("The north is free, the passenger waits there.", False),
-    ],
-)
-def test_reflect_rl_30_what_counts_as_telling(text, told):
-    env = EnumeratedTaxi()
-    env.reset(61)  # the passenger is one row north
-    assert ACTIONS[best_action(starts()[61])] == "move north"
-    assert env.reveals(text) is told
-
-
-def test_reflect_rl_30_what_is_said_of_the_way_suffices_to_find_it():
-    """Whoever knows where the target lies and what is in the way can't be misled: equal words, equally good action."""
-    good: dict[tuple[int, int, str, bool], set[int]] = {}
-    for state in range(500):
-        here = place(state)
-        if here.passenger == here.destination:
-            continue
-        down, right = here.target[0] - here.row, here.target[1] - here.column
-        key = (down, right, obstacles(state) if (down, right) != (0, 0) else "", here.passenger == 4)
-        best = {a for a in range(4) if distances()[moves()[state][a].state] == distances()[state] - 1}
-        if (down, right) != (0, 0):
-            good[key] = good.get(key, best) & best
-    assert sum(not actions for actions in good.values()) == 0
-
-
-def test_reflect_rl_06_teachers_tell_a_wrong_action_from_a_helpful_one(each):
-    for env in each():
-        task = env.task_ids()[0]
-        env.reset(task)
-        env.step(oracle_label(env))
-        command = "cat core/bus.py" if env.name == "autoexplore" else "x"
-        helped = {env.explain(Last(command, True), draw) for draw in range(6)}
-        wrong = {env.explain(Last(command, False), draw) for draw in range(6)}
-        assert not helped & wrong
-        assert len(wrong) > 1
-        assert env.explain(None, 0) == env.explain(None, 0)
-
-
-def test_reflect_rl_06_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
-    env = explore(tmp_path)
-    for task in env.task_ids():
-        env.reset(task)
-        last = None
-        while way := env.oracle():
-            for draw in range(4):
-                text = env.explain(last, task, draw)
-                assert way[0] not in text
-                assert not re.search(r"\b(I|cd|cat|id)\b", text)
-                assert len(text.split()) <= 50
-            env.step(oracle_label(env))
-            last = Last(way[0], True)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""The text kitchen: ALFWorld's wording and rules, six kinds of goals, a planner that wins, any text as an action."""
+"""The text kitchen: ALFWorld's wording and rules, six kinds of goals, any text as an action."""
 
-import random
 import re
-from collections import Counter, deque
 
 import pytest
 from hypothesis import given, settings
@@ -11,33 +9,17 @@ from hypothesis import strategies as st
 import selfimprove.envs.kitchen as module
 from selfimprove.envs.kitchen import Kitchen, Moment
 from selfimprove.envs.kitchen_expert import plan
-from selfimprove.envs.kitchen_games import TRAIN, VALID, Game, make_game
-from selfimprove.envs.kitchen_rules import MIDDLE, Scene, command, deeds, do, first_scene, is_won
+from selfimprove.envs.kitchen_games import Game, make_game
+from selfimprove.envs.kitchen_rules import MIDDLE, command, deeds, do, first_scene, is_won
 from selfimprove.envs.kitchen_state import action_list, state_text
-from selfimprove.envs.kitchen_things import APPLIANCES, DONE_TO, HOLDS, KINDS, LAMP, RECEPTACLES, THINGS, Goal, goals
+from selfimprove.envs.kitchen_things import LAMP
 from selfimprove.errors import UserError
-
-ROOM = ("cabinet 2", "cabinet 1", "countertop 1", "drawer 1", "fridge 1", "microwave 1", "sinkbasin 1")
-
-
-def game(kind: str, thing: str, place: str, **where: str) -> Game:
-    """A room with these things: ``apple_1="fridge 1"``."""
-    names = tuple(name.replace("_", " ") for name in where)
-    return Game(0, Goal(kind, thing, place), "do it", ROOM, names, tuple(ROOM.index(at) for at in where.values()))
+from tests.envs.kitchen_rooms import ROOM, follow, game
 
 
 def answers(played: Game, *commands: str) -> list[str]:
     """What the rules answer, each command being possible; the last scene is not won before its time."""
     return [answer for _, answer in follow(played, *commands)]
-
-
-def follow(played: Game, *commands: str) -> list[tuple[Scene, str]]:
-    scene, path = first_scene(played), []
-    for text in commands:
-        known = {command(played, deed): deed for deed in deeds(played, scene)}
-        scene, answer = do(played, scene, known[text])
-        path.append((scene, answer))
-    return path
 
 
 def commands_at(played: Game, *before: str) -> set[str]:
@@ -194,131 +176,6 @@ def test_reflect_rl_31_state_is_the_first_text_then_every_action_with_its_observ
         "--- Step: 1 ---\nAction: go to shelf 1\nObservation: You arrive.\n\n\n\n"
         "The actions you can take now is:\nAction 0: look"
     )
-
-
-def test_reflect_rl_31_every_kind_has_many_games_and_no_game_begins_won_or_with_a_thing_where_it_cannot_be():
-    kinds, sentences = Counter(), set()
-    for task in [*TRAIN[:600], *VALID[:300]]:
-        played = make_game(0, task)
-        kinds[played.goal.kind] += 1
-        sentences.add(played.sentence)
-        assert not is_won(played, first_scene(played))
-        assert all(kind == LAMP or played.fits(i, played.first[i]) for i, kind in enumerate(played.thing_kinds))
-        assert len(set(played.things)) == len(played.things)
-        assert played.goal.place == LAMP or played.goal.place in played.receptacle_kinds
-    assert set(kinds) == set(KINDS)
-    assert set(kinds.values()) == {150}
-    assert len(sentences) > 350
-
-
-def test_reflect_rl_31_catalogue_holds_together():
-    assert set(RECEPTACLES) == set(HOLDS)
-    always = [kind for kind, (least, _) in RECEPTACLES.items() if least]
-    assert all(sum(thing in HOLDS[kind] for kind in always) >= 2 for thing in THINGS)  # also when one is the goal
-    assert all(APPLIANCES[kind] in always for kind in DONE_TO)
-    assert all(goal.place != APPLIANCES.get(kind) for kind in KINDS for goal in goals(kind))
-
-
-def test_reflect_rl_31_games_depend_on_seed_and_number_alone_and_valid_games_are_new():
-    make_game.cache_clear()
-    first = make_game(0, 17)
-    assert (first.sentence, first.receptacles[:2], first.things[:2], first.first[:4]) == (
-        "put two knife in countertop",
-        ("cabinet 4", "cabinet 3"),
-        ("bowl 1", "butterknife 1"),
-        (13, 15, 13, 15),
-    )
-    make_game.cache_clear()
-    for task in range(40):
-        make_game(0, task)
-    assert make_game(0, 17) == first
-    assert make_game(1, 17) != first
-    rooms = {(game.receptacles, game.things, game.first) for game in (make_game(0, task) for task in TRAIN[::3])}
-    assert not any((g.receptacles, g.things, g.first) in rooms for g in (make_game(0, task) for task in VALID[::5]))
-
-
-def test_reflect_rl_31_splits_and_kinds_choose_the_tasks():
-    env = Kitchen()
-    assert list(env.task_ids()) == [*env.task_ids("train"), *env.task_ids("valid")] == list(range(6600))
-    paper = Kitchen(kinds=["pick_and_place"], thing="tomato", place="microwave")
-    tasks = paper.task_ids("valid")
-    assert len(tasks) == 100
-    for task in tasks[:20]:
-        assert re.search(r"put (a tomato in|some tomato on) microwave\.$", paper.reset(task))
-    assert {KINDS[task % 6] for task in Kitchen(place="fridge").task_ids()} == {*KINDS} - {"cool", "look_in_light"}
-
-
-def test_reflect_rl_32_planner_wins_every_game_within_the_horizon():
-    env, lengths = Kitchen(), set()
-    for task in [*TRAIN[::7], *VALID]:
-        env.reset(task)
-        way = env.expert()
-        for move in way:
-            assert move.action in env.valid_actions()
-            step = env.step(move.action)
-            assert step.done == (move is way[-1])
-        assert step.reward == 1
-        assert env.expert() == env.oracle() == []
-        lengths.add(len(way))
-    assert max(lengths) <= 11
-
-
-def test_reflect_rl_32_planner_wins_from_wherever_a_wanderer_got_to():
-    env, chance = Kitchen(horizon=60), random.Random(3)
-    for task in range(240):
-        env.reset(task)
-        for _ in range(chance.randrange(25)):
-            useful = [a for a in env.valid_actions() if not a.startswith("go to") or chance.random() < 0.2]
-            if env.step(chance.choice(useful)).done:
-                break
-        else:
-            for action in env.oracle():
-                step = env.step(action)
-            assert step.reward == 1
-
-
-@pytest.mark.parametrize("task", [0, 1, 2, 3, 4, 5])
-def test_reflect_rl_32_no_shorter_way_exists(task: int):
-    """A search over everything but what can't matter, in a small room, from the start and from a full hand."""
-    kind = KINDS[task]
-    place = LAMP if kind == "look_in_light" else "countertop"
-    played = game(
-        kind, "mug", place, mug_2="cabinet 2", mug_1="fridge 1", knife_1="drawer 1", desklamp_1="countertop 1"
-    )
-    full = follow(played, "go to drawer 1", "open drawer 1", "take knife 1 from drawer 1")[-1][0]
-    for scene in (first_scene(played), full):
-        queue, seen, found = deque([(scene, 0)]), {scene}, None
-        while found is None:
-            here, steps = queue.popleft()
-            for deed in deeds(played, here):
-                if deed.verb in ("look", "help", "inventory", "examine", "close", "slice"):
-                    continue
-                after, _ = do(played, here, deed)
-                if is_won(played, after):
-                    found = steps + 1
-                    break
-                if after not in seen:
-                    seen.add(after)
-                    queue.append((after, steps + 1))
-        assert len(plan(played, scene)) == found
-
-
-def test_reflect_rl_32_what_was_brought_too_soon_is_fetched_again():
-    played = game("clean", "mug", "cabinet", mug_1="countertop 1")
-    way = ("go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
-    dirty = follow(played, *way, "move mug 1 to cabinet 1")[-1][0]
-    assert [deed.verb for deed in plan(played, dirty)] == ["take", "go", "clean", "go", "move"]
-
-
-def test_reflect_rl_32_thoughts_hope_where_the_plan_knows():
-    env = Kitchen()
-    for task in range(300):
-        first = env.reset(task)
-        for move in env.expert():
-            assert re.fullmatch(r"[A-Z][^.\n]*\.", move.thought)
-            assert not re.search(r"(?i)optimal|spoiler|oracle|expert|\{", move.thought)
-            if move.action.startswith("go to") and "look" not in first:
-                assert not re.search(r"\b(is|are) (in|on|at) the", move.thought)
 
 
 def test_reflect_rl_31_horizon_cuts_and_time_passes_when_nothing_happens():

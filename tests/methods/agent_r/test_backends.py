@@ -23,7 +23,7 @@ from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.records import Episode
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.methods.agent_r.corridor import Corridor
-from tests.methods.agent_r.test_search import NEAR, params, said
+from tests.methods.agent_r.searching import NEAR, params, said
 from tests.tiny import make_tiny_model
 
 

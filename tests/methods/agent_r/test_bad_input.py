@@ -1,62 +1,32 @@
 """Bad input, given to Agent-R's real stages: one sentence, exit code 2, nothing published and nothing lost.
 
-What is no error ends no stage: an episode that the environment fails is recorded as blocked, and whatever the actor
-says is acted on. (Params: tests/pipeline/test_params.py; the parts themselves, in more cases: tests/envs and the other
-files here; RISE's and the shared stages: tests/test_bad_input.py.)
+What is no error ends no stage: whatever the actor says is acted on. (Params: tests/pipeline/test_params.py; an AgentGym
+server that is away or mad: test_bad_server.py; the parts themselves, in more cases: tests/envs and the other files
+here; RISE's and the shared stages: tests/test_bad_input.py.)
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from selfimprove.envs.textcraft import TextCraft
-from selfimprove.envs.textcraft_recipes import RecipeBook
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.records import Episode, read_jsonl, read_rows
 from tests.engines.http_endpoint import Reply as Said
 from tests.engines.http_endpoint import Seen, answer, endpoint
-from tests.envs.agentgym_servers import Reply, hostile_server
-from tests.pipeline.workbench import Workbench, published
+from tests.methods.agent_r.refusals import PANEL, TREES, done, refused, with_env
+from tests.pipeline.workbench import Workbench
 
 pytestmark = pytest.mark.timeout(600)
 
-TREES = "data/agent_r/iter2/trees.jsonl"
-PANEL = "data/agent_r/tasks/train.jsonl"
 EXAMPLES = "data/agent_r/base/train/examples.jsonl"
 BEGINNINGS = "data/agent_r/beginnings.jsonl"
 PANELS = ("train", "dev", "test")
-
-
-def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
-    """The one sentence with which a stage ends; whatever was published before is as it was."""
-    before = published(folder)
-    ran = bench.forks.run(folder, f"agent_r.{stage}", item, **more)
-    assert ran.code == 2, ran.stderr
-    assert len(ran.lines) == 1, ran.stderr
-    assert published(folder) == before
-    assert ran.stderr.startswith(f"agent_r-{stage}@{item}: " if item else f"agent_r-{stage}: ")
-    assert ran.lines[0].endswith(".")
-    return ran.lines[0]
-
-
-def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
-    """Run a stage that ends well; what it said of episodes that are blocked or mix worlds."""
-    ran = bench.forks.run(folder, f"agent_r.{stage}", item)
-    assert ran.code == 0, ran.stderr
-    return [line for line in ran.lines if "blocked" in line or "replays" in line]
-
-
-def with_env(**env: Any) -> dict[str, Any]:
-    return {"agent_r": {"env": env}}
 
 
 def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
@@ -65,160 +35,6 @@ def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
 
 def with_convert(**convert: Any) -> dict[str, Any]:
     return {"agent_r": {"iterations": {"iter2": {"convert": convert}}}}
-
-
-# An AgentGym server that is away or mad
-
-
-@dataclass
-class Room:
-    """One environment of the server below: its task, and how many steps were taken in it."""
-
-    env: TextCraft
-    task: int = -1
-    steps: int = 0
-
-
-def served(fail: Callable[[Room], Reply | None]) -> Callable[[str, dict[str, Any]], Reply]:
-    """A TextCraft server, well but for ``fail``, which may answer a step in the environment's place."""
-    book, rooms, lock = RecipeBook.load(), list[Room](), threading.Lock()
-
-    def reply(call: str, fields: dict[str, Any]) -> Reply:
-        with lock:
-            if call == "POST /create":
-                rooms.append(Room(TextCraft(book, 42)))
-                return Reply({"id": len(rooms) - 1})
-            room = rooms[fields["id"]]
-            if call == "POST /reset":
-                room.task = fields["data_idx"]
-                return fail(room) or Reply({"observation": room.env.reset(room.task)})
-            if call == "POST /close":
-                return Reply(True)
-            room.steps += 1
-            step = room.env.step(fields["action"])
-            return fail(room) or Reply({"observation": step.observation, "reward": step.reward, "done": step.done})
-
-    return reply
-
-
-def test_agent_r_38_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
-    with hostile_server(served(lambda room: None)) as server:
-        pass
-    folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
-    sentence = refused(agent_bench, folder, "generate", "iter2")
-    assert f"agent_r.env.server: nothing answers at {server.url}" in sentence
-    assert "start the server there" in sentence
-
-
-def test_agent_r_38_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
-    later = threading.Event()
-
-    def slow(call: str, fields: dict[str, Any]) -> Reply:
-        later.wait(60)
-        return Reply({"id": 0})
-
-    with hostile_server(slow) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_timeout=0.2))
-        sentence = refused(agent_bench, folder, "generate", "iter2")
-        later.set()
-    assert f"nothing answers at {server.url} (no answer within 0.2 s)" in sentence
-
-
-def test_agent_r_20_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
-    full = {"judge_style": "full"}
-    other = with_convert(**full)
-    sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
-    assert "tasks.judge_style: the actor is shown 'short' judgements and asked for 'full' ones" in sentence
-    assert "set both alike" in sentence
-    iterations = {name: {"convert": full} for name in ("iter1", "iter2")}
-    alike = agent_bench.copy(tmp_path / "alike", {"agent_r": {"tasks": full, "iterations": iterations}})
-    done(agent_bench, alike, "data")
-    shown = [
-        {
-            row["id"]: row["messages"][0]["content"]
-            for _, row in read_rows(folder / "data/agent_r/base/train/examples.jsonl")
-        }
-        for folder in (agent_bench.folder, alike)
-    ]
-    judgements = [[text for name, text in each.items() if name.startswith("judgement")] for each in shown]
-    assert len(judgements[0]) == len(judgements[1]) == 4
-    assert min(map(len, judgements[1])) > max(map(len, judgements[0])), "the full prompt explains what to do"
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (Reply({"error": "list index out of range"}), "the server says: list index out of range"),
-        (Reply({"observation": "half"}), "not this environment's protocol"),
-        (Reply({"observation": "", "reward": 0, "done": False}, cut=True), "the connection broke"),
-    ],
-)
-def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
-    agent_bench: Workbench, tmp_path: Path, reply: Reply, said: str
-) -> None:
-    """Half of the tasks fail at every step; the trees of the others are as without a server."""
-    failing = [row["task_id"] for _, row in read_rows(agent_bench.folder / PANEL)][::2]
-    with hostile_server(served(lambda room: reply if room.task in failing and room.steps else None)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=4))
-        warned = done(agent_bench, folder, "generate", "iter2")
-    trees, embedded = (read_jsonl(where / TREES, Tree) for where in (folder, agent_bench.folder))
-    assert [tree.status == "blocked" for tree in trees] == [True, False] * 3
-    assert all(said in str(tree.error) for tree in trees[::2])
-    assert trees[1::2] == embedded[1::2]
-    sentence, *others = warned  # one that answers nonsense may also have answered a replay otherwise than before
-    assert all("replay" in other for other in others)
-    assert sentence.startswith(
-        f"agent_r-generate@iter2: 3 of 6 are blocked and count as failed; the first, {trees[0].id}: "
-    )
-    assert said in sentence
-    assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
-
-
-def test_agent_r_09_38_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
-    """Every environment is forgotten after nine steps; a way to a node has eight at most."""
-
-    def forget(room: Room) -> Reply | None:
-        return Reply({"error": "no such environment"}) if room.steps > 9 else None
-
-    with hostile_server(served(forget)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=4))
-        done(agent_bench, folder, "generate", "iter2")
-        assert server.paths().count("POST /create") > 8
-    assert (folder / TREES).read_bytes() == (agent_bench.folder / TREES).read_bytes()
-
-
-def test_agent_r_09_a_server_that_answers_anew_each_time_is_counted_and_told(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
-    """The second sight of a step differs from the first, as on a server that was restarted with other data."""
-    sights = itertools.count()
-
-    def another(room: Room) -> Reply | None:
-        reply = {"observation": f"Could not see it ({next(sights)})", "reward": 0, "done": False}
-        return Reply(reply) if room.steps else None
-
-    with hostile_server(served(another)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=1))
-        (sentence,) = done(agent_bench, folder, "generate", "iter2")
-    diverged = json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["diverged"]
-    assert diverged > 0
-    assert sentence.startswith(f"agent_r-generate@iter2: {diverged} replays saw something else than the first time")
-    embedded = json.loads((agent_bench.folder / "results/agent_r/iter2/generate.json").read_text())
-    assert embedded["diverged"] == 0
-
-
-def test_agent_r_38_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
-    with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
-        done(agent_bench, folder, "generate", "iter2")
-    sentence = refused(agent_bench, folder, "convert", "iter2")
-    assert "6 trees (6 of them with root value 0, 6 blocked by environment or engine), 0 leaves" in sentence
 
 
 # The environment's own needs
@@ -299,6 +115,29 @@ def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path:
 
 
 # Thresholds and shares
+
+
+def test_agent_r_20_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    full = {"judge_style": "full"}
+    other = with_convert(**full)
+    sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
+    assert "tasks.judge_style: the actor is shown 'short' judgements and asked for 'full' ones" in sentence
+    assert "set both alike" in sentence
+    iterations = {name: {"convert": full} for name in ("iter1", "iter2")}
+    alike = agent_bench.copy(tmp_path / "alike", {"agent_r": {"tasks": full, "iterations": iterations}})
+    done(agent_bench, alike, "data")
+    shown = [
+        {
+            row["id"]: row["messages"][0]["content"]
+            for _, row in read_rows(folder / "data/agent_r/base/train/examples.jsonl")
+        }
+        for folder in (agent_bench.folder, alike)
+    ]
+    judgements = [[text for name, text in each.items() if name.startswith("judgement")] for each in shown]
+    assert len(judgements[0]) == len(judgements[1]) == 4
+    assert min(map(len, judgements[1])) > max(map(len, judgements[0])), "the full prompt explains what to do"
 
 
 def test_agent_r_18_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench, tmp_path: Path) -> None:

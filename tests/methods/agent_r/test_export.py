@@ -16,7 +16,7 @@ from selfimprove.methods.agent_r.export import from_json, leaf_paths, sorted_lea
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.tree import Node, Tree
 from selfimprove.records import dump_line, read_jsonl, write_jsonl
-from tests.methods.agent_r.test_search import FAR, grow, params, said, scripted
+from tests.methods.agent_r.searching import FAR, grow, params, said, scripted
 
 FIELDS = {
     "visits", "value", "prior", "puct_value", "obs", "llm_response", "depth", "is_terminal", "recent_actions",

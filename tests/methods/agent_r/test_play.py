@@ -14,7 +14,7 @@ from selfimprove.methods.agent_r.search import search
 from selfimprove.records import Episode, dump_line
 from selfimprove.seeds import SeedKey
 from tests.methods.agent_r.corridor import Corridor
-from tests.methods.agent_r.test_search import FAR, NEAR, Failing, Raw, Script, params, said
+from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, params, said
 
 
 def speaking(*actions: str, failing=lambda request: False) -> Script:

@@ -1,83 +1,20 @@
-"""Tree search (Agent-R spec §1, Search; rows 1-9, 12, 16, 43)."""
+"""Tree search (Agent-R spec §1, Search; rows 1-8, 16, 43): its statistics, its expansions, and trouble in it."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.search import OneByOne, Rebuilt
-from selfimprove.engines.base import EngineError
-from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.journaled import JournaledEngine
-from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.envs.agent import EmbeddedWorld, EnvError
-from selfimprove.envs.replay import ReplayWorld
 from selfimprove.errors import UserError
-from selfimprove.methods.agent_r.params import SearchParams
-from selfimprove.methods.agent_r.search import backup, best_children, search, uct
+from selfimprove.methods.agent_r.search import backup, best_children, uct
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.journal import Journal
 from selfimprove.records import dump_line
-from selfimprove.seeds import rng
 from tests.methods.agent_r.corridor import Corridor
-from tests.tiny import make_tiny_model
-
-NEAR = 0  # the key and the door in room 0: two actions solve it
-FAR = 8  # the key in room 1, the door in room 3
-ACTIONS = ("right", "left", "take key", "open door", "jump", "look", "wait")
-
-
-def said(action: str) -> str:
-    return f"Thought: So be it.\nAction: {action}"
-
-
-class Script:
-    """An engine that is a function of (the dialogue, the sample), and keeps what it was asked."""
-
-    def __init__(self, answer=None, *, failing=lambda request: False):
-        self.answer, self.failing, self.asked = answer or self.roll, failing, []
-        self.engine = ScriptedEngine(lambda request, index: self.answer(request, index))
-        self.stats = self.engine.stats
-
-    @staticmethod
-    def roll(request, index):
-        """Any of the actions, by the sample's own noise."""
-        return said(rng(request.seed.at(index).bits()).choice(ACTIONS))
-
-    async def generate(self, request):
-        self.asked.append(request)
-        if self.failing(request):
-            raise EngineError("the endpoint died")
-        return await self.engine.generate(request)
-
-    def fits(self, messages, max_tokens):
-        return True
-
-    async def close(self):
-        await self.engine.close()
-
-
-def params(**changes) -> SearchParams:
-    return SearchParams(**({"tasks": 1, "max_depth": 4, "dives": 3, "n_gen": 3} | changes))
-
-
-def grow(task, actor=None, cfg=None, *, env=None, seed=0, prior=()) -> Tree:
-    world = EmbeddedWorld(env or Corridor())
-    return asyncio.run(search(task, world, actor or Script(), cfg or params(), seed, prior))
-
-
-def scripted(*samples: str) -> Script:
-    """The same samples at every node."""
-    return Script(lambda request, index: said(samples[index]))
+from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, grow, params, said, scripted
 
 
 def descendants(tree, index):
@@ -244,14 +181,6 @@ def test_agent_r_08_a_disaster_counts_as_zero_and_ends():
     assert not any(node.disaster for node in tree.nodes if node.action != "jump")
 
 
-class Raw(Corridor):
-    """Passes its own negative scores on, as remote servers may."""
-
-    def step(self, action):
-        step = super().step(action)
-        return step._replace(reward=step.info["raw_score"] / 100, done=False, info={})
-
-
 def test_agent_r_08_a_negative_score_is_clamped_whoever_passes_it_on():
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2), env=Raw())
     assert any(node.disaster for node in tree.nodes)
@@ -313,24 +242,6 @@ def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions():
     assert len(tree.nodes[0].children) == len(whole.nodes[0].children)
 
 
-class Failing(Corridor):
-    """Fails for good at the n-th step."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def step(self, action):
-        if self.steps == self.at:
-            raise EnvError("the server forgot the episode")
-        return super().step(action)
-
-    def reset(self, task_id):
-        if self.at < 0:
-            raise EnvError("the server is away")
-        return super().reset(task_id)
-
-
 @pytest.mark.parametrize(("at", "nodes"), [(-1, 1), (0, 1), (2, 1), (3, 4), (5, 4), (6, 7)])
 def test_a_failing_environment_blocks_its_tree_and_keeps_the_whole_expansions(at, nodes):
     tree = grow(FAR, scripted("right", "left", "look"), env=Failing(at))
@@ -349,111 +260,3 @@ def test_replies_of_any_kind_are_acted_on(reply):
     tree = grow(FAR, Script(lambda request, index: reply), params(n_gen=2, dives=1))
     assert len(tree.nodes) == 6  # one child a node: both samples have the same text
     assert Tree.model_validate_json(dump_line(tree)) == tree
-
-
-# --- the same tree, whatever else happens -----------------------------------------------------------------------------
-
-WIDE = params(max_depth=2, dives=2, n_gen=3, max_tokens=6)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("agent_r") / "model", context=512)
-
-
-def engine_of(folder: Path) -> TransformersEngine:
-    cfg = TransformersEngineConfig(engine="transformers", slots=16, context=512, prefill_rows=4)
-    return TransformersEngine(cfg, folder, threads=1)
-
-
-def forest(engine, tasks, *, concurrency, world=None) -> list[Tree]:
-    world = world or EmbeddedWorld(Corridor())
-    return asyncio.run(play_all(tasks, lambda task: search(task, world, engine, WIDE, 3), concurrency=concurrency))
-
-
-def test_a_tree_does_not_depend_on_what_else_runs(folder):
-    alone = forest(engine_of(folder), range(3), concurrency=1)
-    crowded = forest(engine_of(folder), [*range(20, 25), *range(2, -1, -1), *range(3, 20)], concurrency=50)
-    assert [dump_line(tree) for tree in alone] == [dump_line(tree) for tree in crowded[7:4:-1]]
-    assert len({tree.nodes[1].reply for tree in crowded}) > 20  # each task has noise of its own
-    assert any(tree.nodes[1].token_ids for tree in alone)
-
-
-class Copy:
-    """A live copy of the corridor, which only goes on from where it stands."""
-
-    def __init__(self):
-        self.env = Corridor()
-
-    async def reset(self, task_id):
-        await asyncio.sleep(0)
-        return self.env.reset(task_id)
-
-    async def step(self, action):
-        await asyncio.sleep(0)
-        return self.env.step(action)
-
-    async def close(self):
-        pass
-
-
-def replaying(slots: int) -> ReplayWorld:
-    async def make():
-        return Copy()
-
-    return ReplayWorld(Corridor.name, Corridor.instruction, make, slots)
-
-
-@pytest.mark.parametrize("slots", [1, 5])
-def test_agent_r_09_replayed_worlds_give_the_same_trees(folder, slots):
-    world = replaying(slots)
-    snapshots = forest(engine_of(folder), range(6), concurrency=6)
-    assert [dump_line(tree) for tree in forest(engine_of(folder), range(6), concurrency=6, world=world)] == [
-        dump_line(tree) for tree in snapshots
-    ]
-    assert (world.stats.diverged, world.stats.failures) == (0, 0)
-    assert world.stats.replayed > 0
-    deep = params(dives=6, max_depth=6, n_gen=4)
-    for task in (NEAR, FAR):
-        assert asyncio.run(search(task, replaying(slots), Script(), deep, 5)) == grow(task, cfg=deep, seed=5)
-
-
-def test_the_benchmarks_order_of_work_grows_the_same_trees():
-    """One sample after another, the environment rebuilt for each: what ``bench.search`` compares with."""
-    for task in (NEAR, FAR):
-        env, actor = Corridor(), Script()
-        tree = asyncio.run(search(task, Rebuilt(env), OneByOne(actor), params(dives=4), 2))
-        assert tree == grow(task, cfg=params(dives=4), seed=2)
-        assert {request.n for request in actor.asked} == {1}
-        assert env.resets == 1 + sum(node.action != "wait" for node in tree.nodes[1:])
-        assert env.steps > len(tree.nodes)
-
-
-def test_agent_r_12_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
-    whole = tmp_path / "whole.jsonl"
-    with Journal(whole) as journal:
-        trees = forest(JournaledEngine(engine_of(folder), journal, "actor"), range(4), concurrency=4)
-    lines = whole.read_bytes()
-    for attempt in range(2):
-        cut = tmp_path / f"cut{attempt}.jsonl"
-        cut.write_bytes(lines[: random.Random(attempt).randrange(len(lines))])  # torn anywhere
-        with Journal(cut) as journal:
-            engine = engine_of(folder)
-            again = forest(JournaledEngine(engine, journal, "actor"), range(4), concurrency=2)
-            assert engine.stats.requests == lines.count(b"\n") - journal.resumed
-        assert [dump_line(tree) for tree in again] == [dump_line(tree) for tree in trees]
-
-
-def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made():
-    keys, places = {}, {}
-    for exploration in (0.0, 5.0):
-        actor = Script()
-        tree = grow(FAR, actor, params(dives=8, max_depth=3, exploration=exploration))
-        for i in range(len(tree.nodes)):
-            places.setdefault(tuple(m.content for m in tree.conversation(i)), set()).add(i)
-        for request in actor.asked:
-            keys.setdefault(tuple(m.content for m in request.messages), set()).add(request.seed)
-    moved = [conversation for conversation in keys if len(places[conversation]) == 2]
-    assert len(moved) > 3  # the same nodes, made in another order
-    assert all(len(each) == 1 for each in keys.values())
-    assert len(set.union(*keys.values())) == len(keys)

@@ -1,0 +1,32 @@
+"""What the tests of labelled actions play: AutoExplore over a small repository, and all three environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selfimprove.envs.enumerated import EnumeratedEnv, make_enumerated
+from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
+from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.methods.reflect_rl.tasks import write_tasks
+from tests.envs.autoexplore.conftest import FILES, plant, task_for
+
+TARGETS = ("core/hub.py", "README.md", "core/deep/wire format.py", "settings.yaml")
+OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# What was logged.\n" * 20}
+
+
+def explore(folder: Path, **params: object) -> EnumeratedEnv:
+    """AutoExplore over a small repository, tasks of three depths."""
+    plant(folder / "repo/eventlib", FILES | OTHERS)
+    write_tasks(folder / TASKS_FILE, [task_for(target) for target in TARGETS])
+    fields = {"name": "autoexplore", "repos": str(folder / "repo")} | params
+    return make_enumerated(EnvParams.model_validate(fields), folder, training="leaveout_prob" in params)
+
+
+def all_three(folder: Path, **params: object) -> list[EnumeratedEnv]:
+    """All three environments, with some params in common."""
+    taxi = make_enumerated(EnvParams.model_validate(params))
+    return [
+        taxi,
+        make_enumerated(EnvParams.model_validate({"name": "alfworld"} | params)),
+        explore(folder, **params),
+    ]

@@ -1,0 +1,88 @@
+"""Searching the corridor: two tasks, an engine by a script, worlds that fail or pass on raw scores, and a tree."""
+
+from __future__ import annotations
+
+import asyncio
+
+from selfimprove.engines.base import EngineError
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.methods.agent_r.params import SearchParams
+from selfimprove.methods.agent_r.search import search
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.seeds import rng
+from tests.methods.agent_r.corridor import Corridor
+
+NEAR = 0  # the key and the door in room 0: two actions solve it
+FAR = 8  # the key in room 1, the door in room 3
+ACTIONS = ("right", "left", "take key", "open door", "jump", "look", "wait")
+
+
+def said(action: str) -> str:
+    return f"Thought: So be it.\nAction: {action}"
+
+
+class Script:
+    """An engine that is a function of (the dialogue, the sample), and keeps what it was asked."""
+
+    def __init__(self, answer=None, *, failing=lambda request: False):
+        self.answer, self.failing, self.asked = answer or self.roll, failing, []
+        self.engine = ScriptedEngine(lambda request, index: self.answer(request, index))
+        self.stats = self.engine.stats
+
+    @staticmethod
+    def roll(request, index):
+        """Any of the actions, by the sample's own noise."""
+        return said(rng(request.seed.at(index).bits()).choice(ACTIONS))
+
+    async def generate(self, request):
+        self.asked.append(request)
+        if self.failing(request):
+            raise EngineError("the endpoint died")
+        return await self.engine.generate(request)
+
+    def fits(self, messages, max_tokens):
+        return True
+
+    async def close(self):
+        await self.engine.close()
+
+
+def params(**changes) -> SearchParams:
+    return SearchParams(**({"tasks": 1, "max_depth": 4, "dives": 3, "n_gen": 3} | changes))
+
+
+def grow(task, actor=None, cfg=None, *, env=None, seed=0, prior=()) -> Tree:
+    world = EmbeddedWorld(env or Corridor())
+    return asyncio.run(search(task, world, actor or Script(), cfg or params(), seed, prior))
+
+
+def scripted(*samples: str) -> Script:
+    """The same samples at every node."""
+    return Script(lambda request, index: said(samples[index]))
+
+
+class Raw(Corridor):
+    """Passes its own negative scores on, as remote servers may."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(reward=step.info["raw_score"] / 100, done=False, info={})
+
+
+class Failing(Corridor):
+    """Fails for good at the n-th step."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def step(self, action):
+        if self.steps == self.at:
+            raise EnvError("the server forgot the episode")
+        return super().step(action)
+
+    def reset(self, task_id):
+        if self.at < 0:
+            raise EnvError("the server is away")
+        return super().reset(task_id)
