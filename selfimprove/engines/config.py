@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from selfimprove.params_base import Section
 
@@ -40,19 +40,31 @@ class TransformersEngineConfig(Section):
 
 
 class VllmEngineConfig(Section):
-    """vLLM in this process (``engines/vllm.py``); by server, use ``openai``."""
+    """vLLM in this process or in ``replicas`` of their own (``engines/vllm.py``); by server, use ``openai``."""
 
     engine: Literal["vllm"]
     model: str = "policy"
     chat_template: str | None = None
     context: int = Field(default=4096, ge=16)
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    tensor_parallel: int = Field(default=1, ge=1)
-    gpu_memory: float = Field(default=0.9, gt=0, le=1)
-    max_sequences: int = Field(default=256, ge=1)
+    replicas: int | Literal["auto"] = Field(
+        default="auto", description="processes with a model each; auto: visible GPUs / tensor_parallel (on a CPU: 1)"
+    )
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one replica's model")
+    gpu_memory: float = Field(
+        default=0.9, gt=0, le=1, description="share of each GPU's memory that one replica may take"
+    )
+    max_sequences: int = Field(default=256, ge=1, description="sequences decoded at once, per replica")
     prefix_caching: bool = True
     enforce_eager: bool = False
     trust_remote_code: bool = False
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _replicas_are_a_count_or_auto(cls, value: object) -> object:
+        if value == "auto" or (type(value) is int and value >= 1):
+            return value
+        raise ValueError(f"a whole number from 1, or auto, is expected, got {value!r}")
 
 
 class OpenAiEngineConfig(Section):

@@ -50,6 +50,14 @@ def test_a_missing_model_folder_is_named(engine: str, tmp_path: Path) -> None:
         make({"engine": engine, "model": str(tmp_path / "elsewhere")}, tmp_path)
 
 
+@pytest.mark.parametrize("replicas", [0, -1, "2", True, "all"])
+def test_vllm_replicas_are_a_count_or_auto(replicas: object, tmp_path: Path) -> None:
+    for good in ("auto", 1, 8):
+        TypeAdapter(EngineConfig).validate_python({"engine": "vllm", "replicas": good})
+    with pytest.raises(ValueError, match="whole number from 1, or auto"):
+        make({"engine": "vllm", "replicas": replicas}, tmp_path)
+
+
 def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # not installed, even where it is
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
