@@ -71,13 +71,21 @@ _LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|ki
 # Only of a length: 18n^2 is a formula.
 _POWER = re.compile(rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])", re.I)
 _DEGREES = re.compile(r"(?<=[0-9])\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\u00b0)")
+_STYLE = re.compile(
+    r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|displaystyle|textstyle|boldmath|bf|it|rm|approx|sim)(?![A-Za-z])"
+    r"|\u2248"
+)
+_CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a3\u20ac\u00a5]|\\?[$%]")
+_REMARK = re.compile(r"(?<=[^\s(])\s*\(([^()0-9]*)\)$")
 _TRAILING = " .,;"
 _SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
 _GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
 _QUANTITY = re.compile(
     r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)"
 )
-_NUMBER_WORDS = frozenset({"hundred", "thousand", "million", "billion", "trillion", "and", "or", "over", "e", "x"})
+_NUMBER_WORDS = frozenset(
+    ["hundred", "thousand", "million", "billion", "trillion", "half", "quarter", "and", "or", "over", "e", "x"]
+)
 # Behind a slash: 18/five is no 18.
 _DIVISORS = frozenset(
     ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "pi", "sqrt"]
@@ -87,10 +95,11 @@ _DIVISORS = frozenset(
 def extract_robust(attempt: str) -> str | None:
     r"""The number in the last box, whatever it is dressed in; None for fractions, lists and formulas.
 
-    Dropped: ``$``, ``\$``, ``%``, thousands separators, ``\text{..}``, trailing unit words and punctuation, degree
-    marks, what makes a number bold, italic or upright. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67
-    liters`` -> "14.67", ``\$18/hour`` -> "18", ``18 cm^2`` -> "18". The last box that is not empty counts; its
-    backslash may be missing. Source: RISE spec §2 (D), trap 3.
+    Dropped: signs of currency, ``%``, thousands separators, ``\text{..}`` that holds no number, trailing unit words,
+    remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or
+    large. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
+    cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
+    counts; its backslash may be missing. Source: RISE spec §2 (D), trap 3.
     """
     box = last_box(_EMPTY_BOX.sub("", _BARE_BOX.sub(r"\\boxed", attempt)))
     if box is None:
@@ -99,12 +108,12 @@ def extract_robust(attempt: str) -> str | None:
     box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",")
     box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
     # A text is a unit or a remark and goes, but not what a division is by: 18/\text{5} is no 18.
-    box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", box)))
-    box = _TEXT.sub(" ", _FORMATTED.sub(r"\1", box))
-    box = box.replace("\\$", "").replace("$", "").replace("\\%", "").replace("%", "")
-    box = _DEGREES.sub(" ", box).strip().rstrip(_TRAILING)
-    while len(box) > 1 and box[0] == "{" and box[-1] == "}":
+    box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))
+    box = _TEXT.sub(_unwrapped, _FORMATTED.sub(r"\1", box))
+    box = _DEGREES.sub(" ", _CURRENCY.sub("", box)).strip().rstrip(_TRAILING)
+    while len(box) > 1 and box[0] + box[-1] in ("{}", "()"):
         box = box[1:-1].strip().rstrip(_TRAILING)
+    box = _REMARK.sub(r" \1", box).rstrip()
     box = _GROUPED.sub(lambda match: match[1].replace(",", ""), box)
     match = _QUANTITY.fullmatch(box)
     if match is None:
@@ -113,6 +122,12 @@ def extract_robust(attempt: str) -> str | None:
     if _NUMBER_WORDS & set(words) or (match[3] and words[0] in _DIVISORS):
         return None
     return _canonical(match[1] + match[2])
+
+
+def _unwrapped(text: re.Match[str]) -> str:
+    """What a ``\\text{..}`` leaves behind: its content where that says how much, else a space."""
+    words = set(re.split(r"[^a-z]+", text[1].lower()))
+    return f" {text[1]} " if _NUMBER_WORDS & words or re.search(r"[0-9]", text[1]) else " "
 
 
 def extract(attempt: str, mode: str = "robust") -> str | None:

@@ -248,7 +248,8 @@ class SciWorld:
         if not self._map_actions or action.strip().isdigit():  # a number answers an ambiguous request
             return action
         simulator = self.simulator
-        mapped = map_action(action, candidates(simulator.valid_actions(), simulator.look(), simulator.inventory()))
+        valid = simulator.valid_actions()
+        mapped = map_action(action, candidates(valid, simulator.look(), simulator.inventory()), valid)
         if mapped != action:
             _log.info("sciworld: task %d: %r is taken for %r", self._task_id, action, mapped)
         return mapped

@@ -9,9 +9,9 @@ Mapping (spec agent_r §2, row 39; optional, off by default)::
     "dance"                    ->  dance                    no shared word: unchanged
 
 The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
-nobody could see it (§6, trap 11). Here an action that is the opposite of what was said, or that would focus on what
-was not named, is none to map to: the next best is taken, and with none the prediction stays as it is. Every mapping
-that happens is told (``Step.info``).
+nobody could see it (§6, trap 11). Here a prediction that is valid itself stays, and so does one whose best match would
+reverse what was said (``turn off`` is the opposite of ``activate``), would do something where the agent only wanted to
+look, or would focus on what was not named. Every mapping that happens is told (``Step.info``).
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _OPPOSITES = tuple(
     frozenset(pair)
     for pair in (("open", "close"), ("activate", "deactivate"), ("connect", "disconnect"), ("pick", "put"))
 )
+_LOOKS = frozenset({"look", "examine", "read", "inventory"})
+_SWITCHES = {"on": "activate", "off": "deactivate"}
 # Whatever is no letter, digit or space, except a hyphen within a word ("blue-violet paint" is a thing's name).
 _PUNCTUATION = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z0-9])|[^A-Za-z0-9 -]+")
 
@@ -61,24 +63,28 @@ def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
     return sorted(kept, key=lambda action: (len(action), action))
 
 
-def map_action(prediction: str, among: Iterable[str]) -> str:
+def map_action(prediction: str, among: Iterable[str], valid: Iterable[str] = ()) -> str:
     """The action of ``among`` that ``prediction`` means; ``prediction`` itself where none can be told.
 
-    One that is valid stays. Else the one with most distinct words in common; of several, the shorter, then the first
-    by the alphabet. Refused ones are left out beforehand. Punctuation is stripped. Shared words are counted as they are
-    written, capitals included, as in the original; what is refused does not depend on capitals.
+    A prediction in ``among`` or in ``valid`` (all valid actions, those that are no candidates included) stays. Else the
+    action with most distinct words in common is meant; of several, the shorter, then the first by the alphabet. If that
+    one is refused (see the file's head), the prediction stays as it is: the second best would be a guess. Punctuation
+    is stripped. Shared words are counted as they are written, capitals included, as in the original; what is refused
+    does not depend on capitals.
     """
     wanted = prediction.replace("green house", "greenhouse").strip()
     among = set(among)
     if wanted in among:
         return wanted
+    if prediction.strip() in set(valid):
+        return prediction.strip()
     words = set(_plain(wanted).split())
     best, most = prediction, 0
     for action in sorted(among, key=lambda action: (len(action), action)):
         shared = len(words & set(_plain(action).split()))
-        if shared > most and not _refused(wanted, action):
+        if shared > most:
             best, most = action, shared
-    return _plain(best) if most else prediction
+    return prediction if not most or _refused(wanted, best) else _plain(best)
 
 
 def _visible(focus: str, seen: str) -> bool:
@@ -90,11 +96,16 @@ def _plain(action: str) -> str:
 
 
 def _refused(prediction: str, action: str) -> bool:
-    """Whether the mapping would reverse the prediction, or focus (which can't be undone) on what it did not name."""
+    """Whether the mapping would reverse the prediction, act where it only looks, or focus on what it did not name."""
     said, words = _plain(prediction).lower().split(), _plain(action).lower().split()
     if words[0] == "focus":
         return "focus" not in said or not set(said) & set(words[2:])
-    return said[0] != words[0] and frozenset((said[0], words[0])) in _OPPOSITES
+    verb = said[0]
+    if verb in ("turn", "switch"):
+        verb = next((_SWITCHES[word] for word in said[1:] if word in _SWITCHES), verb)
+    if verb in _LOOKS and words[0] not in _LOOKS:
+        return True
+    return frozenset((verb, words[0])) in _OPPOSITES
 
 
 # The first that matches the whole action gives the thought; {0}, {1} are its groups.

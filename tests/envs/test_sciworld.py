@@ -47,7 +47,7 @@ VALID = [
 
 
 def mapped(prediction):
-    return map_action(prediction, candidates(VALID, LOOK, CARRIED))
+    return map_action(prediction, candidates(VALID, LOOK, CARRIED), VALID)
 
 
 def test_agent_r_36_there_are_4639_games_in_the_packages_order():
@@ -201,9 +201,26 @@ def test_agent_r_39_what_is_refused_does_not_depend_on_capitals(prediction, amon
     assert map_action(prediction, among) == action
 
 
-def test_agent_r_39_a_refused_action_leaves_its_place_to_the_next_best():
-    assert map_action("inspect on apple", ["focus on apple", "pick up apple"]) == "pick up apple"
-    assert map_action("put apple up", ["pick up apple", "look at apple"]) == "look at apple"
+@pytest.mark.parametrize("prediction", ["close door to hallway", "look at door to hallway"])
+def test_agent_r_39_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction):
+    assert prediction in VALID
+    assert prediction not in candidates(VALID, LOOK, CARRIED)
+    assert mapped(prediction) == prediction
+
+
+@pytest.mark.parametrize(
+    ("prediction", "among"),
+    [
+        ("inspect on apple", ["focus on apple", "pick up apple"]),
+        ("put apple up", ["pick up apple", "look at apple"]),
+        ("close door to hallway", ["open door to hallway", "go to hallway"]),
+        ("look at door to hallway", ["open door to hallway", "go to hallway"]),
+        ("turn off the stove", ["activate stove", "deactivate the other lamp"]),
+        ("Switch the stove off", ["activate stove"]),
+    ],
+)
+def test_agent_r_39_a_prediction_whose_best_match_is_refused_stays_as_it_is(prediction, among):
+    assert map_action(prediction, among) == prediction
 
 
 @given(st.text(), st.lists(st.sampled_from(VALID)))

@@ -96,6 +96,26 @@ def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
     assert table[-1]["accuracy"] == pytest.approx(0.7)
 
 
+def test_rise_13_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(
+    results: Path, tmp_path: Path
+) -> None:
+    for row in ROWS:
+        file = results / place(params(), row) / "metrics.json"
+        metrics = json.loads(file.read_text())
+        kept = {name: figure for name, figure in metrics.items() if not name.startswith(("accuracy@", "m1@t5"))}
+        solved_by = {f"p1@t{turn}": metrics["p1@t5"] for turn in range(2, 6)}
+        file.write_text(json.dumps(kept | solved_by))
+    summary = summarise_rise(params(oracle=True), results)
+    assert summary["headline"] == "p1@t5"
+    assert [line["turn"] for line in turn_rows(summary)] == [1, 2, 3, 4, 5] * len(ROWS)
+    console = Console(width=200, record=True, file=StringIO())
+    for table in (results_table("rise", summary), overview({"rise": summary})):
+        console.print(table)
+    assert "p1@t5" in console.export_text()
+    draw({"rise": summary}, tmp_path / "report")
+    assert (tmp_path / "report" / "rise-solved-by-turn-with-an-oracle.png").is_file()
+
+
 def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_errors(
     results: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,8 @@ score              the main one: last score of an episode, in [0, 1], times 100
 success            share of episodes whose last score is the maximum
 steps              actions of the policy, those given to it left out, ``wait`` included
 invalid            share of those actions that the environment did not understand or could not do
-repeated           share of them that say the same as the one before; ``repeated_runs`` counts the runs by length
+repeated           share of them that say the same as the one before; ``repeated_runs`` counts the runs by length,
+                   ``repeated_blocks`` those of blocks of 1 to 4 actions (A B A B) by block length and repetitions
 revised            share of episodes with a revision turn; ``revisions`` is their number in an episode
 revision_length    actions from the start of the bad segment to its revision turn; ``revision_lengths`` counts them
 revision_score …   the same of episodes that go on from a given bad beginning (the paper's Table 3)
@@ -107,6 +108,40 @@ def repeated_runs(actions: Sequence[str]) -> list[int]:
     return [n for n in (sum(1 for _ in run) for _, run in groupby(actions)) if n > 1]
 
 
+LONGEST_BLOCK = 4
+"""Actions of the longest block whose repetition is counted."""
+
+
+def repeated_blocks(actions: Sequence[str], longest: int = LONGEST_BLOCK) -> dict[int, list[int]]:
+    """Loops: for each block length from 1 to ``longest``, the repetitions of every run found, in order.
+
+    A run is two or more copies of one block of actions, one after the other: ``A B A B A B`` is one run of three
+    blocks of length 2. A block that is itself a repetition of a shorter one (``A A``, ``A B A B``) is not counted, as
+    its run is counted at the shorter length. A run is taken as early and as long as possible; what is left of a copy
+    at its end does not count.
+    """
+    found: dict[int, list[int]] = {length: [] for length in range(1, longest + 1)}
+    for length in found:
+        start = 0
+        while start + 2 * length <= len(actions):
+            block = list(actions[start : start + length])
+            copies = 1
+            while list(actions[start + copies * length : start + (copies + 1) * length]) == block:
+                copies += 1
+            if copies > 1 and not _repeats(block):
+                found[length].append(copies)
+                start += copies * length
+            else:
+                start += 1
+    return found
+
+
+def _repeats(block: Sequence[str]) -> bool:
+    """Whether a block is two or more copies of a shorter one."""
+    sizes = (size for size in range(1, len(block)) if len(block) % size == 0)
+    return any(list(block[:size]) * (len(block) // size) == list(block) for size in sizes)
+
+
 def revision_lengths(episode: Episode) -> list[int]:
     """For each of the policy's revision turns, the actions of its bad segment (row 42).
 
@@ -187,6 +222,10 @@ def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
         ),
         "repeated": ratio((sum(a == b for a, b in pairwise(said)), len(said)) for said in actions),
         "repeated_runs": _histogram(length for said in actions for length in repeated_runs(said)),
+        "repeated_blocks": {
+            str(length): _histogram(copies for said in actions for copies in repeated_blocks(said)[length])
+            for length in range(1, LONGEST_BLOCK + 1)
+        },
     }
 
 

@@ -15,6 +15,7 @@ p1@t5          any of those 5 attempts is right (an oracle would have stopped th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -62,8 +63,9 @@ def outcome(
 ) -> Outcome:
     """One problem's values (0 or 1; differences -1 to 1).
 
-    A turn that was not reached counts as wrong. With ``oracle`` the run stopped at its first right attempt, so a
-    majority over turns is not defined and is left out.
+    A turn that was not reached counts as wrong, so a run that an engine's failure cut short has no right majority over
+    more turns than it played. With ``oracle`` the run stopped at its first right attempt, so a majority over turns is
+    not defined and is left out.
     """
     run = actions(sequential)
     first = parallel.turns[0].attempts[:samples] if parallel.turns else []
@@ -72,7 +74,7 @@ def outcome(
         values[f"m{samples}@t1"] = float(majority_right(first, equivalent))
     for k in range(2, turns + 1):
         if not oracle:
-            values[f"m1@t{k}"] = float(majority_right(run[:k], equivalent))
+            values[f"m1@t{k}"] = float(len(run) >= k and majority_right(run[:k], equivalent))
         values[f"p1@t{k}"] = float(any(attempt.reward == 1 for attempt in run[:k]))
     if not oracle:
         for k in range(1, turns + 1):
@@ -131,18 +133,33 @@ def evaluate_metrics(
     return figures
 
 
+def by_turn(metrics: Mapping[str, Figure]) -> list[Figure]:
+    """The figure of each turn, first turn first: the accuracy of that turn's attempt.
+
+    A run with an oracle ends at its first right attempt, so it has no accuracy of later turns; there the figure is the
+    share of problems solved by that turn.
+    """
+    named = "accuracy@t" if "accuracy@t1" in metrics else "p1@t"
+    later = [int(name.removeprefix(named)) for name in metrics if re.fullmatch(rf"{named}\d+", name)]
+    first = metrics.get("accuracy@t1", metrics["m1@t1"])
+    return [first, *(metrics[f"{named}{k}"] for k in sorted(later) if k > 1)]
+
+
 def accuracy_rows(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
-    """Rows {turn, accuracy, majority, any, se} for the accuracy-by-turn plot."""
+    """Rows {turn, accuracy, se, majority, any} for the accuracy-by-turn plot; ``accuracy``: see ``by_turn``.
+
+    A run with an oracle has no majority over turns: the cell is empty from the second turn on.
+    """
     rows = []
-    for k in range(1, sum(name.startswith("accuracy@t") for name in figures) + 1):
-        accuracy = figures[f"accuracy@t{k}"]
-        first = figures["m1@t1"]
+    first = figures["m1@t1"]
+    for k, figure in enumerate(by_turn(figures), start=1):
+        majority = figures.get(f"m1@t{k}", first if k == 1 else None)
         rows.append(
             {
                 "turn": k,
-                "accuracy": accuracy["mean"],
-                "se": accuracy["se"],
-                "majority": figures.get(f"m1@t{k}", first)["mean"],
+                "accuracy": figure["mean"],
+                "se": figure["se"],
+                "majority": "" if majority is None else majority["mean"],
                 "any": figures.get(f"p1@t{k}", first)["mean"],
             }
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from selfimprove.methods.rise.metrics import by_turn
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.report.summary import summarise
 
@@ -54,8 +55,8 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
     summary["gains"] = [name for name in first if name.endswith("-m1@t1")]
     summary["curve"] = {
         "x": "turn",
-        "y": "attempt correct",
-        "title": "accuracy by turn",
+        "y": "solved so far" if rise.evaluate.oracle else "attempt correct",
+        "title": "solved by turn with an oracle" if rise.evaluate.oracle else "accuracy by turn",
         "top": 1,
         "points": turn_rows(summary),
     }
@@ -63,12 +64,9 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
 
 
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table."""
-    table = []
-    for name in summary["order"]:
-        row = summary["rows"][name]
-        for key, figure in row["metrics"].items():
-            if key.startswith("accuracy@t"):
-                turn = int(key.removeprefix("accuracy@t"))
-                table.append({"row": name, "turn": turn, "accuracy": figure["mean"], "se": figure["se"]})
-    return table
+    """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table (``metrics.by_turn``)."""
+    return [
+        {"row": name, "turn": turn, "accuracy": figure["mean"], "se": figure["se"]}
+        for name in summary["order"]
+        for turn, figure in enumerate(by_turn(summary["rows"][name]["metrics"]), start=1)
+    ]

@@ -6,6 +6,8 @@ import asyncio
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.agent import EmbeddedWorld
@@ -15,6 +17,7 @@ from selfimprove.methods.agent_r.metrics import (
     final_score,
     is_success,
     outcomes,
+    repeated_blocks,
     repeated_runs,
     revision_lengths,
     search_metrics,
@@ -100,6 +103,7 @@ def test_agent_r_42_runs_of_repeated_actions_by_length() -> None:
     assert repeated_runs("") == []
     figures = evaluate_metrics([episode("aabccca"), episode("dd", task=2), episode("e", task=3)])
     assert figures["repeated_runs"] == {"2": 2, "3": 1}
+    assert figures["repeated_blocks"]["1"] == {"2": 2, "3": 1}
     assert figures["repeated"]["mean"] == pytest.approx(4 / 10)
 
 
@@ -192,3 +196,30 @@ def test_search_metrics_of_searched_trees() -> None:
     assert figures["leaves"] == sum(len(tree.leaves()) for tree in trees)
     assert mean(figures["solved"]) == sum(any(n.reward == 1 for n in tree.nodes) for tree in trees) / 4
     assert 0 < mean(figures["invalid"]) < 1
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("A B A B", {2: [2]}),
+        ("A B A B A B C", {2: [3]}),
+        ("X A B A B A", {2: [2]}),
+        ("A A A", {1: [3]}),
+        ("A A A A", {1: [4]}),
+        ("A B C A B C", {3: [2]}),
+        ("A B C D A B C D A B C D", {4: [3]}),
+        ("A B C D E A B C D E", {}),
+        ("A B A B C C A B A B", {1: [2], 2: [2, 2]}),
+        ("A B B A B B", {1: [2, 2], 3: [2]}),
+        ("", {}),
+        ("A", {}),
+    ],
+)
+def test_agent_r_42_loops_of_blocks_are_counted_by_length_and_repetitions(said, found):
+    every = {length: found.get(length, []) for length in (1, 2, 3, 4)}
+    assert repeated_blocks(said.split()) == every
+
+
+@given(st.lists(st.sampled_from("ABC"), max_size=30))
+def test_agent_r_42_blocks_of_one_action_are_the_repeated_runs(actions):
+    assert repeated_blocks(actions)[1] == repeated_runs(actions)

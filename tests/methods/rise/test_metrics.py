@@ -114,6 +114,13 @@ def test_rise_19_trap_8_failed_problems_stay_in_the_denominator():
     assert means(evaluate_metrics([gone], [gone], equivalent, turns=5))["p1@t5"] == 0
 
 
+def test_rise_19_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play():
+    cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
+    got = means(evaluate_metrics([cut], [together("1", "1", id="cut")], equivalent, turns=3))
+    assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [1, 0, 0]
+    assert got["p1@t3"] == 1  # one of its attempts was right
+
+
 def test_rise_13_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
     free = [answers("2", "1", "3", id="a"), answers("1", "2", "2", id="b"), answers("2", "2", "2", id="c")]
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
@@ -179,3 +186,11 @@ def test_relations_that_always_hold(panel):
     assert got["m1@t3"] <= got["p1@t3"]
     assert got["p1@t3"] >= max(got[f"accuracy@t{k}"] for k in (1, 2, 3))
     assert all(0 <= value <= 1 for name, value in got.items() if "-" not in name)
+
+
+def test_rise_13_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn():
+    stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
+    parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
+    rows = accuracy_rows(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))
+    assert [row["accuracy"] for row in rows] == pytest.approx([1 / 3, 2 / 3, 2 / 3])
+    assert [row["majority"] for row in rows] == [pytest.approx(1 / 3), "", ""]
