@@ -46,7 +46,8 @@ def resolve_model(params: BaseParams) -> Path:
     """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
 
     Raises:
-        UserError: the hub can't be reached, refuses, or has no safetensors; the folder is yet to be made.
+        UserError: the hub can't be reached, has no such repository, or wants its licence accepted first; or the
+            folder is yet to be made.
     """
     assert params.model is not None
     folder = Path(params.model)
@@ -55,15 +56,26 @@ def resolve_model(params: BaseParams) -> Path:
     if params.model == SMOLLM2:
         raise UserError(f"base: {SMOLLM2} does not exist yet; run `make {SMOLLM2}` first.")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         path = snapshot_download(
             params.model, revision=params.revision, allow_patterns=WANTED, token=os.environ.get("HF_TOKEN")
         )
+    except GatedRepoError:  # a kind of RepositoryNotFoundError, so it comes first
+        raise UserError(
+            f"base: {params.model!r} is gated: accept the licence at https://huggingface.co/{params.model}, then set "
+            "HF_TOKEN to a token of the account that accepted it."
+        ) from None
     except RepositoryNotFoundError:
         raise UserError(
-            f"base: the hub has no {params.model!r} at that revision for you; mend it or set HF_TOKEN."
+            f"base: the hub has no {params.model!r} at that revision for you; fix the name, or set HF_TOKEN if the "
+            "repository is private."
         ) from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
