@@ -38,6 +38,8 @@ Progress = Callable[[int, int, str], None]
 PROGRESS_MARK = "@step "
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 LOG_LINES = 6
+LAUNCHED = "SELFIMPROVE_LAUNCHED"
+"""Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
 
 
 def finetune(
@@ -258,14 +260,14 @@ def _run_workers(
 def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
     """Run training processes to their end, pass their progress on and log the rest; returns their exit code.
 
-    They read end-of-file from their input when this process dies, and stop: no orphan keeps training.
+    Their standard input ends when this process dies, and they are told so (``LAUNCHED``): no orphan keeps training.
     """
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env={**environment, LAUNCHED: "1"},
         text=True,
         errors="replace",
         start_new_session=True,

@@ -283,7 +283,7 @@ class _EveryStep(TrainerCallback):
         if state.global_step % params.logging_steps == 0 or state.global_step == state.max_steps:
             trainer.settle()
         trainer.step_ended(state.global_step)
-        if trainer._progress is not None and trainer.is_world_process_zero():
+        if trainer._progress is not None and args.local_process_index == 0:  # a node's own: rank 0 may be elsewhere
             note = f"loss {trainer._figures[-1][0]:.4f}" if trainer._figures else ""
             trainer._progress(state.global_step, state.max_steps, note)
         return control

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 import threading
 from pathlib import Path
@@ -12,14 +13,16 @@ from pydantic import BaseModel
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline.publish import write_text
-from selfimprove.training.launch import PROGRESS_MARK, load_encoded
+from selfimprove.training.launch import LAUNCHED, PROGRESS_MARK, load_encoded
 
 ORPHANED = 3
+PARENT_SECONDS = 1.0
+"""How often a worker looks whether its parent, torchrun's agent, is still there."""
 
 
 def main(job_file: Path) -> int:
     """Train this process's share; the first process writes the model and ``report.json``. Returns the exit code."""
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    threading.Thread(target=_leave_with_launcher, daemon=True).start()
     try:
         report = _train(job_file)
     except UserError as error:
@@ -51,10 +54,18 @@ def _tell(done: int, total: int, note: str) -> None:
     print(PROGRESS_MARK + json.dumps([done, total, note]), flush=True)
 
 
-def _leave_with_parent() -> None:
-    """End this process when the one that launched it is gone: the pipe it holds open then reads as ended."""
-    while os.read(0, 4096):
-        pass
+def _leave_with_launcher() -> None:
+    """End this process when the one that launched it is gone, or torchrun's agent, its parent.
+
+    ``launch.watch`` holds the other end of its workers' standard input, and says so by ``LAUNCHED``: end-of-file then
+    means that it is gone. A node that is started by hand, or by sbatch, has no launcher and any standard input.
+    """
+    agent = os.getppid()
+    launched = [0] if os.environ.get(LAUNCHED) == "1" else []
+    while os.getppid() == agent:
+        readable, _, _ = select.select(launched, [], [], PARENT_SECONDS)
+        if readable and not os.read(0, 4096):
+            break
     os._exit(ORPHANED)
 
 

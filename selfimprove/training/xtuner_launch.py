@@ -22,14 +22,14 @@ from typing import Any
 from selfimprove.errors import UserError
 from selfimprove.pipeline.publish import aside
 from selfimprove.training.checkpoints import newest_whole
-from selfimprove.training.worker import _leave_with_parent as leave_with_parent
+from selfimprove.training.worker import _leave_with_launcher as leave_with_launcher
 from selfimprove.training.xtuner_config import XtunerRun
 from selfimprove.training.xtuner_models import ADAPTER, WEIGHTS
 
 
 def main(run_file: Path) -> int:
     """Train, or go on training, and leave the trained weights in ``run.trained``. Returns the exit code."""
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    threading.Thread(target=leave_with_launcher, daemon=True).start()
     run = XtunerRun.model_validate_json(run_file.read_text(encoding="utf-8"))
     try:
         train(run)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,11 @@ from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import _check_hardware
-from selfimprove.training.launch import finetune, load_encoded, save_encoded, worker_command
+from selfimprove.training.launch import _free_port, finetune, load_encoded, save_encoded, worker_command
 from selfimprove.training.report import TrainReport
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.trainer import WeightedTrainer
+from selfimprove.training.worker import PARENT_SECONDS
 from selfimprove.training.zero import zero_config
 
 Maker = Callable[..., list[Example]]
@@ -56,6 +60,28 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
+@contextlib.contextmanager
+def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
+    """Start the launcher's second node, if it has one, as sbatch and ``ssh -n`` do: by hand, without an input."""
+    if launcher.nodes == 1:
+        yield
+        return
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        while not (jobs := list(folder.glob("scratch/*/job.json"))):
+            time.sleep(0.05)
+        command = worker_command(jobs[0].absolute(), launcher)
+        with (folder / "node1.log").open("wb") as log:
+            nodes.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    assert nodes[0].wait(timeout=120) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -63,24 +89,24 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     [
         {"kind": "fork", "processes": 2},
         {"kind": "torchrun", "processes": 2},
-        {"kind": "deepspeed", "processes": 2, "zero_stage": 2},
-        {"kind": "deepspeed", "processes": 2, "zero_stage": 3},
+        {"kind": "deepspeed", "nodes": 2, "zero_stage": 2},
+        {"kind": "deepspeed", "nodes": 2, "zero_stage": 3},
     ],
-    ids=["fork", "ddp", "zero2", "zero3"],
+    ids=["fork", "ddp", "zero2-two-nodes", "zero3-two-nodes"],
 )
 def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     examples = dialogues(31)  # of which 6 are held out
     alone = run(tiny, examples, tmp_path / "alone", params().model_copy(update={"validation": 0.2}))
+    if "nodes" in launcher:
+        launcher = {**launcher, "rendezvous": f"127.0.0.1:{_free_port()}"}
     seen: list[tuple[int, int]] = []
-    together = run(
-        tiny,
-        examples,
-        tmp_path / "together",
-        params(**launcher).model_copy(update={"validation": 0.2}),
-        progress=lambda done, of, note: seen.append((done, of)),
-    )
+    cfg = params(**launcher).model_copy(update={"validation": 0.2})
+    with other_nodes(tmp_path / "together", cfg.launcher):
+        together = run(
+            tiny, examples, tmp_path / "together", cfg, progress=lambda done, of, note: seen.append((done, of))
+        )
     assert [loss for _, loss in together.loss] == pytest.approx([loss for _, loss in alone.loss], rel=1e-4)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     [measured], [expected] = together.evaluations, alone.evaluations
@@ -181,21 +207,52 @@ def test_fork_is_refused_on_gpus_and_over_nodes() -> None:
         )
 
 
-def test_a_worker_leaves_when_its_launcher_is_gone(tmp_path: Path) -> None:
-    code = (
-        "import threading, time\n"
-        "from selfimprove.training.worker import _leave_with_parent\n"
-        "threading.Thread(target=_leave_with_parent, daemon=True).start()\n"
-        "print('up', flush=True)\n"
-        "time.sleep(600)\n"
+WATCHING = """
+import sys, threading, time
+from selfimprove.training.worker import _leave_with_launcher
+threading.Thread(target=_leave_with_launcher, daemon=True).start()
+print("@step [1, 1, \\"%d\\"]" % __import__("os").getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_launcher_killed_at_once_takes_torchruns_workers_along(tmp_path: Path) -> None:
+    (tmp_path / "watching.py").write_text(WATCHING)
+    stage = """
+import os, sys
+from pathlib import Path
+from selfimprove.training.launch import watch
+command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "watching.py"]
+watch(command, {**os.environ, "PYTHONPATH": sys.argv[1]}, Path("log"), lambda done, of, pid: print(pid, flush=True))
+"""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", stage, str(Path.cwd())],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
     )
-    worker = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    assert worker.stdout.readline() == b"up\n"
-    assert worker.poll() is None
-    worker.stdin.close()  # what the operating system does when the launcher dies
-    assert worker.wait(timeout=60) == 3
+    assert launcher.stdout is not None
+    workers = [psutil.Process(int(launcher.stdout.readline())) for _ in range(2)]
+    launcher.kill()
+    launcher.wait()
+    assert psutil.wait_procs(workers, timeout=30)[1] == []
+
+
+def test_a_worker_without_a_launcher_works_on_until_its_parent_is_gone() -> None:
+    agent = """
+import os, subprocess, sys, time
+worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.DEVNULL)
+time.sleep(600)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", agent, WATCHING], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline().split(b'"')[1]))
+    with pytest.raises(psutil.TimeoutExpired):
+        worker.wait(timeout=2 * PARENT_SECONDS)
+    parent.kill()
+    parent.wait()
+    worker.wait(timeout=30)
 
 
 def test_encoded_examples_survive_the_way_to_the_workers(tmp_path: Path) -> None:
