@@ -24,7 +24,8 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
 
     Levels that share out the tasks (AutoExplore's depths) get whole iterations a task, as the original counts: level i
     begins at (max_steps // items) x items before it, and what the division leaves over is the last level's. Levels
-    that each have all tasks (Taxi's pickup, dropoff, full) get equal parts.
+    that each have all tasks (Taxi's pickup, dropoff, full) get equal parts. A level that is the only one
+    (``env.curriculum_index``) is the whole run, with or without a curriculum.
 
     Raises:
         UserError: there is no task (of the only level); tasks that are shared out get no iteration each, or a level
@@ -32,7 +33,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
     """
     if not tasks:
         raise UserError("reflect_rl.tasks: there is no task to train on; raise tasks.train or few_data.")
-    if not curriculum or env.levels == ("",):
+    if (not curriculum and len(env.levels) > 1) or env.levels == ("",):
         return [Phase(0, "", tuple(tasks))]
     groups = [(level, tuple(env.level_tasks(level, tasks))) for level in env.levels]
     groups = [(level, group) for level, group in groups if group]

@@ -116,7 +116,7 @@ async def _whole(made: Trajectory, env: EnumeratedEnv, teacher: Teacher, seed: i
     for number in range(env.horizon):
         key = SeedKey(seed, made.id, number)
         reflection = await teacher.reflect(env, last, key, exploring=False)
-        label = await teacher.choose(env, reflection or "", key)
+        label = await teacher.choose(env, last, reflection or "", key, exploring=False)
         if label is None:  # it named no action that is listed: the episode ends here, unsolved
             break
         made = _with_step(made, env, reflection, label)
@@ -176,9 +176,11 @@ async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Tea
         return None
     key = SeedKey(seed, made.id, len(made.steps))
     reflection = await teacher.reflect(env, wrong, key, exploring=True)
-    mended = await teacher.choose(env, reflection or "", key)
-    if reflection is not None and mended is not None:
-        made = _with_step(made, env, reflection, mended)
+    if reflection is None:
+        return made
+    corrected = await teacher.choose(env, wrong, reflection, key, exploring=True)
+    if corrected is not None:
+        made = _with_step(made, env, reflection, corrected)
         made.status = "solved"
     return made
 

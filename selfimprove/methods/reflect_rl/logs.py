@@ -112,8 +112,9 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)/?")
 def read_original(folder: Path) -> list[Log]:
     """A run of the original's ``results/NNN_rl_finetune``, and those it was loaded from, oldest first.
 
-    Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json; the newest is read, of
-    an ancestor the one that its child was loaded from.
+    Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json, which holds only the
+    iterations since the checkpoint before: all of a run's are read, of an ancestor those up to the checkpoint that its
+    child was loaded from. An iteration that stands in two of them is taken from the later one.
 
     Raises:
         UserError: a file is missing or malformed, a ``load_dir`` is no checkpoint, or the runs form a cycle.
@@ -127,22 +128,26 @@ def read_original(folder: Path) -> list[Log]:
             raise UserError(f"{here}: the runs' load_dir form a cycle; mend setting.yml.")
         seen.add(here.resolve())
         setting = read_yaml(here / "setting.yml") if (here / "setting.yml").is_file() else {}
-        numbers = [int(m[1]) for path in here.glob("checkpoint-*") if (m := _CHECKPOINT.fullmatch(path.name))]
-        if not numbers:
-            raise UserError(f"{here} has no checkpoint-K; name a folder that a training run wrote.")
-        number = max(numbers) if limit is None else limit
-        points = original_points(here / f"checkpoint-{number}" / "logs.json")
-        lineage.append(Log(points, int(setting.get("gradient_accumulation_steps") or 1), limit))
+        points = {point.step: point for file in _logs(here) for point in original_points(file)}
+        if not points:
+            raise UserError(f"{here} has no checkpoint-K with a logs.json; name a folder that a training run wrote.")
+        accumulation = int(setting.get("gradient_accumulation_steps") or 1)
+        lineage.append(Log([points[step] for step in sorted(points)], accumulation, limit))
         loaded = setting.get("load_dir")
         found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
         if loaded and found is None:
             raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; mend it.")
         parent = None if found is None else _beside(here, Path(str(loaded)).parent)
-        # What it was loaded from may be supervised: that has no log to stitch.
-        if parent is not None and found is not None and not (parent / found[0].rstrip("/") / "logs.json").is_file():
+        if parent is not None and not _logs(parent):  # what it was loaded from may be supervised, without a log
             parent = None
         here, limit = parent, int(found[1]) if found else None
     return lineage[::-1]
+
+
+def _logs(run: Path) -> list[Path]:
+    """The logs.json of a run's checkpoints, in the order in which they were written."""
+    found = {int(m[1]): path for path in run.glob("checkpoint-*") if (m := _CHECKPOINT.fullmatch(path.name))}
+    return [file for _, path in sorted(found.items()) if (file := path / "logs.json").is_file()]
 
 
 def _beside(run: Path, named: Path) -> Path:
@@ -153,7 +158,8 @@ def _beside(run: Path, named: Path) -> Path:
 def original_points(path: Path) -> list[Point]:
     """The points of the original's logs.json: [{iter, loss: [current, replay], critic_loss, cost, succ, log}, …].
 
-    The loss is that of the current episodes; missing figures are skipped, not counted as 0 (trap 26).
+    Its iterations count from 0, a point's steps from 1. The loss is that of the current episodes; missing values are
+    skipped, not counted as 0 (trap 26).
 
     Raises:
         UserError: the file is missing or no such list.
@@ -171,4 +177,4 @@ def _point(row: Mapping[str, Any]) -> Point:
     loss = row["loss"]
     current = loss[0] if isinstance(loss, list) else loss
     success, cost, lost = (None if x is None else float(x) for x in (row["succ"], row["cost"], current))
-    return Point(float(row["iter"]), success, cost, lost)
+    return Point(float(row["iter"] + 1), success, cost, lost)

@@ -58,8 +58,8 @@ def policy_prompt(
 
 
 def cut_reflection(text: str, markers: Markers = MARKERS["spaced"]) -> str:
-    """A reflection as the policy reads it: up to the act marker, without blanks around it."""
-    return text.partition(markers.act)[0].partition(markers.act.strip("\n"))[0].strip()
+    """A reflection as the policy reads it: up to the act marker, written with or without the blanks around it."""
+    return text.partition(markers.act.strip())[0].strip()
 
 
 def reflection_example(

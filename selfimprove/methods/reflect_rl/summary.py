@@ -78,7 +78,9 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
         logs = []
         for run in lineage:
             steps = int(json.loads((results / run / "train.json").read_text(encoding="utf-8"))["iterations"])
-            logs.append(Log(read_curve(results / run / "curves.csv"), 1, steps if run != name else None))
+            points = read_curve(results / run / "curves.csv")
+            accumulation = params.iterations[run].rl.gradient_accumulation_steps
+            logs.append(Log(points, accumulation, steps if run != name else None))
         found[name] = smoothed(stitch(logs), params.report.window)
     return found
 

@@ -90,8 +90,13 @@ class Teacher(Protocol):
         """
         ...
 
-    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
-        """The label of the action it takes after its reflection; None: it chose none that is listed."""
+    async def choose(
+        self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
+    ) -> str | None:
+        """The label of the action it takes after its reflection; None: it chose none that is listed.
+
+        The other arguments are those that it was asked for the reflection with.
+        """
         ...
 
 
@@ -105,7 +110,9 @@ class ScriptedTeacher:
         said = env.explain(last, key)
         return None if env.reveals(said) else said
 
-    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
+    async def choose(
+        self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
+    ) -> str | None:
         """See ``Teacher``."""
         return oracle_label(env)
 
@@ -126,11 +133,13 @@ class ChatTeacher:
                 return said
         return None
 
-    async def choose(self, env: EnumeratedEnv, reflection: str, key: SeedKey) -> str | None:
-        """See ``Teacher``: the second turn."""
+    async def choose(
+        self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
+    ) -> str | None:
+        """See ``Teacher``: the second turn of the dialogue that ``reflect`` began."""
         state = env.state()
         dialogue = [
-            *analysis_request(env, None, exploring=False),
+            *analysis_request(env, last, exploring=exploring),
             Message(role="assistant", content=reflection),
             Message(role="user", content=f"{state.post.strip()}\n\n{CHOOSE}"),
         ]

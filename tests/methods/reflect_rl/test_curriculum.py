@@ -89,6 +89,15 @@ def test_reflect_rl_24_a_single_level_of_the_curriculum_is_the_whole_run() -> No
     assert schedule == [Phase(0, "dropoff", (5,))]
 
 
+def test_reflect_rl_24_a_single_level_is_played_without_a_curriculum_too() -> None:
+    env = Buckets(7, 3)
+    env.levels = ("depth1",)
+    assert phases(env, range(10), 2, curriculum=False) == [Phase(0, "depth1", (7, 8, 9))]
+    with pytest.raises(UserError, match="no task of level 'depth1'"):
+        phases(env, range(7), 2, curriculum=False)
+    assert phases(EnumeratedTaxi("none", level=0), [5], 6, curriculum=False) == [Phase(0, "pickup", (5,))]
+
+
 def test_without_a_curriculum_all_tasks_are_played_at_the_default_level() -> None:
     assert phases(Corridor(), [1, 6], 5, curriculum=False) == [Phase(0, "", (1, 6))]
 

@@ -25,6 +25,7 @@ from selfimprove.methods.reflect_rl.teacher import (
     ANALYZE,
     CHOOSE,
     SPOILER,
+    WRONG,
     ChatTeacher,
     ScriptedTeacher,
     Teacher,
@@ -192,6 +193,20 @@ def test_reflect_rl_52_a_chat_teacher_is_asked_in_two_turns(explore):
     assert (first.temperature, first.top_p, first.max_tokens) == (0.7, 0.9, 77)
     assert (one.teacher, one.steps[0].label) == ("gpt", "1")
     assert (one.status, one.filename) == ("unsolved", "README.md")  # 1 was `id README.md`
+
+
+def test_reflect_rl_07_52_a_negative_is_one_dialogue_too(explore):
+    requests: list[Request] = []
+
+    def answer(request: Request, sample: int) -> str:
+        requests.append(request)
+        return "bus.py says nothing of it." if len(request.messages) == 2 else "0"
+
+    made(Job(task_id=0, negative=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
+    first, second = requests
+    assert first.messages[1].content.endswith(WRONG)
+    assert list(second.messages[:2]) == list(first.messages)
+    assert second.messages[2].content == "bus.py says nothing of it."
 
 
 def test_reflect_rl_08_a_resumed_teacher_is_not_asked_again(tmp_path, explore):

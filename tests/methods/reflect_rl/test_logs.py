@@ -77,31 +77,44 @@ def test_reflect_rl_55_curves_are_read_and_written_as_tables(tmp_path: Path):
         read_curve(tmp_path / "none.csv")
 
 
-def original(folder: Path, checkpoint: int, succ: float, count: int, **setting: object) -> Path:
-    """A run as the original leaves it."""
-    place = folder / f"checkpoint-{checkpoint}"
-    place.mkdir(parents=True)
-    rows = [
-        {"iter": i, "loss": [0.5 * i, None], "critic_loss": None, "cost": -succ, "succ": succ, "log": []}
-        for i in range(1, count + 1)
-    ]
-    (place / "logs.json").write_text(json.dumps(rows))
+def original(folder: Path, steps: int, succ: float, save_steps: int, **setting: object) -> Path:
+    """A run as the original leaves it: each checkpoint logs the iterations since the one before, from 0 on."""
+    for end in range(save_steps, steps + 1, save_steps):
+        place = folder / f"checkpoint-{end}"
+        place.mkdir(parents=True)
+        rows = [
+            {"iter": i, "loss": [0.5 * (i + 1), None], "critic_loss": None, "cost": -succ, "succ": succ, "log": []}
+            for i in range(end - save_steps, end)
+        ]
+        (place / "logs.json").write_text(json.dumps(rows))
     (folder / "setting.yml").write_text("".join(f"{key}: {value}\n" for key, value in setting.items()))
     return folder
 
 
 def test_reflect_rl_49_50_55_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
-    original(tmp_path / "001_rl_finetune", 4, 0.0, 4, gradient_accumulation_steps=2)
+    original(tmp_path / "001_rl_finetune", 6, 0.0, 2, gradient_accumulation_steps=2)
     sft = tmp_path / "000_supervised_pretrain/checkpoint-9"
     sft.mkdir(parents=True)
     with (tmp_path / "001_rl_finetune/setting.yml").open("a") as file:
         file.write("load_dir: results/000_supervised_pretrain/checkpoint-9\n")
     child = original(tmp_path / "1002_rl_finetune", 3, 1.0, 3, load_dir="results/001_rl_finetune/checkpoint-4/")
+    (child / "checkpoint-4").mkdir()  # killed while it was written
     curve = stitch(read_original(child))
     assert [(point.step, point.success) for point in curve] == [
         (0.5, 0), (1, 0), (1.5, 0), (2, 0), (3, 1), (4, 1), (5, 1),
     ]  # fmt: skip
     assert curve[0].loss == 0.5
+
+
+def test_reflect_rl_50_55_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path):
+    run = original(tmp_path / "003_rl_finetune", 1000, 1.0, 100, gradient_accumulation_steps=1)
+    assert [point.step for point in stitch(read_original(run))] == list(range(1, 1001))
+    again = json.loads((run / "checkpoint-200/logs.json").read_text())
+    again[0] |= {"iter": 99, "succ": 0.0}  # the later checkpoint's word counts
+    (run / "checkpoint-200/logs.json").write_text(json.dumps(again))
+    curve = stitch(read_original(run))
+    assert [point.step for point in curve if point.success == 0] == [100]
+    assert len(curve) == 999  # iteration 100 was not logged
 
 
 def test_reflect_rl_55_bad_runs_are_refused_in_one_sentence(tmp_path: Path):

@@ -85,6 +85,11 @@ def test_reflect_rl_34_a_marker_without_its_newline_ends_a_reflection_too():
     assert cut_reflection("It is near. # Action:3") == "It is near."
 
 
+def test_reflect_rl_34_a_marker_without_its_leading_blank_ends_a_reflection_too():
+    assert cut_reflection("The way is free.\n# Action:\n0") == "The way is free."
+    assert cut_reflection("# Action:\n0") == ""
+
+
 def test_reflect_rl_34_under_text_the_tokens_are_the_plain_completions(gpt2):
     for reflection, label in ((None, "137"), ("The file may help.", "0"), ("", "b")):
         example = policy_example("x", "Drive.\n", STATE, reflection, label)

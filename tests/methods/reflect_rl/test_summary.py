@@ -81,6 +81,14 @@ def test_reflect_rl_55_a_run_goes_on_where_its_parent_stopped(results):
     assert first[0].cost == pytest.approx(-1.5)
 
 
+def test_reflect_rl_48_55_steps_count_updates_where_gradients_are_accumulated(results):
+    told = PARAMS.model_dump(mode="json")
+    told["iterations"]["reflect_rl"]["rl"]["gradient_accumulation_steps"] = 2
+    found = curves(ReflectRLParams.model_validate(told), results)
+    assert [point.step for point in found["reflect_rl"]] == [0.5, 1, 1.5, 2]
+    assert [point.step for point in found["longer"]] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
+
+
 def test_reflect_rl_55_three_curves_are_drawn(results, tmp_path):
     summary = summarise_reflect_rl(PARAMS, results)
     draw({"reflect_rl": summary}, tmp_path / "report")
