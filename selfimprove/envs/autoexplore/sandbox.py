@@ -12,9 +12,9 @@ What it promises, for any list of arguments and any folder that it is given (spe
   dashes in an argument are characters of a name. The only option is ``-n N`` of head and tail.
 - Nothing is written, and no process-wide state is used: the working directory is a field of the sandbox, so any number
   of them run in one process or in many threads.
-- Nothing outside the tree is read: operands are looked up in the listing that was taken of it, ``..`` above the root,
-  absolute paths elsewhere and links that lead outside are refused, and a file is opened folder by folder without
-  following links, so that it also holds when the folder changes in the meantime.
+- Nothing outside the tree is read: operands are looked up in the listing that was taken of it, in which links that
+  lead outside do not stand; ``..`` above the root and absolute paths elsewhere are refused, and a file is opened folder
+  by folder without following links, so that it also holds when the folder changes in the meantime.
 - It always answers: FIFOs, devices and sockets are never opened; of a file at most ``TAIL_LIMIT`` bytes are read;
   every answer is bounded; what can't be decoded or would move a terminal's cursor is shown as U+FFFD.
 - An answer says success with the output or error with the reason; where the root lies on the machine is not told.
@@ -199,10 +199,8 @@ class Sandbox:
 
     def _linked(self, path: str, link: Entry) -> tuple[str, Entry]:
         """Where a link leads, if this view shows it; the target is free of links, or was changed and is refused."""
-        if link.target is None:
-            raise _Outside
         place, entry = "", Entry("dir")
-        for part in link.target.split("/") if link.target else []:
+        for part in link.target.split("/") if link.target else ():
             found = self.view.entries(place).get(part)
             if found is None or found.kind == "link":
                 raise _Refused(f"{shown(path)}: No such file or directory")

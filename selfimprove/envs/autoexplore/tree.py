@@ -27,9 +27,10 @@ Kind = Literal["dir", "file", "link", "other"]
 
 
 class Entry(NamedTuple):
-    """One name in a folder. ``target``: where a link leads, inside the tree; None: outside.
+    """One name in a folder. ``target``: where a link leads, inside the tree; None: it is no link.
 
-    Links that lead to nothing or in circles are ``other``, as are FIFOs, sockets and devices.
+    Links that lead to nothing or in circles are ``other``, as are FIFOs, sockets and devices. Links that lead out of
+    the tree are no entries.
     """
 
     kind: Kind
@@ -153,7 +154,8 @@ def _list(root: str, path: str, keep: Keep) -> dict[str, Entry]:
                     kind = "dir"
                 elif item.is_file(follow_symlinks=False):
                     kind = "file"
-                if keep(Path(item.path), item.name, kind):
+                kept = keep(Path(item.path), item.name, kind)
+                if kept and (kind != "link" or target is not None):  # links that lead outside are never listed
                     found[item.name] = Entry(kind, target)
     except OSError:
         pass
@@ -161,7 +163,7 @@ def _list(root: str, path: str, keep: Keep) -> dict[str, Entry]:
 
 
 def _follow(root: str, link: str) -> tuple[Kind, str | None]:
-    """What a link is, and where it leads, relative to the root."""
+    """What a link is, and where it leads, relative to the root; None: outside, or nowhere."""
     try:
         real = os.path.realpath(link, strict=True)
     except OSError:
