@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfimprove.envs.enumerated import LabelSet
 from selfimprove.envs.kitchen_things import Kind
 from selfimprove.params_base import Section
 
 EnvName = Literal["taxi", "autoexplore", "alfworld"]
+OWN_OPTIONS = {
+    "taxi": ("mode", "with_history"),
+    "autoexplore": (
+        "repos", "packages", "min_files", "max_files", "files_per_repo", "per_file", "max_level", "leaveout_prob",
+        "easy", "first_step", "union_targets", "keyword_costs", "merge_first_two", "merge_after_first_k",
+    ),
+    "alfworld": ("kinds", "thing", "place", "backend"),
+    "textworld": ("games", "step_seconds", "blacklist"),
+}  # fmt: skip
+"""Options of one environment (textworld: of alfworld's backend of that name); the others are everybody's."""
 
 
 class EnvParams(Section):
@@ -53,3 +63,16 @@ class EnvParams(Section):
     games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
     step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
     blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
+
+    @model_validator(mode="after")
+    def _only_its_own(self) -> EnvParams:
+        """An option of another environment, or of another backend, would do nothing."""
+        fields = type(self).model_fields
+        for owner, keys in OWN_OPTIONS.items():
+            if owner == self.name or (owner == "textworld" and self.backend == "textworld"):
+                continue
+            for key in keys:
+                if getattr(self, key) != fields[key].get_default(call_default_factory=True):
+                    here = "backend" if owner == "textworld" and self.name == "alfworld" else "name"
+                    raise ValueError(f"{key} is an option of {owner}, and {here} is {getattr(self, here)}; remove it")
+        return self

@@ -10,7 +10,14 @@ from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, repositories
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, panel_hash, to_rows, write_tasks
+from selfimprove.methods.reflect_rl.tasks import (
+    Explored,
+    build_panels,
+    explore_tasks,
+    panel_hash,
+    to_rows,
+    write_tasks,
+)
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_rows
@@ -32,7 +39,11 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         if teacher is not None:
             asked = asyncio.run(ask(stage, teacher))
             write_json(folder / "asked.json", dict(sorted(asked.counts.items())))
-        write_tasks(folder / TASKS_FILE, explore_tasks(params, cfg, asked.tasks if asked else None))
+        found = explore_tasks(params, cfg, asked.tasks if asked else None)
+        write_tasks(folder / TASKS_FILE, found.tasks)
+        if found.dropped:
+            say_dropped(stage.name, cfg.file or "the teacher", found)
+            write_json(folder / "dropped.json", found.dropped)
     env = make_enumerated(params, folder)
     panels = build_panels(cfg, env, seed=stage.run.seed)
     for name, ids in panels.items():
@@ -69,6 +80,16 @@ async def ask(stage: Stage[ReflectRLParams], teacher: EngineConfig) -> Asked:
             file=sys.stderr,
         )
     return asked
+
+
+def say_dropped(name: str, source: str, found: Explored) -> None:
+    """One line about the tasks that cannot be played."""
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items())
+    print(
+        f"{name}: {sum(found.dropped.values())} of {found.read} tasks of {source} cannot be played and were dropped: "
+        f"{reasons}.",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -24,12 +24,15 @@ from selfimprove.envs.autoexplore.actions import LABELS, list_actions
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import quoted, unquoted
 from selfimprove.envs.autoexplore.tree import View, join
-from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
 from selfimprove.errors import UserError
 from selfimprove.records import Record
 from selfimprove.seeds import rng
 
 _DROPPED = ("copilot_cmds", "reasons", "reason", "commands_reason", "commands_copilot_cmds", "commands")
+
+
+Unplayable = Literal["no question", "no such repository", "no such target"]
+"""Why a task is dropped. A target must exist, be a kind of file that is explored, and be reached by listed actions."""
 
 
 class Reflected(Record):
@@ -108,17 +111,26 @@ def reachable(repo: Repo, filename: str, most: int = len(LABELS)) -> bool:
     return ("id", filename.rpartition("/")[2]) in list_actions(view, folder, (), most)
 
 
-def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo]) -> list[Task]:
+def unplayable(task: Task, repos: Mapping[str, Repo], most: int = len(LABELS)) -> Unplayable | None:
+    """Why a task cannot be played, None if it can; ``most``: how many actions of a folder are listed."""
+    if not task.question.strip():
+        return "no question"
+    repo = repos.get(task.root)
+    if repo is None:
+        return "no such repository"
+    return None if reachable(repo, task.filename, most) else "no such target"
+
+
+def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = len(LABELS)) -> list[Task]:
     """Tasks that can be played, each once, in order of first appearance (spec §3, filter_task).
 
-    Dropped: blank questions; repositories or targets that are not there or can't be reached. Paths lose ``ls``, get
-    their quotes as listed, and end with ``id``. Tasks with the same root, file and question are merged: the first keeps
-    its fields and receives the others' trajectories, each of their negatives under a free number.
+    Dropped: ``unplayable`` ones. Paths lose ``ls``, get their quotes as listed, and end with ``id``. Tasks with the
+    same root, file and question are merged: the first keeps its fields and receives the others' trajectories, each of
+    their negatives under a free number.
     """
     merged: dict[tuple[str, str, str], Task] = {}
     for task in tasks:
-        repo = repos.get(task.root)
-        if not task.question.strip() or repo is None or not reachable(repo, task.filename):
+        if unplayable(task, repos, most):
             continue
         key = (task.root, task.filename, task.question)
         if key in merged:
@@ -196,11 +208,6 @@ def read_tasks(path: Path) -> list[Task]:
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"])) or "the task"
             message = error.errors()[0]["msg"]
-            raise UserError(f"{path}, task {number}: {place}: {message}; mend or delete the task.") from None
-        if not task.filename.endswith(ALLOWED_SUFFIXES):
-            raise UserError(
-                f"{path}, task {number}: filename: {task.filename!r} is no kind of file that can be identified; "
-                f"mend or delete the task."
-            )
+            raise UserError(f"{path}, task {number}: {place}: {message}; fix or delete the task.") from None
         tasks.append(task)
     return tasks

@@ -6,6 +6,8 @@
     python -m selfimprove.methods.reflect_rl.export import-sft   sft_policy.jsonl examples.jsonl
     python -m selfimprove.methods.reflect_rl.export logs         results/reflect_rl/reflect_rl/log.jsonl logs.json
     python -m selfimprove.methods.reflect_rl.export curves       results/012_rl_finetune curves.csv
+    python -m selfimprove.methods.reflect_rl.export filter-repo  repos repos_filtered
+    python -m selfimprove.methods.reflect_rl.export split        data.json tasks_split
 
 =============  ======================================================================================================
 tasks          AutoExplore's task list, each task with its trajectories: {reflection, cmd} a step
@@ -13,12 +15,16 @@ trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, m
 sft            a row a step: {"text": prompt and answer in one}
 logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} an iteration
 curves         success, cost and loss by optimiser step of the original's runs, stitched to their ancestors
+filter-repo    copies of the files that can be explored, one folder a repository; what was dropped is counted
+split          train.json, validate.json and test.json of one list of tasks, 7:2:1
 =============  ======================================================================================================
 """
 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +32,9 @@ from typing import Annotated, Any
 import typer
 
 from selfimprove.cli import run
-from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks
+from selfimprove.envs.autoexplore.inventory import filter_repo
+from selfimprove.envs.autoexplore.sandbox import shown
+from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks, split_tasks
 from selfimprove.envs.autoexplore.tasks import Trajectory as Told
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.errors import UserError
@@ -111,7 +119,7 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
 
 
 def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """An iteration of our log.jsonl as the original logs it: probabilities instead of their logarithms.
+    """An iteration of our log.jsonl as the original logs it: counted from 0, probabilities instead of their logarithms.
 
     Raises:
         UserError: not such a row.
@@ -135,10 +143,14 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             }
             for entry in row["log"]
         ]
-        return {**{key: row[key] for key in ("iter", "loss", "critic_loss", "cost", "succ")}, "log": log}
+        kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
+        return {"iter": row["iter"] - 1, **kept, "log": log}
     except (KeyError, TypeError) as error:
         raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); mend it.") from None
 
+
+MOST_BYTES = 2**30
+"""Of a file that is copied: far more than any text that is explored."""
 
 app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
 
@@ -195,6 +207,47 @@ def import_sft(
 def export_logs(source: Source, target: Target) -> None:
     """A run's log as the original's logs.json."""
     write_json(target, [log_row(row, f"{source}, line {line}") for line, row in read_rows(source)])
+
+
+@app.command("filter-repo")
+def export_filtered(
+    folder: Annotated[Path, typer.Argument(help="a repository, or a folder of some")],
+    target: Annotated[Path, typer.Argument(help="the folder to make")],
+) -> None:
+    """The files of repositories that AutoExplore would explore, copied; a line a repository says what was dropped."""
+    if target.exists():
+        raise UserError(f"{target} is there already; name a folder that can be made.")
+    filtered = filter_repo(folder)
+    part = target.with_name(f".part-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        for name, repo in filtered.repos.items():
+            for path in repo.files:
+                copy = part / name / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(repo.tree.read(path, MOST_BYTES)[0])
+        os.replace(part, target)
+    except OSError as error:
+        raise UserError(f"{target}: the files can't be copied ({error}); make room, or name another folder.") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    for row in filtered.rows:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(row.dropped.items())) or "nothing"
+        typer.echo(f"{shown(row.name)}: {row.files} files, {row.bytes} bytes; dropped: {dropped}")
+
+
+@app.command("split")
+def export_split(
+    source: Annotated[Path, typer.Argument(help="a JSON list of tasks")],
+    target: Annotated[Path, typer.Argument(help="the folder to write train.json, validate.json and test.json to")],
+    seed: Annotated[int, typer.Option(help="of the shuffle")] = 0,
+) -> None:
+    """A list of tasks as the original's three files, 7:2:1, of one seeded shuffle."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, tasks in split_tasks(read_tasks(source), seed)._asdict().items():
+        with aside(target / f"{name}.json") as part:
+            write_tasks(part, tasks)
+        typer.echo(f"{name}: {len(tasks)} tasks")
 
 
 @app.command("curves")

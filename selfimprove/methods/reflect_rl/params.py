@@ -189,6 +189,13 @@ class ReflectRLParams(Section):
         return self
 
     @model_validator(mode="after")
+    def _tasks(self) -> ReflectRLParams:
+        for key in ("file", "teacher"):
+            if getattr(self.tasks, key) is not None and self.env.name != "autoexplore":
+                raise ValueError(f"tasks.{key}: is for env.name autoexplore, and it is {self.env.name}; remove it")
+        return self
+
+    @model_validator(mode="after")
     def _engines(self) -> ReflectRLParams:
         for key in ("policy", "reflector"):
             if key not in self.engines:

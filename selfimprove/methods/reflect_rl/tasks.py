@@ -7,12 +7,14 @@ tasks.json beside them. Trajectories are made of the training panel only, so not
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
-from selfimprove.envs.autoexplore.tasks import Task, filter_tasks, reachable, read_tasks
+from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
 from selfimprove.envs.enumerated_autoexplore import repositories, template_tasks
 from selfimprove.envs.enumerated_params import EnvParams
@@ -25,10 +27,18 @@ Panel = Literal["train", "dev", "test"]
 PANELS: tuple[Panel, ...] = ("train", "dev", "test")
 
 
-def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> list[Task]:
+class Explored(NamedTuple):
+    """AutoExplore's tasks. ``read``: how many a file or a teacher gave; ``dropped``: how many of them, and why."""
+
+    tasks: list[Task]
+    read: int = 0
+    dropped: Mapping[Unplayable, int] = MappingProxyType({})
+
+
+def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> Explored:
     """AutoExplore's tasks: a teacher's or a file's, filtered and merged, or made from what the repositories say.
 
-    ``asked``: the teacher's.
+    ``asked``: the teacher's. One that cannot be played is dropped and counted, as in the original.
 
     Raises:
         UserError: nothing to explore, no task is left, or the file is missing or malformed.
@@ -37,17 +47,18 @@ def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None 
     if asked is None and cfg.file is not None:
         asked = read_tasks(Path(cfg.file))
     if asked is None:
-        tasks = template_tasks(env, repos)
+        found = Explored(template_tasks(env, repos))
     else:
         most = len(LABELS[env.labels])
-        tasks = [t for t in filter_tasks(asked, repos) if reachable(repos[t.root], t.filename, most)]
-    if not tasks:
+        dropped = Counter(why for task in asked if (why := unplayable(task, repos, most)))
+        found = Explored(filter_tasks(asked, repos, most), len(asked), dict(sorted(dropped.items())))
+    if not found.tasks:
         source = cfg.file or ", ".join(sorted(repos))
         raise UserError(
             f"reflect_rl.tasks: no task of {source} can be played, since its repository or its target is missing; "
             "name other tasks, or the repositories that they are about (reflect_rl.env.repos)."
         )
-    return tasks
+    return found
 
 
 def build_panels(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Panel, list[int]]:

@@ -21,6 +21,7 @@ from tests.pipeline.workbench import Workbench, published
 pytestmark = pytest.mark.timeout(600)
 
 TASKS = "data/reflect_rl/tasks"
+AUTO = {"name": "autoexplore"}
 
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "") -> str:
@@ -116,6 +117,19 @@ def test_reflect_rl_04_a_file_of_tasks_of_which_none_can_be_played(reflect_bench
     assert "given.json: not a whole JSON list of tasks" in refused(reflect_bench, folder, "data")
 
 
+def test_reflect_rl_04_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
+    reflect_bench: Workbench, tmp_path: Path
+) -> None:
+    folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
+    plant(folder / "repos/eventlib", FILES)
+    asked = [task_for(name) for name in [*list(FILES)[:4], "gone.py", "logo.png"]]
+    (folder / "given.json").write_text(json.dumps([task.model_dump(mode="json") for task in asked]))
+    told = [line for line in done(reflect_bench, folder, "data") if "dropped" in line]
+    assert told == ["reflect_rl-data: 2 of 6 tasks of given.json cannot be played and were dropped: 2 no such target."]
+    assert json.loads((folder / TASKS / "dropped.json").read_text()) == {"no such target": 2}
+    assert len(json.loads((folder / TASKS / "tasks.json").read_text())) == 4
+
+
 # Teachers at an endpoint
 
 
@@ -174,9 +188,12 @@ def test_reflect_rl_02_files_at_which_the_teacher_failed_have_no_tasks_and_a_sen
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no engine 'nobody'"),
-        ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
-        ({"tasks": {"teacher": "policy"}}, "tasks.teacher: 'policy' holds the policy, which there is none of yet"),
+        ({"env": AUTO, "tasks": {"teacher": "nobody"}}, "tasks.teacher: there is no engine 'nobody'"),
+        ({"env": AUTO, "tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
+        (
+            {"env": AUTO, "tasks": {"teacher": "policy"}},
+            "tasks.teacher: 'policy' holds the policy, which there is none of yet",
+        ),
         ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
         ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are two sources of tasks"),
         ({"env": {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),

@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from selfimprove.envs.autoexplore.repos import Repo
-from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks
+from selfimprove.envs.autoexplore.repos import Repo, open_repos
+from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
 from selfimprove.envs.enumerated import State, make_enumerated
 from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.export import app, from_text, to_text, told_tasks
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
+from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
 from selfimprove.methods.reflect_rl.tasks import to_rows, write_tasks
@@ -30,11 +31,12 @@ from tests.envs.autoexplore.conftest import FILES, plant, task_for
 LINE = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="#"), min_size=1).filter(str.strip)
 
 
-def run(*arguments: object) -> None:
+def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
+    return result.output
 
 
 def taught(env, *jobs: Job) -> list[Trajectory]:
@@ -124,6 +126,31 @@ def test_reflect_rl_trap_09_a_text_without_a_marker_is_an_error(row):
         from_text(row, "rows.jsonl, line 4")
 
 
+def test_reflect_rl_01_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path: Path):
+    plant(tmp_path / "repos/eventlib", {**FILES, ".hidden.py": "x = 1\n" * 9, "logo.png": "pixels " * 9})
+    plant(tmp_path / "repos/other", {"a.py": "x = 1\n" * 9, "tests/test_a.py": "x = 1\n" * 9})
+    (tmp_path / "repos/other/away.py").symlink_to("/etc/passwd")
+    said = run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
+    assert said.splitlines()[0].endswith("bytes; dropped: 1 hidden, 1 suffix")
+    assert said.splitlines()[1] == "other: 1 files, 54 bytes; dropped: 1 ignored, 1 special"
+    copied = {str(path.relative_to(tmp_path / "filtered")) for path in (tmp_path / "filtered").rglob("*.*")}
+    assert copied == {*(f"eventlib/{name}" for name in FILES), "other/a.py"}
+    assert open_repos(tmp_path / "filtered") == {
+        name: Repo.open(tmp_path / "filtered" / name) for name in ("eventlib", "other")
+    }
+    with pytest.raises(UserError, match="filtered is there already"):
+        run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
+
+
+def test_reflect_rl_09_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path):
+    write_tasks(tmp_path / "data.json", [task_for("core/hub.py", f"Where is {i}?") for i in range(10)])
+    assert run("split", tmp_path / "data.json", tmp_path / "parts", "--seed", "3").splitlines() == [
+        "train: 7 tasks", "validate: 2 tasks", "test: 1 tasks",
+    ]  # fmt: skip
+    parts = [read_tasks(tmp_path / f"parts/{name}.json") for name in ("train", "validate", "test")]
+    assert tuple(parts) == tuple(split_tasks(read_tasks(tmp_path / "data.json"), 3))
+
+
 def test_reflect_rl_55_logs_as_the_original_writes_them(tmp_path: Path):
     step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
             "generation": "1"}  # fmt: skip
@@ -133,6 +160,8 @@ def test_reflect_rl_55_logs_as_the_original_writes_them(tmp_path: Path):
     run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")
     (back,) = json.loads((tmp_path / "logs.json").read_text())
     assert set(back) == {"iter", "loss", "critic_loss", "cost", "succ", "log"}
+    assert back["iter"] == 0  # the original's iterations count from 0
+    assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, -1.0, 0.5)]
     assert back["log"][0]["detail"][0]["prob"] == pytest.approx(0.25)
     write_rows(tmp_path / "log.jsonl", [{"iter": 1}])
     with pytest.raises(UserError, match=r"log\.jsonl, line 1"):

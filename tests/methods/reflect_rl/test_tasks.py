@@ -65,7 +65,7 @@ def test_reflect_rl_09_too_many_tasks_are_refused():
 
 def test_reflect_rl_05_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
     plant(tmp_path / "eventlib", FILES)
-    tasks = explore_tasks(EnvParams(name="autoexplore", repos=str(tmp_path)), TaskParams())
+    tasks = explore_tasks(EnvParams(name="autoexplore", repos=str(tmp_path)), TaskParams()).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
@@ -75,11 +75,21 @@ def test_reflect_rl_04_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
     env = EnvParams(name="autoexplore", repos=str(tmp_path / "repos"))
-    (task,) = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+    (task,) = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json"))).tasks
     assert task.filename == "core/hub.py"
     write_tasks(tmp_path / "given.json", [task_for("gone.py")])
     with pytest.raises(UserError, match=r"no task of .*given\.json can be played"):
         explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+
+
+def test_reflect_rl_04_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path):
+    plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
+    asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
+    write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
+    env = EnvParams(name="autoexplore", repos=str(tmp_path / "repos"))
+    found = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+    assert [task.filename for task in found.tasks] == ["core/hub.py"]
+    assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 
 
 def test_reflect_rl_09_panels_are_read_back_and_others_refused(tmp_path: Path):
