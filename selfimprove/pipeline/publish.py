@@ -55,7 +55,7 @@ def aside(target: Path) -> Iterator[Path]:
 
 def _link(source: str, target: str) -> str:
     try:
-        os.link(source, target)
+        os.link(os.path.realpath(source), target)  # a symbolic link, as DVC makes them across disks, is followed
     except OSError:
         shutil.copy2(source, target)
     return target

@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.pipeline.publish import link_copy
 from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
@@ -141,8 +142,8 @@ def prepare(model_dir: Path, out_dir: Path) -> Path:
 
 
 def copy_untrained(model_dir: Path, part: Path, out_dir: Path) -> None:
-    """The new model is the old one."""
-    shutil.copytree(model_dir, part)
+    """The new model is the old one: its files get second names, since nothing writes into a finished model."""
+    link_copy(model_dir, part)
     os.replace(part, out_dir)
 
 

@@ -58,6 +58,15 @@ def test_a_second_name_shares_the_bytes_and_survives_the_first(tmp_path: Path) -
     assert (tmp_path / "b/deep/y").read_text() == "2"
 
 
+def test_a_second_name_of_a_symbolic_link_is_one_of_the_file_itself(tmp_path: Path) -> None:
+    cached = folder(tmp_path / "cache", x="1") / "x"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/x").symlink_to(cached)
+    link_copy(tmp_path / "model", tmp_path / "again")
+    assert not (tmp_path / "again/x").is_symlink()
+    assert (tmp_path / "again/x").samefile(cached)
+
+
 def test_json_has_equal_bytes_for_equal_values_and_is_never_half_written(tmp_path: Path) -> None:
     write_json(tmp_path / "m/a.json", {"b": 1, "a": {"d": 0.1, "c": "é"}})
     write_json(tmp_path / "m/b.json", {"a": {"c": "é", "d": 0.1}, "b": 1})
