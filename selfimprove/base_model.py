@@ -23,7 +23,9 @@ class BaseParams(Section):
 
     model: str | None = None
     revision: str | None = Field(default=None, description="commit of a hub model: a name alone may change")
-    chat_template: str | None = Field(default=None, description="null: the model's own; plain, zephyr, rise, or a file")
+    chat_template: str | None = Field(
+        default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"
+    )
     arch: ScratchArch = ScratchArch()
 
     @model_validator(mode="after")

@@ -99,6 +99,7 @@ class ChatFormat:
         stop_ids: ids that end a model's turn (the template's end-of-turn token and the tokenizer's eos).
         end_id: the end-of-turn token that the template writes after an assistant's message.
         pad_id: id used to fill rows; never learnt, never attended to.
+        one_text: whether the template writes nothing between messages, so that they are pieces of one text.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, special: Mapping[str, str], where: str) -> None:
@@ -115,10 +116,10 @@ class ChatFormat:
         self._where = where
         # Where nothing stands between messages they are pieces of one text, and only the first piece begins a text.
         between = self._literals(("user", "assistant", "user"), False)[1:3]
-        self._one_text = not any(between)
-        self._tokens = _inside_a_text(tokenizer) if self._one_text else tokenizer
+        self.one_text = not any(between)
+        self._tokens = _inside_a_text(tokenizer) if self.one_text else tokenizer
         self._content_tokens = Tokenizer.from_str(self._tokens.to_str())
-        first_tokens = tokenizer if self._one_text else self._content_tokens
+        first_tokens = tokenizer if self.one_text else self._content_tokens
         for inner in (first_tokens, self._tokens, self._content_tokens):
             inner.no_padding()
             inner.no_truncation()
@@ -198,7 +199,7 @@ class ChatFormat:
 
     def _first_ids(self, message: Message) -> list[int]:
         """Ids of the content that begins the text, where that matters."""
-        if not self._one_text or message.role == "assistant":
+        if not self.one_text or message.role == "assistant":
             return self.content_ids(message)
         return list(self._first_ids_of(message.content))
 

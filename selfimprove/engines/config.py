@@ -97,3 +97,27 @@ EngineConfig = Annotated[
     TransformersEngineConfig | VllmEngineConfig | OpenAiEngineConfig | ScriptedEngineConfig,
     Field(discriminator="engine"),
 ]
+
+
+def check_own_model(name: str, cfg: EngineConfig, method: str) -> None:
+    """Refuse settings under which an engine would not play each row's own model in the format that training uses.
+
+    Args:
+        name: the engine's name in the section ``engines``.
+        method: whose section it is; the base's settings are under that name.
+
+    Raises:
+        ValueError: another model, or a chat template of its own.
+    """
+    if isinstance(cfg, OpenAiEngineConfig | ScriptedEngineConfig):
+        return
+    if cfg.model != "policy":
+        raise ValueError(
+            f"engines.{name}.model: every row would be evaluated with this one model; set policy, and name a model "
+            f"of your own as base.{method}.model"
+        )
+    if cfg.chat_template is not None:
+        raise ValueError(
+            f"engines.{name}.chat_template: training would use another template; set base.{method}.chat_template, "
+            "which holds for both, and remove this line"
+        )

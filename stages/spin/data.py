@@ -17,11 +17,12 @@ def main(stage: Stage[SpinParams]) -> None:
     stage.own_files(tasks.expert_file, tasks.file, other, prompt.few_shot)
     stage.narrow((tasks, prompt, stage.params.tools, stage.params.play_tools))
 
-    few_shot = few_shot_text(prompt.few_shot, tasks.source)
+    task, prefix = stage.params.asked("train")
+    few_shot = few_shot_text(prompt.few_shot, task)
     tools, download, mirror = stage.params.tools, stage.scratch / "download", mirror_folder()
     play_tools = stage.params.play_tools
     made = gather(tasks, tools, seed=stage.run.seed, download=download, mirror=mirror, play_tools=play_tools)
-    warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prompt.question_prefix)
+    warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prefix)
 
     folder = stage.output("data/spin/tasks")
     folder.mkdir()

@@ -7,7 +7,7 @@ from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
-from selfimprove.methods.spin.prompts import few_shot_text
+from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
 from selfimprove.pipeline.episodes import play_all, say_blocked
 from selfimprove.pipeline.publish import write_json
@@ -20,12 +20,14 @@ from selfimprove.seeds import key_bits
 def main(stage: Stage[SpinParams]) -> None:
     spin, cfg, prompt, row = stage.params, stage.params.evaluate, stage.params.prompt, stage.place
     model = stage.input(f"models/spin/{row}")
+    check_template(model, prompt.format)
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, *tool_files(spin.tools))
-    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
-    stage.narrow((prompt, few_shot, spin.tools, spin.engines["policy"], cfg))
+    task, prefix = spin.asked(cfg.panel)
+    few_shot = few_shot_text(prompt.few_shot, task)
+    stage.narrow((prompt, few_shot, prefix, spin.tools, spin.engines["policy"], cfg))
 
     games = chosen(panel, cfg)
     # The same noise for every model, so that differences are paired.
@@ -39,7 +41,7 @@ def main(stage: Stage[SpinParams]) -> None:
             ) as engines:
                 play_one = lambda game: play(  # noqa: E731
                     game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                    prefix=prompt.question_prefix, iteration=stage.item,
+                    prefix=prefix, iteration=stage.item,
                 )  # fmt: skip
                 episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)

@@ -1,6 +1,7 @@
 """spin-sft (``base``), spin-finetune@<iteration>, spin-control-finetune@<control>: SFT on experts, or on pairs."""
 
 from selfimprove.methods.spin.params import OutcomeControl, SftControl, SpinParams
+from selfimprove.methods.spin.prompts import check_template
 from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import Example, Pair, read_jsonl
@@ -25,6 +26,7 @@ def on_experts(stage: Stage[SpinParams], control: SftControl | None) -> None:
     cfg = control.finetune if control else stage.params.sft
     model = stage.input("models/spin/base" if control else "models/base/spin")
     examples = read_jsonl(stage.input("data/spin/base/train") / "examples.jsonl", Example)
+    check_template(model, stage.params.prompt.format)
     budget = budget_of(stage, "spin", control.match) if control else None
     stage.narrow((cfg, budget))
 
@@ -44,6 +46,7 @@ def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
         start, file, cfg = row.init_from, f"{stage.item}/train/pairs", row.finetune
         ancestors = lineage_tokens(stage, "spin", spin.iterations, stage.item)
     model = stage.input(f"models/spin/{start}")
+    check_template(model, spin.prompt.format)
     pairs = read_jsonl(stage.input(f"data/spin/{file}.jsonl"), Pair)
     stage.narrow(cfg)
 

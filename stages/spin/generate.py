@@ -7,7 +7,7 @@ from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
-from selfimprove.methods.spin.prompts import few_shot_text
+from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
 from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
 from selfimprove.pipeline.publish import write_json
@@ -21,12 +21,14 @@ def main(stage: Stage[SpinParams]) -> None:
     spin, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, prompt, tools_cfg = iteration.generate, spin.prompt, spin.play_tools or spin.tools
     opponent = stage.input(f"models/spin/{iteration.init}")
+    check_template(opponent, prompt.format)
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     stage.own_files(prompt.few_shot, *tool_files(tools_cfg))
-    few_shot = few_shot_text(prompt.few_shot, spin.tasks.source)
-    stage.narrow((prompt, few_shot, tools_cfg, spin.engines["policy"], cfg))
+    task, prefix = spin.asked("train")
+    few_shot = few_shot_text(prompt.few_shot, task)
+    stage.narrow((prompt, few_shot, prefix, tools_cfg, spin.engines["policy"], cfg))
 
     games = [(index, question, run) for run in range(cfg.runs) for index, question in chosen(panel, cfg)]
     seed = key_bits(stage.run.seed, stage.name)
@@ -39,7 +41,7 @@ def main(stage: Stage[SpinParams]) -> None:
             ) as engines:
                 play_one = lambda game: play(  # noqa: E731
                     game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                    prefix=prompt.question_prefix, iteration=stage.item, run=game[2],
+                    prefix=prefix, iteration=stage.item, run=game[2],
                 )  # fmt: skip
                 mine = shard_of(games, stage.shard)
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)

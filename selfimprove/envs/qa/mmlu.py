@@ -22,7 +22,11 @@ from selfimprove.errors import UserError
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
-_LEADING = re.compile(r"[\W_]*([A-D]|[b-d]|a(?!\s+\w))(?![A-Za-z0-9_'’])(?!\s+(?:and|or)\b)")
+# A letter by itself: "D-Day" and "D's" are words, and "A cat" opens with an article, but "A is right" with a choice.
+_REASON = r"(?:is|was|because|since|as|for|would|must|should|seems|looks|means|describes|explains|answers)\b"
+_LEADING = re.compile(
+    rf"[\W_]*(?:([B-Db-d])|(A)(?!\s+(?!{_REASON})\w)|(a)(?!\s+\w))(?![A-Za-z0-9_'’]|[-–]\w)(?!\s+(?:and|or)\b)"
+)
 
 
 def load(split: str, folder: Path) -> list[Question]:
@@ -58,10 +62,10 @@ def load(split: str, folder: Path) -> list[Question]:
 def letter_of(answer: str) -> str:
     """The option letter that the answer opens with, in upper case; empty if it opens with none.
 
-    A small "a" stands before no word: "a cat" opens with an article. "A and B" is no choice.
+    "A cat" and "a cat" open with an article, "D-Day" with a word, and "A and B" is no choice.
     """
     match = _LEADING.match(answer)
-    return match[1].upper() if match else ""
+    return match[match.lastindex or 0].upper() if match else ""
 
 
 def grade(answer: str, gold: str) -> Score:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
+from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.agent_params import EnvParams
 from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
 from selfimprove.params_base import Section
@@ -204,6 +204,7 @@ class AgentRParams(Section):
                 "engines.actor: a scripted engine has no model to judge with or to evaluate; let it search under "
                 "another name (iterations.*.generate.engine)"
             )
+        check_own_model("actor", self.engines["actor"], "agent_r")
         return self
 
     def lineage(self, name: str) -> list[str]:

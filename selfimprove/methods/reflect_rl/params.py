@@ -12,6 +12,7 @@ from selfimprove.engines.config import (
     ScriptedEngineConfig,
     TransformersEngineConfig,
     VllmEngineConfig,
+    check_own_model,
 )
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.enumerated_params import EnvParams
@@ -202,6 +203,7 @@ class ReflectRLParams(Section):
                 raise ValueError(f"engines: {key!r} is missing; add it")
             if isinstance(self.engines[key], ScriptedEngineConfig | OpenAiEngineConfig):
                 raise ValueError(f"engines.{key}: has to hold the weights that are evaluated; use transformers or vllm")
+        check_own_model("policy", self.engines["policy"], "reflect_rl")
         check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
         if self.tasks.teacher is not None:

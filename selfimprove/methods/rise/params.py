@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.engines.config import EngineConfig
+from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.arithmetic import Difficulty
 from selfimprove.envs.base import AnswerEnv, Problem, make_env
 from selfimprove.errors import UserError
@@ -167,6 +167,7 @@ class RiseParams(Section):
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
+        check_own_model("student", self.engines["student"], "rise")
         return self
 
     def lineage(self, name: str) -> list[str]:

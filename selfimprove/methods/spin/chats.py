@@ -42,6 +42,8 @@ class Reformatted(Record):
     test: int = 0
     malformed: int = 0
     """left out: fewer than two messages, or not a user's followed by an assistant's with text"""
+    ranking_files: int = 0
+    """left out: files of ultrachat_200k's other two splits, train_gen and test_gen, which are for ranking"""
 
 
 def first_exchange(chat: Mapping[str, Any]) -> Row | None:
@@ -80,8 +82,9 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
     rows: dict[Split, list[Row]] = {"train": [], "test": []}
     for path in _files(data):
         split: Split = "test" if kind == "ultrachat" and re.search(r"(^|_)test", path.stem) else "train"
-        if kind == "ultrachat" and "gen" in path.stem:
-            continue  # ultrachat_200k's other two splits, for ranking
+        if kind == "ultrachat" and re.search(r"(^|_)(train|test)_gen(-|$)", path.stem):
+            counts.ranking_files += 1
+            continue
         for _, chat in read_rows_of(path):
             row = first_exchange(chat)
             if row is None:

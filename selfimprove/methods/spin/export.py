@@ -10,7 +10,7 @@ python -m selfimprove.methods.spin.export score        trajs.json --requested 50
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +19,11 @@ import typer
 from selfimprove.cli import run
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.convert import Mode, alpaca_row
-from selfimprove.methods.spin.pairs import text_of
 from selfimprove.methods.spin.play import SpinEpisode
-from selfimprove.methods.spin.prompts import alpaca
+from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
 from selfimprove.pipeline.publish import write_text
-from selfimprove.records import Pair, mean_and_error, read_jsonl
+from selfimprove.records import Message, Pair, mean_and_error, read_jsonl
 
 
 def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
@@ -49,6 +48,8 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
 def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
     """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for (row 30).
 
+    A reward that is null was never given, so its task makes no row.
+
     The terminal observation is dropped on both sides; the prompt is not repeated in the responses, as it was in the
     original (trap 3).
 
@@ -57,9 +58,10 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     """
     rows = []
     for key in one:
-        if key not in other or bool(one[key].get("reward")) == bool(other[key].get("reward")):
-            continue
-        right, wrong = (one, other) if one[key].get("reward") else (other, one)
+        earned = [run.get(key, {}).get("reward") for run in (one, other)]
+        if None in earned or bool(earned[0]) == bool(earned[1]):
+            continue  # one run lacks the task, nobody scored it, or both earned the same
+        right, wrong = (one, other) if earned[0] else (other, one)
         (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
         (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
         rows.append(
@@ -69,12 +71,34 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
 
 
 def pair_row(pair: Pair) -> dict[str, Any]:
-    """A pair as the original's message lists, of text alone."""
-    prompt = {"role": "user", "content": text_of(pair.prompt)}
+    """A pair as the original's message lists, of text alone; the prompt is the question without its wrapper.
+
+    Whoever trains on the rows puts his own chat format around them, so a wrapper that stayed would be there twice.
+    """
+    prompt = {"role": "user", "content": asked_in(joined(pair.prompt))}
     return {
-        side: [prompt, {"role": "assistant", "content": text_of(messages)}]
+        side: [prompt, {"role": "assistant", "content": joined(messages)}]
         for side, messages in (("real", pair.real), ("generated", pair.generated))
     }
+
+
+def asked_in(prompt: str) -> str:
+    """A prompt's question, with the worked episodes before it, if any, and without Alpaca wrapper or ``Question:``."""
+    shots, wrapper, rest = prompt.rpartition(WRAPPER)
+    if wrapper:
+        return shots + rest.removesuffix(RESPONSE)
+    shots, mark, rest = prompt.rpartition("Question: ")
+    return shots + rest.removesuffix("\n") if mark and rest.endswith("\n") else prompt
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """Messages as one text: pieces of a growing text end to end, turns of a chat on lines of their own."""
+    text = ""
+    for before, message in zip([None, *messages], messages, strict=False):
+        turn = before is not None and before.role != message.role
+        apart = turn and text and message.content and not (text[-1].isspace() or message.content[0].isspace())
+        text += f"\n{message.content}" if apart else message.content
+    return text
 
 
 def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:

@@ -32,11 +32,10 @@ def is_invalid(entry: PlayedRound) -> bool:
 
 
 def outcome(episode: SpinEpisode) -> Outcome:
-    """One question's share in every average."""
+    """One question's share in every average; ``em``, ``f1`` and ``reward`` are left out where nobody scored."""
+    scores = {} if episode.reward is None else {"em": float(episode.em), "f1": episode.f1, "reward": episode.reward}
     values = {
-        "em": float(episode.em),
-        "f1": episode.f1,
-        "reward": float(episode.reward or 0.0),
+        **scores,
         "steps": float(len(episode.rounds)),
         "finished": float(episode.finished),
         "failed": float(any(entry.failed for entry in episode.rounds)),
@@ -58,7 +57,7 @@ def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     figures["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)
     figures["actions"] = actions(episodes)
     kinds = sorted({one.kind for one in episodes})
-    if len(kinds) > 1:
+    if len(kinds) > 1 and "em" in figures:
         figures["kinds"] = {
             kind: mean_and_error(float(one.em) for one in episodes if one.kind == kind) for kind in kinds
         }

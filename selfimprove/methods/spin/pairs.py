@@ -59,8 +59,9 @@ def spin_pairs(
             same = text_of(real) == text_of(episode.messages)
             audit.identical += same
             audit.rewarded += episode.reward == 1
-            audit.unfinished += not episode.finished
-            audit.failed += any(entry.failed for entry in episode.rounds)
+            failed = any(entry.failed for entry in episode.rounds)
+            audit.unfinished += not (episode.finished or failed)
+            audit.failed += failed
             if not (same and cfg.drop_identical):
                 pairs.append(
                     Pair(

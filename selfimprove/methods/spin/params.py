@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig
-from selfimprove.envs.qa.base import TaskName
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.methods.lineage import check_known, check_names, lineage
 from selfimprove.methods.spin.prompts import Format, is_flat
@@ -59,8 +59,13 @@ class PromptParams(Section):
     format: Format = Field(
         default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat; reply"
     )
-    few_shot: str = Field(default="off", description="off; default: the task's worked episodes; or a file of one's own")
-    question_prefix: str = Field(default="", description="before every question; StrategyQA's is 'Yes or no: '")
+    few_shot: str = Field(
+        default="off", description="off; default: worked episodes of the task that is asked; or a file of one's own"
+    )
+    question_prefix: str = Field(
+        default="",
+        description="before every question (with tasks.other: of that task alone); StrategyQA's is 'Yes or no: '",
+    )
 
 
 class PlayParams(Section):
@@ -97,6 +102,12 @@ class EvaluateParams(PlayParams):
 
     panel: Literal["dev", "test"] = "test"
     temperature: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _scored(self) -> EvaluateParams:
+        if not self.evaluate:
+            raise ValueError("evaluate: an evaluation without scores has no results to report; set true")
+        return self
 
 
 class Mix(Section):
@@ -194,6 +205,7 @@ class SpinParams(Section):
             raise ValueError("engines: 'policy', which plays and is evaluated, is missing; add it")
         if isinstance(self.engines["policy"], ScriptedEngineConfig):
             raise ValueError("engines.policy: a scripted engine has no model to train; name another engine")
+        check_own_model("policy", self.engines["policy"], "spin")
         if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
             raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
         if (self.tasks.source == "chat") != (self.prompt.format == "reply"):
@@ -201,6 +213,17 @@ class SpinParams(Section):
         if self.prompt.format == "reply" and self.prompt.few_shot != "off":
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
         return self
+
+    def asked(self, panel: Split) -> tuple[str, str]:
+        """(task, prefix): which data set a panel's questions are of, and what is put before each of them.
+
+        With ``tasks.other`` the test panel is that task's, and ``prompt.question_prefix`` is for it alone: warm start
+        and self-play ask the source's questions as they are.
+        """
+        other, prefix = self.tasks.other, self.prompt.question_prefix
+        if other is None:
+            return self.tasks.source, prefix
+        return (other.task, prefix) if panel == "test" else (self.tasks.source, "")
 
     def lineage(self, name: str) -> list[str]:
         """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""

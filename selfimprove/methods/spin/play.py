@@ -60,8 +60,9 @@ class SpinEpisode(Record):
     """One question, played to its end.
 
     ``prompt`` holds the messages before the first round; ``messages`` those after it, up to the last thing the policy
-    wrote, with the token ids as generated and the weights that training gives them. ``finished``: the policy said
-    finish. ``cramped``: it ended because the next round did not fit the engine's context. ``reward`` is None where
+    wrote, with the token ids as generated and the weights that training gives them. ``finished``: the policy itself
+    said finish; a round without any action ends the episode, too, but nobody said so.
+    ``cramped``: it ended because the next round did not fit the engine's context. ``reward`` is None where
     nobody scored.
     """
 
@@ -146,7 +147,7 @@ async def play(
             )  # fmt: skip
             episode.rounds.append(entry)
             if ends:
-                episode.finished, episode.answer = True, parsed.argument
+                episode.finished, episode.answer = not failed, parsed.argument
                 break
             entry.observation = await _observe(tools, known, parsed.argument)
             episode.messages.append(observed(entry.observation, form))

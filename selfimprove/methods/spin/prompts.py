@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from selfimprove.chat import ChatFormat
 from selfimprove.envs.qa.experts import Round
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
@@ -42,6 +43,25 @@ FEW_SHOT = Path(__file__).with_name("few_shot")
 def is_flat(form: Format) -> bool:
     """Whether an episode is one growing text rather than turns of a chat."""
     return form in ("alpaca", "question")
+
+
+def check_template(model_dir: Path, form: Format) -> None:
+    """Refuse a chat template under which an episode of this format would be written otherwise than it is played.
+
+    Raises:
+        UserError: pieces of one text that the template would part, or turns that it would not.
+    """
+    one_text = ChatFormat.load(model_dir).one_text
+    if is_flat(form) and not one_text:
+        raise UserError(
+            f"spin.prompt.format: {form} writes an episode as one text, but the chat template of {model_dir} writes "
+            "between its pieces; set base.spin.chat_template: react, or prompt.format: chat."
+        )
+    if one_text and not is_flat(form):
+        raise UserError(
+            f"spin.prompt.format: {form} needs turns, but the chat template of {model_dir} writes nothing between "
+            "them; set base.spin.chat_template to zephyr, or to null for the model's own."
+        )
 
 
 def alpaca(question: str) -> str:

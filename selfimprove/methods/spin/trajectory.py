@@ -19,7 +19,7 @@ from typing import Any
 
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
-from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.play import FINISH, SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, heading, is_flat
 
 
@@ -32,11 +32,10 @@ def few_shot_of(episode: SpinEpisode) -> str:
 
 def trajectory(episode: SpinEpisode) -> str:
     """Wrapper or question line, then all rounds; the terminal observation says what was earned."""
-    lines = [] if is_flat(episode.form) else [f"Question: {episode.question}"]
-    if is_flat(episode.form):
-        lines = [heading(episode.question, episode.form).removesuffix("\n")]
+    form = episode.form if is_flat(episode.form) else "question"
+    lines = [heading(episode.question, form).removesuffix("\n")]
     for number, entry in enumerate(episode.rounds):
-        over = episode.finished and number == len(episode.rounds) - 1
+        over = entry.tool == FINISH and number == len(episode.rounds) - 1
         seen = f"Episode finished, reward = {reward_of(episode)}" if over else entry.observation
         lines += [f"{CUE} {entry.thought}", f"Action: {entry.action}", f"{STOP.strip()} {seen}"]
     return "\n".join(lines) + "\n"

@@ -98,6 +98,13 @@ def test_spin_02_strategyqa_reads_booleans(tmp_path):
         ("A and B", ""),
         ("A or B", ""),
         ("a cat", ""),  # an article
+        ("A cat", ""),
+        ("A Tale of Two Cities", ""),
+        ("A is right", "A"),
+        ("A because it is", "A"),
+        ("A. Because the sky", "A"),
+        ("D-Day", ""),
+        ("B - because", "B"),
         ("b because it is", "B"),
         ("c is correct", "C"),
         ("A's", ""),

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.methods.spin.export import app
+from selfimprove.methods.spin.export import app, pair_row, preferences
 from selfimprove.methods.spin.pairs import spin_pairs
 from selfimprove.methods.spin.params import ConvertParams
+from selfimprove.methods.spin.trajectory import to_json
 from selfimprove.records import write_jsonl
 from tests.commands import ends_with
-from tests.methods.spin.episodes import EXPERT, REPLIES, played
+from tests.methods.spin.episodes import EXPERT, QUESTION, REPLIES, played
 
 WRONG = [" t\nAction: finish[Kesby]"]
 
@@ -64,7 +65,27 @@ def test_spin_29_pairs_become_message_lists(tmp_path):
     row = json.loads((tmp_path / "rows.jsonl").read_text())
     assert [message["role"] for side in ("real", "generated") for message in row[side]] == ["user", "assistant"] * 2
     assert row["real"][0] == row["generated"][0]
+    assert row["real"][0]["content"] == QUESTION.question  # the wrapper is whoever trains' own
     assert row["generated"][1]["content"] == "Thought: t\nAction: finish[Kesby]"
+
+
+@pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
+@pytest.mark.parametrize("shots", ["", "Question: x\nThought: y\nAction: finish[z]"])
+def test_spin_29_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format(form, shots):
+    (pair,), _ = spin_pairs([EXPERT], [played(form=form, few_shot=shots)], ConvertParams(), "iter0")
+    row = pair_row(pair)
+    assert row["real"][0]["content"].removeprefix(shots).strip() == QUESTION.question
+    assert row["real"][1]["content"].startswith("Thought: I need the author.\nAction: search[The Silver Gate]\nObs")
+    assert row["real"][1]["content"].splitlines()[2:4] == [
+        "Observation: The Silver Gate is a novel by Mara Venn.", "Thought: Mara Venn wrote it.",
+    ]  # fmt: skip
+    assert row["real"] == row["generated"]
+
+
+def test_spin_30_a_reward_that_nobody_gave_is_no_loss():
+    won, lost, unscored = (to_json([one]) for one in (played(), played(WRONG), played(evaluate=False)))
+    assert len(preferences(won, lost, "here")) == 1
+    assert preferences(won, unscored, "here") == preferences(unscored, lost, "here") == []
 
 
 def test_spin_49_a_file_is_scored_over_what_was_requested(files, capsys):

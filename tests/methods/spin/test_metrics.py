@@ -30,9 +30,15 @@ def test_spin_49_every_average_is_over_the_requested_count(episodes):
     assert figures["em"]["mean"] == 1 / 5
     assert figures["f1"]["mean"] == pytest.approx((1 + 2 / 3) / 5)
     assert figures["em"]["se"] == pytest.approx((0.2 * 0.8 * 5 / 4 / 5) ** 0.5)
-    assert figures["finished"]["mean"] == 3 / 5
+    assert figures["finished"]["mean"] == 2 / 5  # not the one without any action
     assert figures["blocked"]["mean"] == 1 / 5
     assert figures["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
+
+
+def test_spin_49_without_evaluation_there_are_no_scores(episodes):
+    figures = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1)])
+    assert not {"em", "f1", "reward", "kinds"} & set(figures)
+    assert figures["finished"]["mean"] == 1
 
 
 def test_spin_49_the_invalid_rate_is_a_share_of_rounds(episodes):

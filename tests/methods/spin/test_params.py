@@ -78,6 +78,9 @@ def test_spin_15_the_defaults_are_the_specs():
             "plain SPIN has no worked episodes",
         ),
         ({"evaluate": {"start": 5, "end": 5}}, "end: 5 is not after start 5"),
+        ({"evaluate": {"evaluate": False}}, "an evaluation without scores has no results to report; set true"),
+        ({"engines": {"policy": {"engine": "transformers", "model": "models/mine"}}}, "every row would be evaluated"),
+        ({"engines": {"policy": {"engine": "vllm", "chat_template": "zephyr"}}}, "set base.spin.chat_template"),
         ({"tools": {"use": {"finish": "local"}}}, "can't be a tool's name"),
         ({"sft": {"epoch": 1}}, "Extra inputs"),
     ],
@@ -85,6 +88,18 @@ def test_spin_15_the_defaults_are_the_specs():
 def test_spin_47_what_does_not_fit_is_refused(change, words):
     with pytest.raises(ValidationError, match=words):
         SpinParams.model_validate(section(**change))
+
+
+def test_spin_22_prefix_and_worked_episodes_are_the_asked_task_s():
+    tasks = {"train": 4, "dev": 0, "test": 2}
+    prompt = {"question_prefix": "Yes or no: "}
+    alone = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
+    assert [alone.asked(panel) for panel in ("train", "test")] == [("encyclopedia", "Yes or no: ")] * 2
+    tasks["other"] = {"task": "strategyqa", "split": "dev"}
+    other = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
+    assert [other.asked(panel) for panel in ("train", "dev", "test")] == [
+        ("encyclopedia", ""), ("encyclopedia", ""), ("strategyqa", "Yes or no: "),
+    ]  # fmt: skip
 
 
 def test_spin_21_an_endpoint_plays_in_chat_format():

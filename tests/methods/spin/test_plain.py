@@ -65,7 +65,13 @@ def ultrachat(tmp_path):
 def test_spin_33_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat):
     rows, counts = reformat(ultrachat, "ultrachat")
     assert rows["train"][3] == make_row("Ask 3?", "Answer 3.", "")
-    assert (counts.train, counts.test, counts.malformed) == (10, 3, 0)
+    assert (counts.train, counts.test, counts.malformed, counts.ranking_files) == (10, 3, 0, 1)
+
+
+def test_spin_33_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat):
+    write_rows_to(ultrachat / "train_agenda-00000.jsonl", [chat(n) for n in range(300, 304)])
+    _, counts = reformat(ultrachat, "ultrachat")
+    assert (counts.train, counts.ranking_files) == (14, 1)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_spin_17_after_six_replies_without_an_action_the_round_failed_and_the_ep
     episode = played([REPLIES[0], " I wonder."])
     last = episode.rounds[-1]
     assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
-    assert (episode.finished, episode.answer, episode.reward) == (True, "", 0.0)
+    assert (episode.finished, episode.answer, episode.reward) == (False, "", 0.0)  # the policy never said finish
     assert trajectory(episode).endswith(
         "Thought: failed\nAction: finish[]\nObservation: Episode finished, reward = False\n"
     )

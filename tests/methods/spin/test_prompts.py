@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.chat import ChatFormat
+from selfimprove.chat import NAMED_TEMPLATES, ChatFormat
 from selfimprove.envs.qa.base import TASKS
 from selfimprove.envs.qa.experts import Round
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
-from selfimprove.methods.spin.prompts import alpaca, cue, few_shot_text, opening, written
+from selfimprove.methods.spin.prompts import alpaca, check_template, cue, few_shot_text, opening, written
 from selfimprove.records import Message
 from selfimprove.training.encode import EncodeCounters, encode_example
 from tests.methods.spin.episodes import EXPERT, QUESTION, played
@@ -122,3 +122,22 @@ def test_spin_29_an_experts_observation_is_one_line_as_the_policys_are():
         Round(thought="u", action="finish[y]"),
     ]
     assert written(rounds, "alpaca")[2] == Message(role="user", content=" two lines")
+
+
+@pytest.mark.parametrize(
+    ("form", "template", "fits"),
+    [
+        ("alpaca", "react", True), ("question", "react", True), ("alpaca", "zephyr", False), ("alpaca", "plain", False),
+        ("question", "text", False), ("chat", "react", False), ("reply", "react", False), ("chat", "zephyr", True),
+    ],
+)  # fmt: skip
+def test_spin_20_a_template_that_would_write_episodes_otherwise_than_they_are_played_is_refused(
+    tmp_path, form, template, fits
+):
+    train_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(NAMED_TEMPLATES[template])
+    if fits:
+        check_template(tmp_path / "model", form)
+    else:
+        with pytest.raises(UserError, match=r"spin.prompt.format.*base.spin.chat_template"):
+            check_template(tmp_path / "model", form)

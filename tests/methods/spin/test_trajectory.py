@@ -9,7 +9,7 @@ from selfimprove.envs.qa.base import Question
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.convert import alpaca_row
 from selfimprove.methods.spin.trajectory import read_trajectories, to_entry, to_json, trajectory
-from tests.methods.spin.episodes import REPLIES, played
+from tests.methods.spin.episodes import QUESTION, REPLIES, played
 
 FILE = Path(__file__).with_name("readme_sample.json")
 SAMPLE = json.loads(FILE.read_text())["3687"]
@@ -53,6 +53,12 @@ def test_spin_24_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory()
     entry = to_entry(sample_episode(few_shot="Question: x\nThought: y\nAction: finish[z]"))
     assert entry["prompt"] == "Question: x\nThought: y\nAction: finish[z]"
     assert entry["traj"] == SAMPLE["traj"]
+
+
+@pytest.mark.parametrize("form", ["question", "chat"])
+def test_spin_24_a_question_that_says_question_itself_is_not_told_so_twice(form):
+    asked = QUESTION.model_copy(update={"question": "Question: Why?\nA. So\nB. No\nC. Yes\nD. Oh"})
+    assert trajectory(played(question=asked, form=form)).startswith("Question: Why?\nA. So\n")
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
