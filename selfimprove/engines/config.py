@@ -75,6 +75,9 @@ class OpenAiEngineConfig(Section):
     model: str
     api_key_env: str | None = Field(default="OPENAI_API_KEY", description="null: the endpoint wants no key")
     api_key_file: str | None = Field(default=None, description="read when the variable is unset (a line KEY: value)")
+    api_version: str | None = Field(
+        default=None, description="Azure OpenAI: sent as ?api-version=; the key then goes into the header api-key"
+    )
     concurrency: int = Field(default=32, ge=1)
     timeout: float = Field(default=120.0, gt=0, description="seconds a call may take")
     tries: int = Field(default=6, ge=1)

@@ -1,11 +1,16 @@
-"""Any OpenAI-compatible endpoint as an engine: OpenAI itself, vLLM's server, LM Studio, llama.cpp's server.
+"""Any OpenAI-compatible endpoint as an engine: OpenAI itself, Azure OpenAI, vLLM's server, LM Studio, llama.cpp's.
 
-One call is ``POST {base_url}/chat/completions``. What may pass is tried again with backoff (429, 5xx, time-outs, broken
-connections, bodies that are no answer); when the tries are used up only that request fails. What can't pass (no key,
-a key refused, no such model, nothing listening) ends the stage with one sentence.
+One call is ``POST {base_url}/chat/completions``. What may pass is tried again with backoff (429, 5xx, redirects, which
+are never followed, time-outs, broken connections, bodies that are no answer or too large); when the tries are used up
+only that request fails. What can't pass (no key, a key refused, a quota used up, no such model, nothing listening) ends
+the stage with one sentence.
+
+Azure OpenAI: ``base_url`` is a deployment's address, as the portal shows it, such as
+``https://NAME.openai.azure.com/openai/deployments/DEPLOYMENT``, and ``api_version`` its version (or the address ends
+with ``?api-version=VERSION``); the key is then sent in the header ``api-key``.
 
 The key is read from the environment or a key file when the engine is made; it goes into one request header and
-nowhere else: no message, repr, count or record holds it.
+nowhere else: no message, repr, count or record holds it, not even if the endpoint repeats it.
 """
 
 from __future__ import annotations
@@ -16,10 +21,11 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selfimprove.engines.api_key import DEFAULT_NAME, find_key
 from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.errors import UserError
@@ -34,8 +40,13 @@ if TYPE_CHECKING:
 LONGEST_RETRY_AFTER = 3600.0
 """Seconds: an endpoint that asks for a longer pause is not waited for longer than this."""
 
+LONGEST_ANSWER = 32 << 20
+"""Bytes of an answer, decompressed: more is no answer of ``n_per_call`` samples but a fault, and fills memory."""
+
 _SAY = 200  # characters of an endpoint's own words that an error repeats
-_DEFAULT_KEY_NAME = "OPENAI_API_KEY"
+_PATH = "/chat/completions"
+_VERSION = "api-version"
+_QUOTA = ("insufficient_quota", "billing_hard_limit_reached")
 
 
 class OpenAiEngine:
@@ -54,11 +65,13 @@ class OpenAiEngine:
         """
         self.stats = EngineStats()
         self._cfg = cfg
-        self._url = _endpoint(cfg.base_url)
+        self._url, version = _endpoint(cfg.base_url)
+        self._version = cfg.api_version or version
         self._key = find_key(cfg.api_key_env, cfg.api_key_file, os.environ)
         self._slots = asyncio.Semaphore(cfg.concurrency)
         self._client: httpx.AsyncClient | None = None
-        self._answered = False
+        self._answered = False  # whether anything ever listened there
+        self._served = False  # whether it ever gave completions
         self._waiting = 0
         self._since = 0.0
 
@@ -157,16 +170,20 @@ class OpenAiEngine:
 
         if self._client is None:
             headers = {"Content-Type": "application/json", "Accept": "application/json"}
-            if self._key is not None:
+            headers["Accept-Encoding"] = "identity"
+            if self._key is not None and self._version is not None:
+                headers["api-key"] = self._key
+            elif self._key is not None:
                 headers["Authorization"] = f"Bearer {self._key}"
             # The whole call is timed below; the pool needs no limit of its own beside the semaphore.
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._cfg.concurrency)
-            self._client = httpx.AsyncClient(headers=headers, timeout=None, limits=limits)
+            query = {} if self._version is None else {_VERSION: self._version}
+            self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
         # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
         content = json.dumps(body, ensure_ascii=True).encode("ascii")
         try:
             async with asyncio.timeout(self._cfg.timeout):
-                response = await self._client.post(self._url, content=content)
+                response = await self._post(content)
         except TimeoutError:
             raise _Passing(f"no answer within {self._cfg.timeout:g} s") from None
         except httpx.ConnectError as error:
@@ -179,7 +196,23 @@ class OpenAiEngine:
             raise _Passing(f"the connection broke ({type(error).__name__})") from None
         self._answered = True
         self._check_status(response)
-        return self._read(response, request)
+        completions = self._read(response, request)
+        self._served = True
+        return completions
+
+    async def _post(self, content: bytes) -> httpx.Response:
+        """The answer with its whole body, read up to ``LONGEST_ANSWER`` bytes."""
+        import httpx
+
+        assert self._client is not None
+        async with self._client.stream("POST", self._url, content=content) as response:
+            body = bytearray()
+            async for part in response.aiter_bytes(1 << 16):
+                body += part
+                if len(body) > LONGEST_ANSWER:
+                    raise _Passing(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
+        headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
+        return httpx.Response(response.status_code, headers=headers, content=bytes(body))
 
     def _check_status(self, response: httpx.Response) -> None:
         status = response.status_code
@@ -191,17 +224,27 @@ class OpenAiEngine:
                 raise UserError(
                     f"{self._url} wants a key (status {status}); name its variable with api_key_env and set it."
                 )
-            name = cfg.api_key_env or _DEFAULT_KEY_NAME
+            name = cfg.api_key_env or DEFAULT_NAME
             raise UserError(
                 f"{self._url} refuses the key {name} or its use of model {cfg.model!r} (status {status}); "
                 "put a valid key in that variable or its key file."
             )
-        if status in (404, 405) or 300 <= status < 400:
+        if status in (404, 405):
             raise UserError(
                 f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
                 "mend base_url or model."
             )
         said = self._clean(_error_text(response))
+        if status in (402, 429) and _error_code(response) in _QUOTA:
+            name = cfg.api_key_env or DEFAULT_NAME
+            raise UserError(
+                f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or name another "
+                "key, and run again: what was answered is kept."
+            )
+        if status in (301, 308) and not self._served:
+            raise UserError(f"{self._url} has moved for good (status {status}); correct base_url.")
+        if 300 <= status < 400:
+            raise _Passing(f"a redirect (status {status}), which is not followed; if it stays, correct base_url")
         if status in (408, 409, 425, 429) or status >= 500:
             raise _Passing(f"status {status}{said and ': ' + said}", _retry_after(response.headers))
         raise EngineError(f"{self._url}: the endpoint refuses the request, status {status}{said and ': ' + said}")
@@ -218,7 +261,7 @@ class OpenAiEngine:
             raise _Passing("the body holds no choices")
         if all(isinstance(c.get("index"), int) for c in choices):
             choices = sorted(choices, key=lambda choice: choice["index"])
-        completions = [_completion(choice, request.stop) for choice in choices]
+        completions = [self._without_key(_completion(choice, request.stop)) for choice in choices]
         self._count(body.get("usage"))
         return completions
 
@@ -245,9 +288,15 @@ class OpenAiEngine:
             if self._waiting == 0:
                 self.stats.seconds += time.monotonic() - self._since
 
+    def _without_key(self, completion: Completion) -> Completion:
+        if self._key is None or self._key not in completion.text:
+            return completion
+        return replace(completion, text=completion.text.replace(self._key, "[key]"))
+
     def _clean(self, text: str) -> str:
         text = text.replace(self._key, "[key]") if self._key else text
-        return " ".join(text.split())[:_SAY]
+        shown = "".join(one if one.isprintable() else " " for one in text)  # a terminal would obey control characters
+        return " ".join(shown.split())[:_SAY]
 
 
 class _Passing(Exception):
@@ -258,29 +307,6 @@ class _Passing(Exception):
         self.retry_after = retry_after
 
 
-def find_key(variable: str | None, file: str | None, environment: Mapping[str, str]) -> str | None:
-    """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if none is wanted.
-
-    In the file, quotes around the value are dropped, ``=`` may stand for the colon and ``#`` opens a comment line;
-    NAME is ``variable``, or ``OPENAI_API_KEY`` when that is null.
-
-    Raises:
-        UserError: a key is wanted but found in neither place, or cannot be sent in a header. Never holds the key.
-    """
-    if variable is None and file is None:
-        return None
-    name = variable or _DEFAULT_KEY_NAME
-    key = environment.get(name, "").strip() if variable else ""
-    if not key and file is not None:
-        key = _key_in_file(Path(file), name)
-    if not key:
-        place = f" or add the line '{name}: <key>' to {file}" if file else ""
-        raise UserError(f"the API key {name} is not set; export {name}=<key>{place} (null api_key_env: no key).")
-    if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
-        raise UserError(f"the API key {name} holds characters that no key has (spaces, say); set it again.")
-    return key
-
-
 def spaced_seed(bits: int, spacing: int) -> int:
     """A 31-bit seed that is a multiple of ``spacing``.
 
@@ -289,24 +315,8 @@ def spaced_seed(bits: int, spacing: int) -> int:
     return bits % (2**31 // spacing) * spacing
 
 
-def _key_in_file(path: Path, name: str) -> str:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"the key file {path} cannot be read as text; mend it or set {name}.") from None
-    for line in lines:
-        if line.lstrip().startswith("#"):
-            continue
-        for mark in (":", "="):
-            left, found, right = line.partition(mark)
-            if found and left.strip() == name:
-                return right.strip().strip("\"'").strip()
-    return ""
-
-
-def _endpoint(base_url: str) -> str:
+def _endpoint(base_url: str) -> tuple[str, str | None]:
+    """The address that is called, and the API version that ``base_url`` ends with, if it does."""
     import httpx
 
     try:
@@ -315,12 +325,13 @@ def _endpoint(base_url: str) -> str:
         raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
     if url.scheme not in ("http", "https") or not url.host:
         raise UserError(f"base_url {url.host or str(url)!r} is no http(s) address; try http://localhost:8000/v1.")
-    if url.userinfo or url.query or url.fragment:
+    if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
         raise UserError(
             f"base_url of {url.host} holds a password, a query or a fragment; keep the plain address in params and the "
             "key in the environment."
         )
-    return f"{str(url).rstrip('/')}/chat/completions"
+    address = str(url.copy_with(query=None)).rstrip("/").removesuffix(_PATH)
+    return f"{address}{_PATH}", url.params.get(_VERSION)
 
 
 def _completion(choice: dict[str, Any], stop: Any) -> Completion:
@@ -352,6 +363,15 @@ def _error_text(response: httpx.Response) -> str:
     if isinstance(error, dict):
         error = error.get("message", error.get("detail", ""))
     return error if isinstance(error, str) else ""
+
+
+def _error_code(response: httpx.Response) -> str:
+    """The code (or type) of an error body, "" if it has none."""
+    try:
+        error = json.loads(response.content)["error"]
+        return str(error.get("code") or error.get("type") or "")
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return ""
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

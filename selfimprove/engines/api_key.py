@@ -1,0 +1,50 @@
+"""The key of an endpoint: from the environment, or from a key file that params name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from selfimprove.errors import UserError
+
+DEFAULT_NAME = "OPENAI_API_KEY"
+
+
+def find_key(variable: str | None, file: str | None, environment: Mapping[str, str]) -> str | None:
+    """The API key: the environment variable, else the line ``NAME: value`` of the key file; None if none is wanted.
+
+    In the file, quotes around the value are dropped, ``=`` may stand for the colon and ``#`` opens a comment line;
+    NAME is ``variable``, or ``OPENAI_API_KEY`` when that is null.
+
+    Raises:
+        UserError: a key is wanted but found in neither place, or cannot be sent in a header. Never holds the key.
+    """
+    if variable is None and file is None:
+        return None
+    name = variable or DEFAULT_NAME
+    key = environment.get(name, "").strip() if variable else ""
+    if not key and file is not None:
+        key = _key_in_file(Path(file), name)
+    if not key:
+        place = f" or add the line '{name}: <key>' to {file}" if file else ""
+        raise UserError(f"the API key {name} is not set; export {name}=<key>{place} (null api_key_env: no key).")
+    if not key.isascii() or any(c.isspace() or not c.isprintable() for c in key):
+        raise UserError(f"the API key {name} holds characters that no key has (spaces, say); set it again.")
+    return key
+
+
+def _key_in_file(path: Path, name: str) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"the key file {path} cannot be read as text; mend it or set {name}.") from None
+    for line in lines:
+        if line.lstrip().startswith("#"):
+            continue
+        for mark in (":", "="):
+            left, found, right = line.partition(mark)
+            if found and left.strip() == name:
+                return right.strip().strip("\"'").strip()
+    return ""
