@@ -77,7 +77,8 @@ env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard: lm-evaluatio
 ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
 $(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
 endif
-leaderboard: $(LEADERBOARD_STAMP) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
+leaderboard: $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
+	@test ! -f "$(MODEL)/adapter_config.json" || $(VENV)/bin/python -m selfimprove.merge "$(MODEL)" >/dev/null  # peft is there
 	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.leaderboard "$(MODEL)" --tasks "$(TASKS)" $(ARGS)
 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)

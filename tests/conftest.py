@@ -7,11 +7,20 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from selfimprove import merging
 from tests.pipeline.workbench import Forks, Workbench, copy_code
 
 # No test depends on how fast the machine is: a busy one would fail those of hypothesis, at 200 ms an example.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def merged_models_of_tests_lie_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests leave the checkout's ``.scratch/merged`` alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "STORE", tmp_path_factory.mktemp("merged"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from selfimprove.engines.config import (
     TransformersEngineConfig,
 )
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 
 POLICY = "policy"
 """``model: policy`` names the model that the iteration starts from."""
@@ -48,6 +49,7 @@ def make_engine(
     folder = policy_dir if cfg.model == POLICY else Path(cfg.model)
     if not (folder / "config.json").is_file():
         raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); mend the param model.")
+    folder = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
     if isinstance(cfg, TransformersEngineConfig) and cfg.replicas > 1:
         from selfimprove.engines.replicated import ReplicatedEngine
 

@@ -20,6 +20,7 @@ from selfimprove.leaderboard import results as files
 from selfimprove.leaderboard.local_data import write_local_data
 from selfimprove.leaderboard.results import Results, Settings
 from selfimprove.leaderboard.suite import LOCAL, LeaderboardTask
+from selfimprove.merging import full_weights
 
 HERE = Path(__file__).parent
 PROBE_SECONDS = 5.0
@@ -150,7 +151,7 @@ def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -
     from lm_eval.models.huggingface import HFLM
 
     fingerprint = files.fingerprint(model)
-    name, _, revision = (model, "", "") if fingerprint else model.partition("@")
+    name, _, revision = (str(full_weights(Path(model))), "", "") if fingerprint else model.partition("@")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         lm = HFLM(

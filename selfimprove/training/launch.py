@@ -21,8 +21,10 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from selfimprove.adapters import complete
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.pipeline.publish import link_copy
 from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 Report = TypeVar("Report", bound=BaseModel)
 Progress = Callable[[int, int, str], None]
 PROGRESS_MARK = "@step "
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 LOG_LINES = 6
 LAUNCHED = "SELFIMPROVE_LAUNCHED"
 """Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
@@ -57,7 +58,7 @@ def finetune(
     pinned: int | None = None,
     progress: Progress | None = None,
 ) -> TrainReport:
-    """Train ``model_dir`` on weighted examples and write a folder that loads as ``model_dir`` does.
+    """Train ``model_dir`` on weighted examples and write a model folder: full weights, or with ``lora`` an adapter.
 
     Killed at any moment and called again with the same arguments, it continues from its newest whole checkpoint
     under ``scratch`` and, on CPU, ends with the same bytes and losses as an unbroken run; the place of checkpoints
@@ -98,7 +99,7 @@ def finetune(
     from selfimprove.training.trainer import Job, train
 
     job = Job(
-        model_dir=model_dir,
+        model_dir=full_weights(model_dir, trust_remote_code=cfg.trust_remote_code),
         out_dir=part,
         checkpoints=scratch / "checkpoints",
         params=cfg,
@@ -115,7 +116,7 @@ def finetune(
         report = train_with_xtuner(job, encoded, progress)
     else:
         report = launch(job, scratch, encoded, train, TrainReport, progress)
-    finish(model_dir, part, out_dir)
+    finish(model_dir, part, out_dir, cfg.dtype)
     return report.model_copy(update={"counters": counters})
 
 
@@ -147,11 +148,9 @@ def copy_untrained(model_dir: Path, part: Path, out_dir: Path) -> None:
     os.replace(part, out_dir)
 
 
-def finish(model_dir: Path, part: Path, out_dir: Path) -> None:
+def finish(model_dir: Path, part: Path, out_dir: Path, dtype: str) -> None:
     """Complete the written weights with the model's other files (tokenizer, template) and let the folder appear."""
-    for file in sorted(model_dir.iterdir()):
-        if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES) and not (part / file.name).exists():
-            shutil.copyfile(file, part / file.name)
+    complete(model_dir, part, dtype)
     os.replace(part, out_dir)
 
 

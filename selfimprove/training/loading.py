@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from selfimprove.adapters import WEIGHTS as ADAPTER
+from selfimprove.adapters import take_adapter
 from selfimprove.errors import UserError
 from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
@@ -71,13 +73,44 @@ def _without_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def merge_adapter(model_dir: Path, adapter: Path, params: FinetuneParams) -> Any:
-    """The base in the training dtype, never quantised, with the trained adapter added into its weights."""
+def write_adapter(trained: Path, model_dir: Path, params: FinetuneParams, out_dir: Path) -> None:
+    """Write a trained adapter, and the config that the model has when it is merged.
+
+    Args:
+        trained: folder that peft's ``save_pretrained`` wrote.
+        model_dir: full weights of the model that it was trained on.
+    """
+    config, _ = load_config(model_dir, params)
+    config.dtype = getattr(torch, params.dtype)
+    config.save_pretrained(out_dir)
+    take_adapter(trained, out_dir)
+
+
+def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
+    """The base in ``dtype``, never quantised, with the trained adapter added into its weights.
+
+    Args:
+        adapter: folder with peft's files; its ``config.json``, if there is one, is the merged model's (it may scale
+            the positions).
+
+    Raises:
+        UserError: the base does not load, or the adapter does not fit it.
+    """
     import peft
 
-    config, _ = load_config(model_dir, params)
-    base = load_weights(model_dir, params, config=config, dtype=getattr(torch, params.dtype))
-    return peft.PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    params = FinetuneParams(trust_remote_code=trust_remote_code)
+    source = adapter if (adapter / "config.json").is_file() else base
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+    model = load_weights(base, params, config=config, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
+    try:
+        merged = peft.PeftModel.from_pretrained(model, str(adapter))
+        with safe_open(adapter / ADAPTER, "pt") as file:
+            strange = set(file.keys()) ^ set(peft.get_peft_model_state_dict(merged, save_embedding_layers=False))
+        if strange:
+            raise ValueError(f"the weights of one of them lack {min(strange)} and {len(strange) - 1} more tensors")
+        return merged.merge_and_unload()
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise UserError(f"the adapter in {adapter} does not fit {base} ({_first_line(error)}).") from None
 
 
 def rope_factor(max_length: int, positions: int) -> int | None:

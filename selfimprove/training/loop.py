@@ -29,7 +29,7 @@ from transformers.training_args import TrainingArguments
 from selfimprove.training import shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.job import Progress, RunJob
-from selfimprove.training.loading import merge_adapter
+from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import Plan
 from selfimprove.training.rows import MODEL_INPUTS
@@ -218,14 +218,14 @@ class PlannedTrainer(Trainer):
     # Results.
 
     def write_model(self, out_dir: Path) -> None:
-        """Write weights and config in the training dtype; adapters are merged into the full weights first."""
+        """Write weights, or the adapter alone, and config in the training dtype."""
         params = self._job.params
         if params.lora is not None:
             adapter = self._job.checkpoints / "adapter"
             self.save_model(str(adapter))
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                merge_adapter(self._job.model_dir, adapter, params).save_pretrained(out_dir)
+                write_adapter(adapter, self._job.model_dir, params, out_dir)
             return
         model = self.accelerator.unwrap_model(self.model)
         state = self.accelerator.get_state_dict(self.model_wrapped) if self.is_deepspeed_enabled else None

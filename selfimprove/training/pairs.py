@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from selfimprove.adapters import weights_key
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.records import Message, Pair
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import (
-    WEIGHT_SUFFIXES,
     Progress,
     copy_untrained,
     drawn_out,
@@ -69,7 +70,7 @@ def finetune_pairs(
     threads: int,
     progress: Progress | None = None,
 ) -> PairReport:
-    """Train ``model_dir`` to tell the experts' responses from the opponent's, and write a folder that loads like it.
+    """Train ``model_dir`` to tell the experts' responses from the opponent's, and write a model folder.
 
     Checkpoints, launchers and exact resume are ``launch.finetune``'s. The opponent's log-probabilities are computed
     once a pair and kept under ``scratch``; a run that is called again finds them there.
@@ -79,16 +80,10 @@ def finetune_pairs(
         out_dir: appears whole; must not hold files yet.
 
     Raises:
-        UserError: as ``launch.finetune``; or the opponent is another model, an adapter is not merged, or the first
-            loss is not that of a model against itself.
+        UserError: as ``launch.finetune``; or the opponent is another model, or the first loss is not that of a model
+            against itself.
     """
     part = prepare(model_dir, out_dir)
-    for folder in {model_dir, opponent_dir}:
-        if (folder / "adapter_config.json").is_file():
-            raise UserError(
-                f"{folder} holds an adapter that is not merged, so without it the model would not be the opponent; "
-                "merge it into the weights first."
-            )
     opponent = weights_key(opponent_dir)
     if not cfg.other_opponent and opponent != weights_key(model_dir):
         raise UserError(
@@ -112,8 +107,8 @@ def finetune_pairs(
     trained = [pair for index, pair in enumerate(encoded) if index not in held_out]
     measured = [encoded[index] for index in sorted(held_out)]
     job = PairJob(
-        model_dir=model_dir,
-        opponent_dir=opponent_dir,
+        model_dir=full_weights(model_dir, trust_remote_code=cfg.trust_remote_code),
+        opponent_dir=full_weights(opponent_dir, trust_remote_code=cfg.trust_remote_code),
         opponent=opponent,
         out_dir=part,
         checkpoints=scratch / "checkpoints",
@@ -125,7 +120,7 @@ def finetune_pairs(
         max_tokens=cfg.max_tokens,
     )
     report = launch(job, scratch, sequences_of([*trained, *measured]), train_pairs, PairReport, progress)
-    finish(model_dir, part, out_dir)
+    finish(model_dir, part, out_dir, cfg.dtype)
     return report.model_copy(update={"counters": counters})
 
 
@@ -227,15 +222,3 @@ def _without_end(message: Message, chat: ChatFormat) -> Message:
     while (shorter := content.rstrip()).endswith(chat.end_text):
         content = shorter.removesuffix(chat.end_text)
     return message.model_copy(update={"content": content})
-
-
-def weights_key(folder: Path) -> str:
-    """Names a model by the content of its weights, wherever it lies."""
-    digest = blake2b(digest_size=16)
-    for file in sorted(folder.iterdir()):
-        if file.is_file() and file.name.endswith(WEIGHT_SUFFIXES):
-            digest.update(file.name.encode())
-            with file.open("rb") as handle:
-                while block := handle.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()

@@ -17,7 +17,7 @@ import torch
 from selfimprove.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.loading import load_model, merge_adapter
+from selfimprove.training.loading import load_model, write_adapter
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import MicroBatch
 from selfimprove.training.rl_objective import Decision
@@ -140,11 +140,11 @@ class Policy:
                 value.copy_(state[name])
 
     def write(self, out_dir: Path, scratch: Path) -> None:
-        """Write a model folder in the training dtype, the whole output layer in place, adapters merged."""
+        """Write weights and config in the training dtype, the whole output layer in place; or the adapter alone."""
         if self._params.lora is not None:
             adapter = scratch / "adapter"
             self._outer.save_pretrained(str(adapter))
-            merge_adapter(self._model_dir, adapter, self._params).save_pretrained(out_dir)
+            write_adapter(adapter, self._model_dir, self._params, out_dir)
             return
         self.model.to(getattr(torch, self._params.dtype))
         self.model.config.use_cache = True

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from selfimprove.adapters import WEIGHTS as ADAPTER
 from selfimprove.errors import UserError
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
@@ -28,7 +29,7 @@ from selfimprove.training.packing import Plan, make_plan
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.trainer import Job
 from selfimprove.training.xtuner_config import XtunerRun, accumulation, config_text, zero2_text
-from selfimprove.training.xtuner_models import ADAPTER, WEIGHTS, read_trained, write_start
+from selfimprove.training.xtuner_models import WEIGHTS, read_trained, write_start
 
 ENVIRONMENT = Path(".venvs/xtuner")
 """Where ``make env-xtuner`` puts it, below the repository's root; its ``.ready-*`` says that it is whole."""

@@ -19,12 +19,13 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from selfimprove.adapters import WEIGHTS as ADAPTER
 from selfimprove.errors import UserError
 from selfimprove.pipeline.publish import aside
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.worker import _leave_with_launcher as leave_with_launcher
 from selfimprove.training.xtuner_config import XtunerRun
-from selfimprove.training.xtuner_models import ADAPTER, WEIGHTS
+from selfimprove.training.xtuner_models import WEIGHTS
 
 
 def main(run_file: Path) -> int:

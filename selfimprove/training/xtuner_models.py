@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from selfimprove.training.config import FinetuneParams
 
 WEIGHTS = "model.safetensors"
-ADAPTER = "adapter_model.safetensors"
 NEW_TOKENIZER_KEYS = ("backend", "is_local", "local_files_only")
 
 
@@ -87,7 +86,7 @@ def tokenizer_config_for_448(config: Mapping[str, Any], template: str | None) ->
 
 
 def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetuneParams, out_dir: Path) -> None:
-    """Write weights and config to ``out_dir`` as our trainer does; adapters are merged into the full weights first.
+    """Write weights and config, or the adapter, to ``out_dir`` as our trainer does.
 
     Args:
         trained: the launcher's folder of float32 weights, or of adapters.
@@ -98,7 +97,7 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
     """
     import torch
 
-    from selfimprove.training.loading import load_weights, merge_adapter
+    from selfimprove.training.loading import load_weights, write_adapter
 
     if params.lora is not None:
         import peft
@@ -111,20 +110,20 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
             target_modules=params.lora.targets,
         )
         adapters.save_pretrained(str(trained))
-        model = merge_adapter(model_dir, trained, params)
-    else:
-        config.save_pretrained(trained)
-        generation = model_dir / "generation_config.json"
-        if generation.is_file():
-            shutil.copyfile(generation, trained / generation.name)
-        dtype = getattr(torch, params.dtype)
-        model, told = load_weights(trained, params, config=config, dtype=dtype, output_loading_info=True)
-        strange = sorted([*told["missing_keys"], *told["unexpected_keys"]])
-        if strange:
-            raise UserError(
-                f"{trained}: XTuner trained other weights than {model_dir} has (such as {strange[0]}); "
-                "set finetune.backend: trainer."
-            )
+        write_adapter(trained, model_dir, params, out_dir)
+        return
+    config.save_pretrained(trained)
+    generation = model_dir / "generation_config.json"
+    if generation.is_file():
+        shutil.copyfile(generation, trained / generation.name)
+    dtype = getattr(torch, params.dtype)
+    model, told = load_weights(trained, params, config=config, dtype=dtype, output_loading_info=True)
+    strange = sorted([*told["missing_keys"], *told["unexpected_keys"]])
+    if strange:
+        raise UserError(
+            f"{trained}: XTuner trained other weights than {model_dir} has (such as {strange[0]}); "
+            "set finetune.backend: trainer."
+        )
     model.config.use_cache = True
     model.save_pretrained(out_dir)
 

@@ -21,6 +21,7 @@ import torch
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.methods.agent_r.formats import to_xtuner
 from selfimprove.records import Example, Message
 from selfimprove.training.config import FinetuneParams
@@ -285,15 +286,16 @@ def test_agent_r_31_zero_2_gives_the_same_losses_and_weights(
         assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
 
 
-def test_agent_r_30_adapters_are_merged_into_a_model_that_loads(
+def test_agent_r_30_adapters_merge_into_a_model_that_loads(
     model_dir: Path, examples: list[Example], own: Any, tmp_path: Path
 ) -> None:
     report = run(model_dir, examples, tmp_path, backend="xtuner", lora={"rank": 4, "alpha": 8}, lr=2e-2)
     assert losses(report)[0] == pytest.approx(losses(own[1])[0], rel=1e-5), "adapters begin as nothing"
-    start, merged = weights_of_start(model_dir), weights(tmp_path)
+    full = full_weights(tmp_path / "model")
+    start, merged = weights_of_start(model_dir), weights_of_start(full)
     changed = {name for name in start if not torch.equal(start[name], merged[name])}
     assert changed == {name for name in start if "proj" in name}
-    check_generates(tmp_path / "model", model_dir, examples)
+    check_generates(full, model_dir, examples)
 
 
 def test_agent_r_30_what_goes_wrong_over_there_is_one_sentence_here(

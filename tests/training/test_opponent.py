@@ -13,6 +13,7 @@ import torch
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.records import Pair
 from selfimprove.training import opponent
 from selfimprove.training.job import RunJob
@@ -64,10 +65,10 @@ def test_spin_40_an_opponent_that_is_not_the_initial_model_is_refused_unless_all
     assert allowed.first["rewards/real"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_spin_40_an_adapter_that_is_not_merged_is_refused(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_spin_40_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
     (model / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"holds an adapter that is not merged.*merge it"):
+    with pytest.raises(UserError, match=r"holds an adapter without adapter_base.json.*base.<method>.model"):
         run(model, duels(4), tmp_path / "out", params())
 
 
@@ -77,10 +78,11 @@ def test_spin_40_without_its_fresh_adapter_the_next_iterations_model_is_the_last
     pairs = duels(12)
     cfg = params(lora=LORA, lr=1e-2, epochs=3)
     run(tiny, pairs, tmp_path / "iter0", cfg)
-    assert not list((tmp_path / "iter0").glob("adapter*"))
-    model, _ = load_model(tmp_path / "iter0", cfg, seed=3, dropout=False)
-    plain, _ = load_base(tmp_path / "iter0", params())
-    job = job_for(tmp_path / "iter0", cfg)
+    merged = full_weights(tmp_path / "iter0")
+    assert not list(merged.glob("adapter*"))
+    model, _ = load_model(merged, cfg, seed=3, dropout=False)
+    plain, _ = load_base(merged, params())
+    job = job_for(merged, cfg)
     one = encoded(tiny, pairs)[0]
     with model.disable_adapter():
         assert opponent.score_pair(model, one, job) == opponent.score_pair(plain, one, job)

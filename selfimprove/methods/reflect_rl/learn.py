@@ -17,19 +17,21 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel
 
+from selfimprove.adapters import complete
 from selfimprove.engines.base import Engine
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.remembering import RememberingEngine
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.envs.enumerated import EnumeratedEnv
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers
@@ -38,7 +40,6 @@ from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.pipeline.episodes import play_all
 from selfimprove.seeds import SeedKey, key_bits
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
-from selfimprove.training.launch import WEIGHT_SUFFIXES
 from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_group import Group
 from selfimprove.training.rl_learner import Learner
@@ -112,6 +113,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
     job.checkpoints.mkdir(parents=True, exist_ok=True)
+    start, job = job.model_dir, _with_full_weights(job)
     threads = max(1, job.threads // processes)
     if job.params.launcher.kind == "single":
         report = _Run(job, threads, progress).go()
@@ -125,10 +127,18 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
             folder=job.checkpoints,
             progress=progress,
         )
-    for file in sorted(job.model_dir.iterdir()):
-        if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES) and not (job.out_dir / file.name).exists():
-            shutil.copyfile(file, job.out_dir / file.name)
+    complete(start, job.out_dir, job.params.dtype)
     return report
+
+
+def _with_full_weights(job: RLJob) -> RLJob:
+    """The job over models whose adapters are merged; in the process that forks the others, so that it happens once."""
+    policy, reflector = job.model_dir, job.reflector_dir
+    return replace(
+        job,
+        model_dir=full_weights(policy, trust_remote_code=job.params.trust_remote_code),
+        reflector_dir=reflector and full_weights(reflector, trust_remote_code=job.reflector_engine.trust_remote_code),
+    )
 
 
 def curve(job: RLJob) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.models import load_causal_lm
 from selfimprove.envs.enumerated import label_ids
 from selfimprove.errors import UserError
+from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import RLJob, _Run, curve, learn
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
@@ -102,7 +103,7 @@ def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
 ) -> None:
     job = make_job(folder, tmp_path, params(**changes), reflector=True)
     report = learn(job)
-    load_causal_lm(job.out_dir)
+    load_causal_lm(full_weights(job.out_dir))
     assert (job.out_dir / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     rows = log(job)
     assert [row["iter"] for row in rows] == [1, 2, 3, 4, 5, 6]
