@@ -17,12 +17,12 @@ WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 MODEL = Path("models/rise/base/model.safetensors")
 
 
-def cached(folder: Path) -> set[Path]:
-    """The cache's files; each has the content that its name, the MD5 hash, says."""
-    files = {path for path in (folder / ".dvc/cache/files/md5").rglob("*") if path.is_file()}
+def cached(folder: Path) -> dict[Path, int]:
+    """The cache's files and when they were last written; each has the content that its name, the MD5 hash, says."""
+    files = [path for path in (folder / ".dvc/cache/files/md5").rglob("*") if path.is_file()]
     for file in files:
         assert hashlib.md5(file.read_bytes()).hexdigest() == file.parent.name + file.stem, file
-    return files
+    return {file: file.stat().st_mtime_ns for file in files}
 
 
 def second_names(folder: Path) -> list[Path]:
@@ -52,5 +52,5 @@ def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path)
     params = repo / "params.yaml"
     params.write_text(re.sub(r"(?m)^(  sft:.*\n    epochs:) .*", r"\1 0", params.read_text(), count=1))
     run(repo, *WARM, "dvc", "repro", "rise-sft")
-    assert cached(repo) > first
+    assert cached(repo).items() > first.items()
     assert (repo / MODEL).samefile(repo / "models/base/rise/model.safetensors")
