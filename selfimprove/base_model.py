@@ -19,10 +19,18 @@ WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
 class BaseParams(Section):
-    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used."""
+    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used.
+
+    It may hold a LoRA adapter in peft's format, which is merged into its base.
+    """
 
     model: str | None = None
     revision: str | None = Field(default=None, description="commit of a hub model: a name alone may change")
+    adapter_of: str | None = Field(
+        default=None,
+        description="base of a model that is an adapter: a folder, or a hub model as name@commit; null: the one that "
+        "its adapter_config.json names",
+    )
     chat_template: str | None = Field(
         default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"
     )
@@ -61,6 +69,7 @@ def resolve_model(params: BaseParams) -> Path:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
@@ -79,7 +88,7 @@ def resolve_model(params: BaseParams) -> Path:
             f"base: the hub has no {params.model!r} at that revision for you; fix the name, or set HF_TOKEN if the "
             "repository is private."
         ) from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"base: {params.model!r} could not be fetched ({type(error).__name__}); "
             "check the network, or name a folder that holds the model."

@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+from selfimprove.base_adapter import with_full_weights
 from selfimprove.base_model import BaseSection, resolve_model, take_weights
 from selfimprove.pipeline.params import load_section, read_yaml
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
@@ -16,6 +17,7 @@ def main(stage: Stage[BaseSection]) -> None:
     tokenizers = load_section(read_yaml(PARAMS_FILE), "tokenizer", TokenizerSection, str(PARAMS_FILE))
     trained = dict(tokenizers)[stage.item]
     texts = stage.input(f"data/{stage.item}/texts.jsonl")
+    stage.own_files(cfg.model, cfg.adapter_of)
     stage.narrow((cfg, trained))
 
     folder = stage.output(f"models/base/{stage.item}")
@@ -26,7 +28,7 @@ def main(stage: Stage[BaseSection]) -> None:
         train_tokenizer((str(row["text"]) for row in rows if row["text"] not in fixed), trained, tokenizer, fixed=fixed)
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
-        model = resolve_model(cfg)
+        model = with_full_weights(resolve_model(cfg), cfg, stage.scratch / "merged")
         take_weights(model, folder)
         copy_tokenizer(model, folder, cfg.chat_template)
 

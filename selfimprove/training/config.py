@@ -10,7 +10,7 @@ from selfimprove.params_base import Section
 
 
 class LoraConfig(Section):
-    """Low-rank adapters, merged into the weights when training ends."""
+    """Low-rank adapters: the row keeps the adapter alone, and what reads its weights merges them once."""
 
     rank: int = Field(default=16, ge=1)
     alpha: int = Field(default=32, ge=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -103,14 +104,26 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
     config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
     model = load_weights(base, params, config=config, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
     try:
-        merged = peft.PeftModel.from_pretrained(model, str(adapter))
-        with safe_open(adapter / ADAPTER, "pt") as file:
-            strange = set(file.keys()) ^ set(peft.get_peft_model_state_dict(merged, save_embedding_layers=False))
-        if strange:
-            raise ValueError(f"the weights of one of them lack {min(strange)} and {len(strange) - 1} more tensors")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing tensors, which _check_adapter refuses
+            merged = peft.PeftModel.from_pretrained(model, str(adapter))
+        _check_adapter(merged, adapter / ADAPTER)
         return merged.merge_and_unload()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
         raise UserError(f"the adapter in {adapter} does not fit {base} ({_first_line(error)}).") from None
+
+
+def _check_adapter(model: Any, file: Path) -> None:
+    """Peft ignores tensors that the model does not have, and starts those that the file lacks from nothing."""
+    import peft
+
+    wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    with safe_open(file, "pt") as weights:
+        found = set(weights.keys())
+    if missing := wanted - found:
+        raise ValueError(f"{file.name} lacks {len(missing)} tensors, such as {min(missing)}")
+    if strange := found - wanted - set(model.state_dict()):
+        raise ValueError(f"{file.name} has {len(strange)} tensors that the model does not, such as {min(strange)}")
 
 
 def rope_factor(max_length: int, positions: int) -> int | None:
