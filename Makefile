@@ -12,6 +12,10 @@ TORCH ?= torch==2.13.0
 TORCH_ARGS ?=
 METHOD ?= all
 PROFILE ?= default
+GPUS ?=
+GPU ?=
+DISK ?=
+PRICE ?=
 ENV ?= textcraft
 PORT ?= 36001
 POLICY ?= person
@@ -31,7 +35,7 @@ export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test lint use exp compare report serve play bench docs dag clean-scratch lock
+.PHONY: help setup repro test lint use plan exp compare report serve play bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -61,6 +65,9 @@ repro: $(READY) ## run what is out of date and print the results tables; METHOD=
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 	@python -m selfimprove.pipeline.profiles $(PROFILE)
+
+plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB DISK=2TB PRICE=in,out GPU=H100)
+	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' $(ARGS)
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S)
 	@python -m selfimprove.pipeline.warm dvc exp run $(foreach pair,$(SET),-S '$(pair)')

@@ -42,6 +42,19 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
 
 
+def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """What ``compose`` writes, as plain objects.
+
+    Raises:
+        UserError: there is no such profile (names the nearest).
+    """
+    reader = YAML(typ="safe", pure=True)
+    params: dict[str, Any] = reader.load(_file(DEFAULT, folder))
+    if name != DEFAULT:
+        merge(params, reader.load(_file(name, folder)))
+    return params
+
+
 def merge(under: Any, over: Mapping[str, Any]) -> None:
     """Lay ``over`` over ``under``, in place."""
     for key, value in over.items():

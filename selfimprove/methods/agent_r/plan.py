@@ -1,0 +1,97 @@
+"""What Agent-R's stages do, in counts, for ``make plan``."""
+
+from __future__ import annotations
+
+from selfimprove.engines.config import ScriptedEngineConfig
+from selfimprove.methods.agent_r.params import AgentRParams, ConvertParams, SearchParams
+from selfimprove.pipeline.plan.work import Calls, Work, ask, grow, supervised
+
+OPENING, OBSERVATION = 1536, 512
+NOTES = (
+    f"Instruction and first observation are taken to have {OPENING} tokens at most, an observation {OBSERVATION}.",
+    "A dive is taken to end in n_gen leaves; half of a tree's leaves are good, each paired with each of the others.",
+    "Every conversation is taken to have max_length tokens.",
+)
+
+
+def works(agent_r: AgentRParams) -> list[Work]:
+    """The stages that use a model, in dvc.yaml's order."""
+    tasks = agent_r.tasks
+    demonstrated = tasks.demonstrations * tasks.layouts + tasks.revision_demonstrations + tasks.judge_examples
+    found = [
+        Work("base@agent_r", base=True),
+        Work("agent_r-sft", training=supervised("agent_r.sft", agent_r.sft, demonstrated)),
+        Work("agent_r-base-evaluate", _evaluation(agent_r, base=True)),
+    ]
+    collected, tokens = {"base": 0}, {"base": 0}
+    for key in sorted(agent_r.iterations, key=lambda key: len(agent_r.lineage(key))):  # a parent before its children
+        row = agent_r.iterations[key]
+        place = f"agent_r.iterations.{key}"
+        own = _examples(_trees(agent_r, row.generate), row.generate, row.convert)
+        collected[key] = collected.get(row.init, 0) + own
+        items = collected[key] if row.convert.accumulate else own
+        training = supervised(f"{place}.finetune", row.finetune, items)
+        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        found += [
+            Work(f"agent_r-generate@{key}", _search(agent_r, row.generate)),
+            Work(f"agent_r-convert@{key}", _judgements(agent_r, row.generate, row.convert)),
+            Work(f"agent_r-finetune@{key}", training=training),
+            Work(f"agent_r-evaluate@{key}", _evaluation(agent_r)),
+        ]
+    for key, control in agent_r.controls.items():
+        place = f"agent_r.controls.{key}.finetune"
+        training = supervised(place, control.finetune, 0, budget=tokens[control.match])
+        found.append(Work(f"agent_r-control-finetune@{key}", training=training))
+    return [*found, Work("agent_r-control-evaluate", _evaluation(agent_r), rows=len(agent_r.controls))]
+
+
+def _trees(agent_r: AgentRParams, cfg: SearchParams) -> int:
+    return min(cfg.tasks, cfg.limit or cfg.tasks, agent_r.tasks.train)
+
+
+def _search(agent_r: AgentRParams, cfg: SearchParams) -> tuple[Calls, ...]:
+    """A dive expands at most ``max_depth + 1`` nodes, each by one request of ``n_gen`` samples."""
+    if isinstance(agent_r.engines[cfg.engine], ScriptedEngineConfig):
+        return ()
+    dives = _trees(agent_r, cfg) * cfg.dives
+    return (
+        grow(
+            agent_r.engines, cfg.engine, dives, cfg.max_depth + 1, OPENING, OBSERVATION, cfg.max_tokens,
+            at_once=min(cfg.concurrency, _trees(agent_r, cfg)), samples=cfg.n_gen,
+        ),
+    )  # fmt: skip
+
+
+def _judgements(agent_r: AgentRParams, search: SearchParams, cfg: ConvertParams) -> tuple[Calls, ...]:
+    """The actor is asked once a node of a bad path; a dive's path and its leaves are such nodes at most."""
+    if not (cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric"):
+        return ()
+    nodes = _trees(agent_r, search) * search.dives * (search.max_depth + search.n_gen)
+    longest = OPENING + search.max_depth * (search.max_tokens + OBSERVATION)
+    return (ask(agent_r.engines, "actor", nodes, longest, cfg.judge_max_tokens, at_once=cfg.concurrency),)
+
+
+def _examples(trees: int, search: SearchParams, cfg: ConvertParams) -> int:
+    """Revision trajectories of pairs of leaves, good trajectories, and what is mixed in."""
+    leaves = search.dives * search.n_gen
+    half = (leaves + 1) // 2
+    pairs = min(half * (leaves - half), cfg.max_pairs_per_tree or half * (leaves - half))
+    revisions = pairs * cfg.mix.revision if cfg.data_type == "centric" else 0
+    agent = trees * (revisions + half * cfg.mix.good)
+    return round(agent * (1 + cfg.mix.general + cfg.mix.warm_start))
+
+
+def _evaluation(agent_r: AgentRParams, *, base: bool = False) -> tuple[Calls, ...]:
+    """The panel, and the beginnings to go on from; the base plays the panel once more, to fail for these."""
+    cfg = agent_r.evaluate
+    panel = getattr(agent_r.tasks, cfg.panel)
+    panel = min(panel, cfg.limit or panel)
+    games = panel
+    if cfg.revision:
+        games += min(panel, cfg.revision_tasks or panel) + (panel if base else 0)
+    return (
+        grow(
+            agent_r.engines, "actor", games, cfg.max_steps, OPENING, OBSERVATION, cfg.max_tokens,
+            at_once=cfg.concurrency,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""What RISE's stages do, in counts, for ``make plan``."""
+
+from __future__ import annotations
+
+from selfimprove.engines.config import ScriptedEngineConfig
+from selfimprove.methods.rise.params import GenerateParams, RiseParams
+from selfimprove.pipeline.plan.work import Calls, Work, ask, reply_tokens, supervised
+
+OPENING, FEEDBACK = 768, 384
+NOTES = (
+    f"A problem with the worked example is taken to have {OPENING} tokens at most, feedback with the problem "
+    f"{FEEDBACK}.",
+    "Every attempt becomes an example of max_length tokens.",
+)
+
+
+def works(rise: RiseParams) -> list[Work]:
+    """The stages that use a model, in dvc.yaml's order."""
+    found = [
+        Work("base@rise", base=True),
+        Work("rise-sft", training=supervised("rise.sft", rise.sft, rise.tasks.demonstrations)),
+        Work("rise-base-evaluate", _evaluation(rise)),
+    ]
+    collected, tokens = {"base": 0}, {"base": 0}
+    for key in sorted(rise.iterations, key=lambda key: len(rise.lineage(key))):  # a parent before its children
+        row = rise.iterations[key]
+        place = f"rise.iterations.{key}"
+        own = _problems(row.generate) * row.generate.max_turns
+        collected[key] = collected.get(row.init, 0) + own
+        items = collected[key] if row.convert.accumulate_data else own
+        training = supervised(f"{place}.finetune", row.finetune, items)
+        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        found += [
+            Work(f"rise-generate@{key}", _collection(rise, row.generate)),
+            Work(f"rise-finetune@{key}", training=training),
+            Work(f"rise-evaluate@{key}", _evaluation(rise)),
+        ]
+    for key, control in rise.controls.items():
+        place = f"rise.controls.{key}.finetune"
+        training = supervised(place, control.finetune, 0, budget=tokens[control.match])
+        found.append(Work(f"rise-control-finetune@{key}", training=training))
+    return [*found, Work("rise-control-evaluate", _evaluation(rise), rows=len(rise.controls))]
+
+
+def _problems(cfg: GenerateParams) -> int:
+    return min(cfg.problems, cfg.limit or cfg.problems)
+
+
+def _collection(rise: RiseParams, cfg: GenerateParams) -> tuple[Calls, ...]:
+    """Of turn t: ``num_of_samples[t]`` samples of the model of the turn, for each problem."""
+    calls, prompt = [], OPENING
+    for model, samples in zip(cfg.models, cfg.num_of_samples, strict=True):
+        engine = rise.engines[model]
+        if not isinstance(engine, ScriptedEngineConfig):
+            calls.append(
+                ask(
+                    rise.engines, model, _problems(cfg), prompt, cfg.max_tokens, at_once=cfg.concurrency,
+                    samples=samples,
+                )
+            )  # fmt: skip
+        prompt += reply_tokens(engine, cfg.max_tokens) + FEEDBACK
+    return tuple(calls)
+
+
+def _evaluation(rise: RiseParams) -> tuple[Calls, ...]:
+    """Sequential turns, of which the first draws ``parallel_samples``."""
+    cfg = rise.evaluate
+    panel = getattr(rise.tasks, cfg.panel)
+    panel = min(panel, cfg.limit or panel)
+    calls = []
+    for turn in range(cfg.max_turns):
+        seen = min(turn, cfg.context_window - 1)
+        prompt = OPENING + seen * (reply_tokens(rise.engines["student"], cfg.max_tokens) + FEEDBACK)
+        samples = cfg.parallel_samples if turn == 0 else 1
+        calls.append(
+            ask(rise.engines, "student", panel, prompt, cfg.max_tokens, at_once=cfg.concurrency, samples=samples)
+        )
+    return tuple(calls)

@@ -1,0 +1,64 @@
+"""What SPIN's stages do, in counts, for ``make plan``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from selfimprove.methods.spin.params import GenerateParams, OutcomeControl, PlayParams, SpinParams
+from selfimprove.pipeline.plan.work import Calls, Work, grow, room, supervised
+
+OPENING, WORKED, OBSERVATION = 512, 2048, 384
+NOTES = (
+    f"A question is taken to have {OPENING} tokens at most, worked episodes before it {WORKED}, an observation "
+    f"{OBSERVATION}; a prompt of plain SPIN may fill the engine's context.",
+    "An episode ends where the context does; every side of a pair has max_length tokens.",
+)
+
+
+def works(spin: SpinParams) -> list[Work]:
+    """The stages that use a model, in dvc.yaml's order."""
+    found = [
+        Work("base@spin", base=True),
+        Work("spin-sft", training=supervised("spin.sft", spin.sft, spin.tasks.train)),
+        Work("spin-base-evaluate", _evaluation(spin)),
+    ]
+    own, tokens = {"base": 0}, {"base": 0}
+    for key in sorted(spin.iterations, key=lambda key: len(spin.lineage(key))):  # a parent before its children
+        row = spin.iterations[key]
+        own[key] = _questions(row.generate, spin.tasks.train)
+        mix = row.convert.mix
+        pairs = int(mix.own * own[key]) + int(mix.previous * own.get(row.init, 0))
+        training = supervised(f"spin.iterations.{key}.finetune", row.finetune, pairs)
+        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        found += [
+            Work(f"spin-generate@{key}", _play(spin, row.generate, own[key], row.generate.runs)),
+            Work(f"spin-finetune@{key}", training=training),
+            Work(f"spin-evaluate@{key}", _evaluation(spin)),
+        ]
+    for key, control in spin.controls.items():
+        items = own[control.source] if isinstance(control, OutcomeControl) else spin.tasks.train
+        place = f"spin.controls.{key}.finetune"
+        training = supervised(place, control.finetune, items, budget=tokens[control.match])
+        found.append(Work(f"spin-control-finetune@{key}", training=training))
+    return [*found, Work("spin-control-evaluate", _evaluation(spin), rows=len(spin.controls))]
+
+
+def _questions(cfg: PlayParams, panel: int) -> int:
+    return max(0, (panel if cfg.end is None else min(cfg.end, panel)) - cfg.start)
+
+
+def _evaluation(spin: SpinParams) -> tuple[Calls, ...]:
+    return _play(spin, spin.evaluate, _questions(spin.evaluate, getattr(spin.tasks, spin.evaluate.panel)))
+
+
+def _play(spin: SpinParams, cfg: PlayParams | GenerateParams, questions: int, runs: int = 1) -> tuple[Calls, ...]:
+    """``max_rounds`` requests an episode; all rounds of one lie in the engine's context."""
+    plain = spin.prompt.format == "reply"
+    full = room(spin.engines["policy"], cfg.max_tokens)
+    opening = full if plain else OPENING + (0 if spin.prompt.few_shot == "off" else WORKED)
+    rounds = 1 if plain else cfg.max_rounds
+    episodes = questions * runs
+    calls = grow(
+        spin.engines, "policy", episodes, rounds, opening, OBSERVATION, cfg.max_tokens, at_once=cfg.concurrency
+    )
+    return (replace(calls, written=min(calls.written, episodes * (full + cfg.max_tokens))),)

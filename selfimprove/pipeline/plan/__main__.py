@@ -1,0 +1,60 @@
+"""``make plan PROFILE=name``: what every stage of a profile needs, before anything runs; says no if it does not fit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from selfimprove import cli
+from selfimprove.errors import UserError
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.plan.hardware import parse_disk, parse_gpu, parse_gpus, parse_price
+from selfimprove.pipeline.plan.plan import Plan, plans
+from selfimprove.pipeline.plan.table import overview, show
+from selfimprove.pipeline.profiles import names
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def main(
+    profile: Annotated[str, typer.Argument(help="a profile's name; all: the totals of every GPU profile")],
+    method: Annotated[str, typer.Option(help="rise, agent_r, reflect_rl, spin; all: those of the profile")] = "all",
+    gpus: Annotated[str, typer.Option(help="GPUs of each machine and their memory, as 4x80GB")] = "",
+    gpu: Annotated[str, typer.Option(help="which GPU, as H100")] = "",
+    disk: Annotated[str, typer.Option(help="free disk, as 2TB")] = "",
+    price: Annotated[
+        str, typer.Option(help="of a million prompt tokens and of a million written ones, as 0.5,1.5")
+    ] = "",
+    detail: Annotated[bool, typer.Option(help="memory and disk by part")] = False,
+) -> None:
+    """Print the plan. Exit code 2: something does not fit, or an option is badly written."""
+    if method != "all" and method not in METHODS:
+        raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
+    found: list[Plan] = []
+    wanted = names() if profile == "all" else [profile]
+    for name in wanted:
+        found += plans(
+            name,
+            method,
+            gpus=parse_gpus(gpus) if gpus else None,
+            gpu=parse_gpu(gpu) if gpu else None,
+            disk=parse_disk(disk) if disk else None,
+            price=parse_price(price) if price else None,
+        )
+    if profile == "all":
+        print(overview([plan for plan in found if any(line.gpus for line in plan.lines)]))
+        return
+    console = Console()
+    for plan in found:
+        show(plan, console, detail=detail)
+    problems = [problem for plan in found for problem in plan.problems]
+    if problems:
+        raise UserError("\n".join(f"no: {problem}" for problem in problems))
+    console.print("It fits.", highlight=False)
+
+
+if __name__ == "__main__":
+    cli.run(app)

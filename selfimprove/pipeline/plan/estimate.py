@@ -1,0 +1,181 @@
+"""What a stage needs of a machine: the work of ``work.py``, the formulas of ``formulas.py``, and how our engines and
+trainers use memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from selfimprove.pipeline.plan import formulas as f
+from selfimprove.pipeline.plan import inference, training
+from selfimprove.pipeline.plan.hardware import Hardware
+from selfimprove.pipeline.plan.inference import Loaded, engine_seconds, loaded_engine
+from selfimprove.pipeline.plan.training import Trained, trained_model
+from selfimprove.pipeline.plan.work import Work
+
+TEXT_BYTES = 10
+"""Of a token in our JSONL files: its text, and its id where it was generated."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each GPU that a stage uses, in its phase that needs most."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimiser: float = 0.0
+    activations: float = 0.0
+    kv: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.optimiser + self.activations + self.kv + self.other
+
+    def __add__(self, more: Memory) -> Memory:
+        return Memory(*(getattr(self, name) + getattr(more, name) for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One line of the plan. Bytes, tokens, hours; ``kept``: outputs; ``while_running``: checkpoints and their like,
+    gone when the stage ends; ``remote``: (requests, tokens read, tokens written) by endpoint engine; ``at``: the share
+    of the GPU's limits that the hours take; ``problems``: one sentence each."""
+
+    stage: str
+    gpus: int
+    memory: Memory
+    host: float
+    kept: float
+    while_running: float
+    read: int
+    written: int
+    remote: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    hours: float | None = None
+    at: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def estimate(
+    work: Work, engines: Mapping[str, EngineConfig], section: str, shape: f.Shape, machine: Hardware
+) -> Estimate:
+    """The needs of one stage.
+
+    Args:
+        section: the method, as params.yaml names it.
+        shape: of the method's base, which every model of it has.
+    """
+    local = {
+        call.engine: cfg
+        for call in work.calls
+        if isinstance(cfg := engines[call.engine], TransformersEngineConfig | VllmEngineConfig)
+    }
+    trained = trained_model(work.training, shape, machine) if work.training and not work.training.untrained else None
+    held = trained.held_dtype if trained and work.together else None
+    loaded = {
+        name: loaded_engine(f"{section}.engines.{name}", cfg, shape, machine, held if name == "policy" else None)
+        for name, cfg in local.items()
+    }
+    serving = _serving(loaded)
+    learning = Memory() if trained is None else _learning(trained)
+    peak = serving + learning if work.together else max(serving, learning, key=lambda part: part.total)
+    read = sum(call.read for call in work.calls if call.engine in local) * work.rows
+    written = sum(call.written for call in work.calls if call.engine in local) * work.rows
+    hours, at = _hours(work, loaded, trained, shape, machine)
+    if work.training is not None:
+        read += work.training.tokens + work.training.scored
+    return Estimate(
+        stage=work.stage,
+        gpus=max([one.gpus for one in loaded.values()] + ([trained.gpus] if trained else []), default=0),
+        memory=peak,
+        host=sum(one.host for one in loaded.values()) + (trained.host if trained else 0.0) or 1e9,
+        kept=_kept(work, shape, trained) + TEXT_BYTES * written,
+        while_running=trained.checkpoints if trained else 0.0,
+        read=read,
+        written=written,
+        remote=_remote(work, engines),
+        hours=hours,
+        at=at,
+        problems=_problems(loaded, trained, peak, machine),
+    )
+
+
+def _serving(loaded: Mapping[str, Loaded]) -> Memory:
+    total = Memory()
+    for one in loaded.values():
+        if one.gpus:
+            total += Memory(weights=one.weights, activations=one.activations, kv=one.kv, other=one.other)
+    return total
+
+
+def _learning(trained: Trained) -> Memory:
+    if not trained.gpus:
+        return Memory()
+    states = trained.states
+    return Memory(states.weights, states.gradients, states.optimiser, trained.activations, 0.0, trained.other)
+
+
+def _kept(work: Work, shape: f.Shape, trained: Trained | None) -> float:
+    if work.base:
+        return shape.parameters * shape.stored
+    if work.training is None:
+        return 0.0
+    # A model that is taken as it is has the same files as the one before it.
+    return trained.output if trained else 0.0
+
+
+def _remote(work: Work, engines: Mapping[str, EngineConfig]) -> dict[str, tuple[int, int, int]]:
+    found: dict[str, tuple[int, int, int]] = {}
+    for call in work.calls:
+        if isinstance(engines[call.engine], OpenAiEngineConfig):
+            requests, read, written = found.get(call.engine, (0, 0, 0))
+            found[call.engine] = (requests + call.requests, read + call.read, written + call.written)
+    return found
+
+
+def _hours(
+    work: Work, loaded: Mapping[str, Loaded], trained: Trained | None, shape: f.Shape, machine: Hardware
+) -> tuple[float | None, str]:
+    """Hours on the machine's GPUs and the shares they rest on; None where something runs on the CPU."""
+    if any(not one.gpus for one in loaded.values()) or (trained is not None and not trained.gpus):
+        return None, ""
+    seconds, shares = 0.0, []
+    for call in work.calls:
+        if call.engine in loaded:
+            seconds += engine_seconds(call, loaded[call.engine], shape, machine) * work.rows
+            shares = [f"{inference.COMPUTE:.0%}", f"{inference.TRAFFIC:.0%}"]
+    if trained is not None:
+        seconds += trained.seconds
+        shares.append(f"{training.COMPUTE:.0%}")
+    return seconds / 3600, "/".join(share.rstrip("%") for share in shares)
+
+
+def _problems(
+    loaded: Mapping[str, Loaded], trained: Trained | None, peak: Memory, machine: Hardware
+) -> tuple[str, ...]:
+    found = [problem for one in loaded.values() for problem in one.problems]
+    found += trained.problems if trained is not None else ()
+    if not found and peak.total > machine.memory:
+        places = {name: getattr(peak, part) for part, name in PARTS.items()}
+        largest = max(places, key=lambda part: places[part])
+        remedies = [one.remedy for one in loaded.values()] if largest == PARTS["kv"] else []
+        if not remedies and trained is not None:
+            remedies = [trained.remedy(largest)]
+        parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in places.items() if size > 5e7)
+        found.append(
+            f"needs {peak.total / 1e9:.1f} GB on a GPU of {machine.memory / 1e9:.1f} GB ({parts}); "
+            f"{', '.join(remedies) or 'use a larger GPU'}."
+        )
+    return tuple(found)
+
+
+PARTS = {
+    "kv": "KV cache",
+    "activations": "activations",
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimiser": "optimiser",
+    "other": "other",
+}

@@ -1,0 +1,244 @@
+"""The arithmetic of a plan: bytes, floating-point operations and seconds, as pure functions of plain numbers.
+
+Sources, named again at each function:
+
+- ZeRO: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"; and the
+  estimators of DeepSpeed (``deepspeed.runtime.zero``), which these functions reproduce (a test compares them).
+- Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
+- Operations: Kaplan et al. 2020, "Scaling Laws for Neural Language Models", appendix on compute: 2 a parameter and
+  token forwards, twice that backwards.
+- Decoding: Pope et al. 2022, "Efficiently Scaling Transformer Inference": a step reads all weights and the KV cache.
+- Quantisation: Dettmers et al. 2022 (LLM.int8()) and 2023 (QLoRA).
+
+Sizes are bytes (1 GB = 10^9 bytes), counts are of tokens, times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+ADAM, RMSPROP = 8, 4
+"""Bytes of optimiser state a parameter: two moments in float32, or one."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the arithmetic needs to know of a decoder-only transformer.
+
+    ``gated``: an MLP of three matrices (Llama), else of two (GPT-2). ``biases``: none, those of queries, keys and
+    values (Qwen2), or all (GPT-2). ``learned_positions``: an embedding a position instead of RoPE. ``stored``: bytes a
+    parameter in the published checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    positions: int
+    tied: bool
+    gated: bool = True
+    biases: Literal["none", "qkv", "all"] = "none"
+    learned_positions: bool = False
+    dropout: bool = False
+    sliding_window: int | None = None
+    stored: int = 2
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of a layer's matrices: attention's four and the MLP's."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + (3 if self.gated else 2) * self.hidden * self.intermediate
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the token embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them; a tied output layer counts once."""
+        biases = 0
+        if self.biases != "none":
+            biases += self.head_dim * (self.heads + 2 * self.kv_heads)
+        if self.biases == "all":
+            biases += self.hidden + self.intermediate + self.hidden
+        norm = self.hidden * (2 if self.biases == "all" else 1)  # a LayerNorm has a bias, an RMSNorm has none
+        outside = self.embedding * (1 if self.tied else 2) + norm
+        outside += self.positions * self.hidden if self.learned_positions else 0
+        return self.layers * (self.layer_matrices + biases + 2 * norm) + outside
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters that each token is multiplied with: the layers' matrices and the output layer."""
+        return self.layers * self.layer_matrices + self.embedding
+
+
+# --- model states ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one GPU for a model in training, and of the machine's memory where they are offloaded."""
+
+    weights: float
+    gradients: float
+    optimiser: float
+    host: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All that lies on the GPU."""
+        return self.weights + self.gradients + self.optimiser
+
+
+def zero_states(
+    parameters: int, processes: int, stage: int, *, moments: int = ADAM, largest_layer: int = 0, offload: bool = False
+) -> States:
+    """ZeRO stage 2 or 3 with bfloat16 weights and gradients, float32 masters, moments and, at the step, gradients.
+
+    The ZeRO paper counts 2 + 2 + 12 bytes a parameter; DeepSpeed's estimators add the 4 of the float32 gradients that
+    the step makes. Stage 2 divides gradients and optimiser by the processes, stage 3 the weights too, but needs the
+    largest layer whole (4 bytes a parameter). With ``offload`` the divided states lie in the machine's memory.
+
+    Source: ``estimate_zero2_model_states_mem_needs``, ``estimate_zero3_model_states_mem_needs``.
+    """
+    whole = 2 * parameters if stage == 2 else 4 * largest_layer
+    held = 0 if stage == 2 else 2 * parameters / processes
+    gradients, optimiser = 6 * parameters / processes, (4 + moments) * parameters / processes
+    if stage == 3:
+        gradients = 4 * parameters / processes
+    if offload:
+        return States(whole, 0.0, 0.0, host=(16 if stage == 2 else 18) * parameters)
+    return States(whole + held, gradients, optimiser)
+
+
+def full_states(parameters: int, *, moments: int = ADAM, autocast: bool, buckets: bool) -> States:
+    """Float32 training on one GPU, or with DDP: weights, gradients and moments in float32.
+
+    ``autocast``: computes in bfloat16 from a cast copy of the weights. ``buckets``: DDP's, of the gradients' size.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training"; PyTorch's autocast and DDP.
+    """
+    weights = (6 if autocast else 4) * parameters
+    return States(weights, (8 if buckets else 4) * parameters, moments * parameters)
+
+
+def adapter_states(base: float, adapters: int, *, moments: int = ADAM) -> States:
+    """LoRA: the frozen base, and float32 weights, gradients and moments of the adapters.
+
+    Source: Hu et al. 2021, "LoRA"; peft keeps adapters in float32 over a half-precision base.
+    """
+    return States(base + 4 * adapters, 4 * adapters, moments * adapters)
+
+
+def frozen_bytes(shape: Shape, dtype: str, quantize: str = "none") -> float:
+    """A frozen model's weights. Quantised, the layers' matrices take 1 byte (8bit) or 0.516 (4bit) a parameter, and the
+    rest is float32, as ``peft.prepare_model_for_kbit_training`` leaves it.
+
+    4bit: 4 bits and, double-quantised, 0.127 bits of constants (QLoRA, section 3).
+    """
+    if quantize == "none":
+        return shape.parameters * BYTES[dtype]
+    matrices = shape.layers * shape.layer_matrices
+    return matrices * (1 if quantize == "8bit" else (4 + 0.127) / 8) + 4 * (shape.parameters - matrices)
+
+
+def adapter_parameters(shape: Shape, rank: int, targets: list[str] | str) -> int:
+    """Parameters of LoRA's two factors of each target matrix: rank * (rows + columns)."""
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden, inner = shape.hidden, shape.intermediate
+    if shape.learned_positions:  # GPT-2 names its matrices otherwise
+        sides = {"c_attn": hidden + query + 2 * key, "c_proj": query + hidden + inner + hidden, "c_fc": hidden + inner}
+    else:
+        sides = {
+            "q_proj": hidden + query, "k_proj": hidden + key, "v_proj": hidden + key, "o_proj": query + hidden,
+            "up_proj": hidden + inner, "down_proj": inner + hidden, "gate_proj": hidden + inner,
+        }  # fmt: skip
+    chosen = sides if isinstance(targets, str) else {name: sides.get(name, 0) for name in targets}
+    return shape.layers * rank * sum(chosen.values())
+
+
+# --- activations and KV cache ----------------------------------------------------------------------------------------
+
+
+def layer_activations(shape: Shape, tokens: int, *, width: int = 0, bytes_each: int = 2) -> float:
+    """What one layer keeps for its backward pass: 34 * tokens * hidden bytes in the paper's layer (Korthikanti et al.,
+    equation 2: an MLP of 4 * hidden, as many key as query heads, dropout, 2 bytes), plus 5 * heads * width a token
+    where attention scores are written out (``width`` not 0).
+
+    The terms by part: attention keeps its input, queries, keys, values and the input of the last matrix; the MLP its
+    input and what enters each following operation; two norms their inputs; dropout a mask of one byte an element.
+    """
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    elements = shape.hidden + query + 2 * key + query  # attention
+    elements += shape.hidden + (4 if shape.gated else 2) * shape.intermediate
+    elements += 2 * shape.hidden  # the norms
+    masks = 2 * shape.hidden if shape.dropout else 0
+    scores = shape.heads * width * (2 * bytes_each + (1 if shape.dropout else 0))
+    return tokens * (bytes_each * elements + masks + scores)
+
+
+def training_activations(
+    shape: Shape, tokens: int, *, checkpointing: bool, predicted: int, width: int = 0, bytes_each: int = 2
+) -> float:
+    """All layers' activations and the output layer's, of one micro-batch of ``tokens``.
+
+    With ``checkpointing`` each layer keeps its input alone and one layer at a time is computed again (Korthikanti et
+    al., section 5: 2 * tokens * hidden a layer). ``predicted`` tokens have logits: in the computing precision, in
+    float32, and in float32 again as log-probabilities and as their gradient."""
+    one = layer_activations(shape, tokens, width=width, bytes_each=bytes_each)
+    kept = shape.layers * tokens * shape.hidden * bytes_each + one if checkpointing else shape.layers * one
+    return kept + predicted * shape.vocab * (bytes_each + 12)
+
+
+def inference_activations(shape: Shape, tokens: int, *, logits: int, bytes_each: int = 2) -> float:
+    """Of one layer at a time, for a pass over ``tokens``; ``logits`` rows of the vocabulary in float32, three times
+    (logits, their sorted copy, probabilities)."""
+    one = 2 * shape.hidden + shape.head_dim * (shape.heads + 2 * shape.kv_heads) + 2 * shape.intermediate
+    return tokens * one * bytes_each + 12 * logits * shape.vocab
+
+
+def kv_bytes(shape: Shape, dtype: str) -> int:
+    """Keys and values of one token in all layers: 2 * layers * kv heads * head dim * bytes (Pope et al., section
+    3.3)."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * BYTES[dtype]
+
+
+# --- operations and time ---------------------------------------------------------------------------------------------
+
+
+def forward_operations(shape: Shape, tokens: float, length: float) -> float:
+    """Of a forward pass over sequences of ``length`` tokens: 2 a multiplied parameter and token, and 2 * layers * width
+    of attention * length for its scores and its sums, halved since a token sees only what stands before it."""
+    attention = 2 * shape.layers * shape.heads * shape.head_dim * length
+    return tokens * (2 * shape.multiplied + attention)
+
+
+def training_operations(shape: Shape, tokens: float, length: float, *, checkpointing: bool, frozen: bool) -> float:
+    """Forwards and backwards: three forward passes (6 a parameter and token); two where the weights are ``frozen`` and
+    only what flows through them has a gradient (LoRA); one more with ``checkpointing``, which computes forwards
+    again."""
+    passes = (2 if frozen else 3) + (1 if checkpointing else 0)
+    return passes * forward_operations(shape, tokens, length)
+
+
+def decode_seconds(
+    shape: Shape,
+    weights: float,
+    rows: int,
+    length: float,
+    dtype: str,
+    *,
+    bandwidth: float,
+    operations: float,
+    floor: float,
+) -> float:
+    """One decoding step of ``rows`` sequences of ``length`` tokens: reading weights and KV cache at ``bandwidth``
+    (bytes a second), or computing at ``operations`` (a second), whichever takes longer, and never less than
+    ``floor``."""
+    reading = (weights + rows * length * kv_bytes(shape, dtype)) / bandwidth
+    return max(reading, forward_operations(shape, rows, 2 * length) / operations, floor)

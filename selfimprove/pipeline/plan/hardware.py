@@ -1,0 +1,113 @@
+"""The machine that a plan is made for, as the command line describes it: GPUS=4x80GB GPU=H100 DISK=2TB
+PRICE=0.5,1.5."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from selfimprove.errors import UserError
+
+GB = 10**9
+UNITS = {"MB": 10**6, "GB": GB, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's limits, from its data sheet: dense bfloat16 operations and bytes of memory traffic, a second."""
+
+    name: str
+    operations: float
+    bandwidth: float
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("B200", 2250e12, 8.0e12),
+        Gpu("H200", 989e12, 4.8e12),
+        Gpu("H100", 989e12, 3.35e12),
+        Gpu("A100", 312e12, 2.0e12),
+        Gpu("L40S", 362e12, 0.864e12),
+        Gpu("A40", 150e12, 0.696e12),
+        Gpu("A10", 125e12, 0.6e12),
+        Gpu("L4", 121e12, 0.3e12),
+        Gpu("RTX4090", 165e12, 1.008e12),
+        Gpu("RTX3090", 71e12, 0.936e12),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """``count`` GPUs of ``memory`` bytes on each machine; ``disk`` in bytes and ``price`` (of a million prompt tokens
+    and of a million written ones) where they were given."""
+
+    count: int
+    memory: float
+    gpu: Gpu
+    disk: float | None = None
+    price: tuple[float, float] | None = None
+
+
+def parse_gpus(text: str) -> tuple[int, float]:
+    """``4x80GB``: (count, bytes each). Raises: UserError."""
+    match = re.fullmatch(r"(\d{1,4})x(\d{1,5}(?:\.\d+)?)(MB|GB|TB|MiB|GiB|TiB)", text.strip(), re.IGNORECASE)
+    if not match or not int(match[1]) or not float(match[2]):
+        raise UserError(f"GPUS={text!r} is not a number of GPUs and their memory; write for example GPUS=4x80GB.")
+    return int(match[1]), float(match[2]) * UNITS[match[3].upper()]
+
+
+def parse_disk(text: str) -> float:
+    """``2TB``, in bytes. Raises: UserError."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)(MB|GB|TB|MiB|GiB|TiB)", text.strip(), re.IGNORECASE)
+    if not match or not float(match[1]):
+        raise UserError(f"DISK={text!r} is not a size; write for example DISK=2TB.")
+    return float(match[1]) * UNITS[match[2].upper()]
+
+
+def parse_price(text: str) -> tuple[float, float]:
+    """``0.5,1.5``: the price of a million prompt tokens and of a million written ones. Raises: UserError."""
+    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?),(\d{1,6}(?:\.\d+)?)", text.strip())
+    if not match:
+        raise UserError(
+            f"PRICE={text!r} is not a price of a million tokens read and one of a million written; write for example "
+            "PRICE=0.5,1.5."
+        )
+    return float(match[1]), float(match[2])
+
+
+def parse_gpu(text: str) -> Gpu:
+    """The GPU of that name. Raises: UserError, with the nearest name."""
+    wanted = re.sub(r"[^A-Z0-9]", "", text.upper())
+    if wanted in GPUS:
+        return GPUS[wanted]
+    close = get_close_matches(wanted, GPUS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(GPUS)}."
+    raise UserError(f"GPU={text!r} is not in the plan's table; {hint}")
+
+
+def default_gpu(memory: float) -> Gpu:
+    """A common GPU with so much memory."""
+    for limit, name in ((25 * GB, "RTX4090"), (52 * GB, "L40S"), (90 * GB, "H100"), (150 * GB, "H200")):
+        if memory <= limit:
+            return GPUS[name]
+    return GPUS["B200"]
+
+
+def visible_gpus() -> tuple[int, float, Gpu] | None:
+    """What this machine has, by nvidia-smi: how many, the least memory of one, and which (None: no GPU here)."""
+    try:
+        shown = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=20, check=True,
+        )  # fmt: skip
+        rows = [line.rsplit(",", 1) for line in shown.stdout.splitlines() if line.strip()]
+        memory = min(float(mib) * UNITS["MIB"] for _, mib in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    name = re.sub(r"[^A-Z0-9]", "", rows[0][0].upper())
+    known = max((gpu for gpu in GPUS.values() if gpu.name in name), key=lambda gpu: len(gpu.name), default=None)
+    return len(rows), memory, known or default_gpu(memory)

@@ -1,0 +1,155 @@
+"""How our engines use memory and time: vLLM (``engines/vllm.py``) and the transformers engine
+(``engines/slots.py``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
+from selfimprove.pipeline.plan import formulas as f
+from selfimprove.pipeline.plan.hardware import Hardware
+from selfimprove.pipeline.plan.work import Calls
+
+COMPUTE, TRAFFIC = 0.40, 0.60
+"""Shares of a GPU's operations and memory traffic that generation is taken to reach."""
+
+VLLM_STEP, EAGER_LAYER = 4e-3, 4e-4
+"""Seconds that a decoding step takes at least: vLLM's scheduling and sampling; with the transformers engine, a layer's
+kernels, which are started one by one."""
+
+BATCHED_TOKENS = 8192
+"""Tokens that vLLM reads in one pass on large GPUs (its default ``max_num_batched_tokens``)."""
+
+PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
+"""Bytes of a process beside its tensors: the CUDA context, library workspaces and fragmentation on a GPU; the libraries
+in the machine's memory, with CUDA and without."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An engine with its model. Bytes are on each of its ``gpus`` (0: it runs on the CPU); ``host``: in the machine's
+    memory; ``room``: sequences (transformers) or tokens (vLLM) that the KV cache holds, all replicas together."""
+
+    cfg: TransformersEngineConfig | VllmEngineConfig
+    gpus: int
+    replicas: int
+    weights: float
+    activations: float
+    kv: float
+    other: float
+    host: float
+    room: float
+    remedy: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def loaded_engine(
+    place: str,
+    cfg: TransformersEngineConfig | VllmEngineConfig,
+    shape: f.Shape,
+    machine: Hardware,
+    held_dtype: str | None = None,
+) -> Loaded:
+    """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose embeddings
+    have this precision, and the KV cache that of the embeddings (``engines/slots.py``)."""
+    problems = _context_problems(place, cfg, shape)
+    if isinstance(cfg, TransformersEngineConfig):
+        return _transformers(place, cfg, shape, problems, held_dtype)
+    return _vllm(place, cfg, shape, machine, problems)
+
+
+def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConfig, shape: f.Shape) -> list[str]:
+    if cfg.context > shape.positions:
+        return [f"{place}.context is {cfg.context}, but the model has {shape.positions} positions; lower it."]
+    return []
+
+
+def _transformers(
+    place: str, cfg: TransformersEngineConfig, shape: f.Shape, problems: list[str], held_dtype: str | None
+) -> Loaded:
+    """Rows of ``context`` tokens for slots and reading, in the model's precision, and as much again as the slots for
+    prompt blocks that are kept (``engines/reading.py``, CACHE_BYTES at least)."""
+    token = f.kv_bytes(shape, held_dtype or cfg.dtype)
+    slots = cfg.slots * cfg.context * token
+    reading = cfg.replicas * cfg.prefill_rows * -(-cfg.context // cfg.prefill_block) * cfg.prefill_block * token
+    kv = 2 * slots + reading
+    weights = 0.0 if held_dtype else cfg.replicas * f.frozen_bytes(shape, cfg.dtype)
+    tokens = cfg.prefill_rows * cfg.prefill_block
+    activations = f.inference_activations(shape, tokens, logits=cfg.slots, bytes_each=f.BYTES[cfg.dtype])
+    remedy = f"lower {place}.slots or {place}.context"
+    if cfg.device == "cpu":
+        host = weights + kv + cfg.replicas * (activations + PROCESS_CPU)
+        return Loaded(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, cfg.slots, remedy, tuple(problems))
+    process = (0.0, 0.0) if held_dtype else (PROCESS_GPU, PROCESS_HOST)
+    return Loaded(
+        cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, cfg.slots, remedy, tuple(problems)
+    )
+
+
+def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> Loaded:
+    """vLLM takes ``gpu_memory`` of each GPU: weights, its largest pass, and KV cache in what is left."""
+    parallel = cfg.tensor_parallel
+    replicas = max(1, machine.count // parallel) if cfg.replicas == "auto" else cfg.replicas
+    if machine.count % parallel:
+        problems.append(
+            f"{place}.tensor_parallel is {parallel}, which does not divide {machine.count} GPUs; set a divisor."
+        )
+    if shape.heads % parallel or (shape.kv_heads % parallel and parallel % shape.kv_heads):
+        problems.append(
+            f"{place}.tensor_parallel is {parallel}, which does not divide the model's {shape.heads} heads and "
+            f"{shape.kv_heads} key heads; set a divisor."
+        )
+    if replicas * parallel > machine.count:
+        problems.append(
+            f"{place}: {replicas} replicas of {parallel} GPUs need {replicas * parallel}, GPUS has {machine.count}; "
+            f"lower {place}.replicas or {place}.tensor_parallel."
+        )
+    weights = f.frozen_bytes(shape, cfg.dtype) / parallel
+    tokens = max(BATCHED_TOKENS, cfg.context)
+    activations = (
+        f.inference_activations(shape, tokens, logits=cfg.max_sequences, bytes_each=f.BYTES[cfg.dtype]) / parallel
+    )
+    token = f.kv_bytes(shape, cfg.dtype) / min(parallel, shape.kv_heads)
+    kv = cfg.gpu_memory * machine.memory - weights - activations - PROCESS_GPU
+    if kv < token * cfg.context:
+        problems.append(
+            f"{place}.gpu_memory leaves {max(kv, 0) / 1e9:.1f} GB of {machine.memory / 1e9:.1f} GB for KV cache, and "
+            f"one sequence of {cfg.context} tokens needs {token * cfg.context / 1e9:.1f} GB; raise it or "
+            "tensor_parallel, or lower context."
+        )
+    kv = max(kv, 0.0)
+    gpus = min(replicas * parallel, machine.count)
+    return Loaded(
+        cfg, gpus, replicas, weights, activations, kv, PROCESS_GPU, PROCESS_HOST * replicas * parallel,
+        replicas * kv / token, f"lower {place}.gpu_memory", tuple(problems),
+    )  # fmt: skip
+
+
+def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardware) -> float:
+    """Reading all prompts, then drawing all tokens, with as many sequences at once as there are and as fit."""
+    cfg, ways = engine.cfg, max(1, engine.gpus // engine.replicas)
+    compute, traffic = machine.gpu.operations * COMPUTE * ways, machine.gpu.bandwidth * TRAFFIC * ways
+    if cfg.dtype == "float32":
+        compute /= 15  # without tensor cores
+    asked = call.read * (call.samples if isinstance(cfg, VllmEngineConfig) and not cfg.prefix_caching else 1)
+    reading = f.forward_operations(shape, asked, call.longest) / (compute * engine.replicas)
+    rows = min(call.at_once * call.samples, _fitting(call, engine))
+    rows = max(1, int(rows / engine.replicas))
+    floor = VLLM_STEP
+    if isinstance(cfg, TransformersEngineConfig):
+        floor = shape.layers * EAGER_LAYER
+        together = min(cfg.prefill_rows, max(1, call.at_once))
+        reading = max(reading, asked / (together * cfg.prefill_block) * floor)
+    step = f.decode_seconds(
+        shape, f.frozen_bytes(shape, cfg.dtype), rows, call.longest + call.new / 2, cfg.dtype,
+        bandwidth=traffic, operations=compute, floor=floor,
+    )  # fmt: skip
+    return reading + max(call.written / (rows * engine.replicas), call.new) * step
+
+
+def _fitting(call: Calls, engine: Loaded) -> float:
+    if isinstance(engine.cfg, TransformersEngineConfig):
+        return engine.room
+    most = engine.replicas * engine.cfg.max_sequences
+    held = engine.room / (call.longest + call.new)
+    return min(most, max(held, 1.0))

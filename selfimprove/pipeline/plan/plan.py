@@ -1,0 +1,187 @@
+"""A profile's plan: its stages with what each needs, the totals, and what does not fit."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from selfimprove.base_model import BaseSection
+from selfimprove.engines.config import EngineConfig, VllmEngineConfig
+from selfimprove.params_base import Section
+from selfimprove.pipeline.params import METHODS, load_section, read_yaml
+from selfimprove.pipeline.plan.estimate import Estimate, estimate
+from selfimprove.pipeline.plan.hardware import GB, Gpu, Hardware, default_gpu, visible_gpus
+from selfimprove.pipeline.plan.shapes import shape_of_base
+from selfimprove.pipeline.plan.training import merged_bytes
+from selfimprove.pipeline.plan.work import Work
+from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed
+from selfimprove.tokenizer import TokenizerSection
+
+SCHEMAS = {"rise": "RiseParams", "agent_r": "AgentRParams", "reflect_rl": "ReflectRLParams", "spin": "SpinParams"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One method of a profile. ``parameters``: of its model; ``notes``: bounds that stand in for what data decides;
+    ``merged``: bytes of LoRA rows with full weights, in scratch; ``problems``: what does not
+    fit."""
+
+    profile: str
+    method: str
+    machine: Hardware
+    parameters: int
+    lines: Sequence[Estimate]
+    notes: Sequence[str]
+    merged: float = 0.0
+
+    @property
+    def kept(self) -> float:
+        """Of all stages, and the merged copies."""
+        return sum(line.kept for line in self.lines) + self.merged
+
+    @property
+    def while_running(self) -> float:
+        """Of the stage that needs most besides what is kept."""
+        return max(line.while_running for line in self.lines)
+
+    @property
+    def hours(self) -> float | None:
+        """Of all stages that use GPUs; None: none does."""
+        known = [line.hours for line in self.lines if line.gpus and line.hours is not None]
+        return sum(known) if known else None
+
+    @property
+    def remote(self) -> dict[str, tuple[int, int, int]]:
+        """Requests, tokens read and tokens written, by endpoint engine."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for line in self.lines:
+            for name, counts in line.remote.items():
+                before = found.get(name, (0, 0, 0))
+                found[name] = (before[0] + counts[0], before[1] + counts[1], before[2] + counts[2])
+        return found
+
+    @property
+    def problems(self) -> list[str]:
+        """One sentence each."""
+        stages: dict[str, list[str]] = {}
+        for line in self.lines:
+            for problem in line.problems:
+                stages.setdefault(problem, []).append(line.stage)
+        found = [f"{', '.join(names)}: {problem}" for problem, names in stages.items()]
+        disk = self.kept + self.while_running
+        if self.machine.disk is not None and disk > self.machine.disk:
+            worst = max(self.lines, key=lambda line: line.kept + line.while_running)
+            found.append(
+                f"{self.method}: the run needs {disk / GB:.0f} GB of disk, DISK is {self.machine.disk / GB:.0f} GB, "
+                f"and {worst.stage} takes the most ({(worst.kept + worst.while_running) / GB:.0f} GB); lower its "
+                "finetune.save_total_limit, remove iterations or controls, or use a larger disk."
+            )
+        return found
+
+
+def plans(
+    profile: str,
+    method: str = "all",
+    *,
+    gpus: tuple[int, float] | None = None,
+    gpu: Gpu | None = None,
+    disk: float | None = None,
+    price: tuple[float, float] | None = None,
+    folder: Path = FOLDER,
+) -> list[Plan]:
+    """The plans of a profile's methods, or of one method.
+
+    Args:
+        gpus: count and bytes of each on a machine; None: those of this machine, else what the launchers ask for, with
+            80 GB each.
+
+    Raises:
+        UserError: no such profile, params that do not fit their schemas, or a model that nothing here describes.
+    """
+    values = composed(profile, folder)
+    names = [method] if method != "all" else methods_of(profile, folder)
+    return [
+        make_plan(profile, values, name, gpus=gpus, gpu=gpu, disk=disk, price=price, folder=folder) for name in names
+    ]
+
+
+def methods_of(profile: str, folder: Path = FOLDER) -> list[str]:
+    """The methods that a profile sets up: those that its own file names; of the default all."""
+    if profile == DEFAULT:
+        return list(METHODS)
+    own = read_yaml(folder / f"{profile}.yaml")
+    return [name for name in METHODS if name in own] or list(METHODS)
+
+
+def make_plan(
+    profile: str,
+    values: dict[str, Any],
+    method: str,
+    *,
+    gpus: tuple[int, float] | None,
+    gpu: Gpu | None,
+    disk: float | None,
+    price: tuple[float, float] | None,
+    folder: Path = FOLDER,
+) -> Plan:
+    """Of one method under the params ``values``."""
+    where = f"{folder}/{profile}.yaml"
+    base = getattr(load_section(values, "base", BaseSection, where), method)
+    vocab = getattr(load_section(values, "tokenizer", TokenizerSection, where), method).vocab_size
+    schema: type[Section] = getattr(importlib.import_module(f"selfimprove.methods.{method}.params"), SCHEMAS[method])
+    params: Any = load_section(values, method, schema, where)
+    told = importlib.import_module(f"selfimprove.methods.{method}.plan")
+    works: list[Work] = told.works(params)
+    shape = shape_of_base(base, vocab)
+    machine = choose_machine(works, params.engines, gpus, gpu, named_memory(profile))
+    machine = replace(machine, disk=disk, price=price)
+    lines = [estimate(work, params.engines, method, shape, machine) for work in works]
+    factor = stored_copies()
+    lines = [replace(line, kept=line.kept * factor) for line in lines]
+    merged = merged_bytes((work.training for work in works if work.training is not None), shape)
+    return Plan(profile, method, machine, shape.parameters, lines, told.NOTES, merged)
+
+
+def choose_machine(
+    works: Sequence[Work],
+    engines: Mapping[str, EngineConfig],
+    gpus: tuple[int, float] | None,
+    gpu: Gpu | None,
+    memory: float,
+) -> Hardware:
+    """What was asked for; else this machine's GPUs; else as many, of ``memory`` bytes, as launchers and engines
+    name."""
+    if gpus is not None:
+        return Hardware(gpus[0], gpus[1], gpu or default_gpu(gpus[1]))
+    found = visible_gpus()
+    if found is not None:
+        return Hardware(found[0], found[1], gpu or found[2])
+    counts = [1]
+    for work in works:
+        if work.training is not None and not work.training.untrained and work.training.params.device == "cuda":
+            counts.append(work.training.params.launcher.processes)
+        for call in work.calls:
+            cfg = engines[call.engine]
+            if isinstance(cfg, VllmEngineConfig):
+                counts.append(cfg.tensor_parallel * (1 if cfg.replicas == "auto" else cfg.replicas))
+    return Hardware(max(counts), memory, gpu or default_gpu(memory))
+
+
+def named_memory(profile: str) -> float:
+    """Of the GPU that a profile is for: the size that ends its name (rise-24gb), else 80 GB."""
+    size = re.search(r"-(\d+)gb$", profile)
+    return float(size[1]) * GB if size else 80.0 * GB
+
+
+def stored_copies(config: Path = Path(".dvc/config")) -> int:
+    """How often an output lies on the disk: once where DVC links its cache (``cache.type``), else twice, as DVC then
+    copies, except on file systems with reflinks."""
+    parser = configparser.ConfigParser()
+    parser.read(config)
+    kinds = parser.get("cache", "type", fallback="").replace('"', "").split(",")
+    return 1 if {"hardlink", "symlink"} & {kind.strip() for kind in kinds} else 2

@@ -1,0 +1,101 @@
+"""The shape of a model, from its config.json: of a folder, of the hub's cache, or from ``models.yaml`` beside this
+file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.base_model import BaseParams
+from selfimprove.errors import UserError
+from selfimprove.pipeline.params import read_yaml
+from selfimprove.pipeline.plan.formulas import BYTES, Shape
+from selfimprove.training.scratch_model import ScratchArch
+
+TABLE = Path(__file__).with_name("models.yaml")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "gpt2")
+
+
+def shape_of_base(base: BaseParams, vocab: int) -> Shape:
+    """The model that a method starts from. ``vocab``: of the tokenizer that a model from scratch gets.
+
+    Raises:
+        UserError: as ``shape_of``.
+    """
+    return scratch_shape(base.arch, vocab) if base.model is None else shape_of(base.model, base.revision)
+
+
+def shape_of(model: str, revision: str | None = None) -> Shape:
+    """Of a folder or of a hub name.
+
+    Raises:
+        UserError: nothing here describes the model, or its architecture has no formula.
+    """
+    file = Path(model) / "config.json"
+    if not file.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = None if Path(model).exists() else try_to_load_from_cache(model, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            table = read_yaml(TABLE)
+            if model in table:
+                return read_shape(table[model], model)
+            raise UserError(
+                f"plan: {model!r} is no folder with a config.json, is not in the hub's cache and not in {TABLE.name}; "
+                f"download the model, or add its config to {TABLE}."
+            )
+        file = Path(cached)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}); restore it from its source.") from None
+    return read_shape(config, str(file))
+
+
+def read_shape(config: Mapping[str, Any], where: str) -> Shape:
+    """A config.json's shape.
+
+    Raises:
+        UserError: an architecture without a formula, or a size is missing.
+    """
+    kind = config.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise UserError(f"{where}: plan knows no model_type {kind!r}, only {', '.join(ARCHITECTURES)}.")
+    stored = BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "float32"), 4)
+    try:
+        if kind == "gpt2":
+            hidden, heads = config["n_embd"], config["n_head"]
+            return Shape(
+                layers=config["n_layer"], hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+                intermediate=config.get("n_inner") or 4 * hidden, vocab=config["vocab_size"],
+                positions=config["n_positions"], tied=config.get("tie_word_embeddings", True), gated=False,
+                biases="all", learned_positions=True, dropout=True, stored=stored,
+            )  # fmt: skip
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        return Shape(
+            layers=config["num_hidden_layers"],
+            hidden=hidden,
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or hidden // heads,
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            positions=config["max_position_embeddings"],
+            tied=bool(config.get("tie_word_embeddings", False)),
+            biases="qkv" if kind == "qwen2" else "none",
+            sliding_window=config.get("sliding_window") if kind == "mistral" else None,
+            stored=stored,
+        )
+    except KeyError as error:
+        raise UserError(f"{where}: the size {error} is missing; restore the file from its source.") from None
+
+
+def scratch_shape(arch: ScratchArch, vocab: int) -> Shape:
+    """Of a model from scratch (``training.scratch_model``)."""
+    return Shape(
+        layers=arch.layers, hidden=arch.hidden, heads=arch.heads, kv_heads=arch.heads,
+        head_dim=arch.hidden // arch.heads, intermediate=arch.intermediate, vocab=vocab, positions=arch.positions,
+        tied=False, stored=4,
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""The plan as tables for a terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from selfimprove.pipeline.plan.estimate import Estimate
+from selfimprove.pipeline.plan.hardware import GB
+from selfimprove.pipeline.plan.plan import Plan
+
+STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": 0, "pad_edge": False, "show_edge": False}
+PARTS = ("weights", "gradients", "optimiser", "activations", "kv", "other")
+
+
+def show(plan: Plan, console: Console, *, detail: bool = False) -> None:
+    """Print one method's plan."""
+    machine = plan.machine
+    console.print()
+    console.print(
+        f"[bold]{plan.method}[/bold] of profile {plan.profile}: {count(plan.parameters)} parameters", highlight=False
+    )
+    if any(line.gpus for line in plan.lines):
+        console.print(
+            f"{machine.count} x {machine.gpu.name} with {machine.memory / GB:.0f} GB, "
+            f"{machine.gpu.operations / 1e12:.0f} TFLOP/s in bfloat16, {machine.gpu.bandwidth / 1e12:.2f} TB/s",
+            highlight=False,
+        )
+    else:
+        console.print("All stages run on the CPU; no GPU is needed, and no hours are planned.", highlight=False)
+    console.print(_lines(plan))
+    for table in ([_memory(plan), _disk(plan)] if detail else []) + ([_remote(plan)] if plan.remote else []):
+        console.print()
+        console.print(table)
+    console.print()
+    for note in [*_legend(plan), *plan.notes]:
+        console.print(f"- {note}", highlight=False, style="dim")
+
+
+def _lines(plan: Plan) -> Table:
+    table = Table(**STYLE, show_footer=True)
+    gpu_lines = [line for line in plan.lines if line.gpus]
+    total = plan.kept + plan.while_running
+    table.add_column("stage", footer="total", no_wrap=True)
+    columns = (
+        ("GPUs", str(max(line.gpus for line in plan.lines) or "–")),
+        ("GPU\nGB", size(max((line.memory.total for line in gpu_lines), default=0))),
+        ("host\nGB", size(max(line.host for line in plan.lines))),
+        ("disk\nGB", size(total)),
+        ("tokens\nread", count(sum(line.read for line in plan.lines))),
+        ("tokens\nmade", count(sum(line.written for line in plan.lines))),
+        ("hours", hours(plan.hours)),
+        ("at %", ""),
+    )
+    for head, foot in columns:
+        table.add_column(head, footer=foot, justify="right", no_wrap=True)
+    for line in plan.lines:
+        table.add_row(
+            short(line, plan), str(line.gpus or "–"), size(line.memory.total), size(line.host),
+            size(line.kept + line.while_running), count(line.read), count(line.written),
+            hours(line.hours if line.gpus else None), line.at if line.gpus else "",
+        )  # fmt: skip
+    return table
+
+
+def _memory(plan: Plan) -> Table:
+    table = Table(title="GB on each GPU", **STYLE, title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for head in ("weights", "grads", "optim.", "activ.", "KV", "other", "all"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in plan.lines:
+        if line.gpus:
+            parts = [size(getattr(line.memory, part)) for part in PARTS]
+            table.add_row(short(line, plan), *parts, size(line.memory.total))
+    return table
+
+
+def _disk(plan: Plan) -> Table:
+    table = Table(title="GB on disk", **STYLE, title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("outputs, cache", justify="right")
+    table.add_column("checkpoints", justify="right")
+    for line in plan.lines:
+        table.add_row(short(line, plan), size(line.kept), size(line.while_running))
+    return table
+
+
+def _remote(plan: Plan) -> Table:
+    price = plan.machine.price
+    table = Table(title="Endpoints, at most", **STYLE, title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for head in ("engine", "requests", "read", "written", "price"):
+        table.add_column(head, justify="left" if head == "engine" else "right", no_wrap=True)
+    rows = [(short(line, plan), name, counts) for line in plan.lines for name, counts in line.remote.items()]
+    rows += [("total", name, counts) for name, counts in plan.remote.items()]
+    for stage, name, (requests, read, written) in rows:
+        cost = f"{(read * price[0] + written * price[1]) / 1e6:,.2f}" if price else "PRICE="
+        table.add_row(stage, name, f"{requests:,}", count(read), count(written), cost)
+    return table
+
+
+def _legend(plan: Plan) -> list[str]:
+    notes = ["Counts are upper bounds; requests repeated because an answer was of no use are not counted."]
+    if any(line.gpus for line in plan.lines):
+        notes.append(
+            "Hours: at so many percent of the GPU's operations (training), or of its operations reading and of its "
+            "memory traffic writing (generation); assumed, not measured."
+        )
+    notes.append(
+        "Disk: outputs with DVC's cache, and checkpoints while the stage runs; the total has the largest of these."
+    )
+    if plan.merged:
+        notes.append(
+            f"The total has {size(plan.merged)} GB more: the newest rows trained with LoRA, merged with their base "
+            "where they are read (.scratch/merged)."
+        )
+    return notes
+
+
+def overview(found: Sequence[Plan]) -> str:
+    """A Markdown table: one line a method of a profile, its totals and whether it fits."""
+    rows = [
+        "| profile | GPUs | GB a GPU | host GB | disk GB | tokens read | written | teacher tokens | GPU hours | fits |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for plan in found:
+        machine = plan.machine
+        remote = sum(read + written for _, read, written in plan.remote.values())
+        total = sum((line.hours or 0.0) * line.gpus for line in plan.lines)
+        rows.append(
+            f"| `{plan.profile}` | {machine.count} × {machine.gpu.name}, {machine.memory / GB:.0f} GB "
+            f"| {size(max(line.memory.total for line in plan.lines))} | {size(max(line.host for line in plan.lines))} "
+            f"| {size(plan.kept + plan.while_running)} | {count(sum(line.read for line in plan.lines))} "
+            f"| {count(sum(line.written for line in plan.lines))} | {count(remote) if remote else '–'} "
+            f"| {hours(total)} | {'no' if plan.problems else 'yes'} |"
+        )
+    return "\n".join(rows)
+
+
+def short(line: Estimate, plan: Plan) -> str:
+    """A stage without its method's name, which stands above the table."""
+    return "base" if line.stage == f"base@{plan.method}" else line.stage.removeprefix(f"{plan.method}-")
+
+
+def size(number: float) -> str:
+    """GB with the digits that matter."""
+    if not number:
+        return "–"
+    value = number / GB
+    return digits(value)
+
+
+def count(number: float) -> str:
+    """12.3M."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}" if number / limit < 999.5 else f"{number / limit:.0f}{unit}"
+    return str(round(number)) if number else "–"
+
+
+def hours(number: float | None) -> str:
+    """2.5; – where there is nothing to count."""
+    if number is None or number == 0:
+        return "–"
+    return digits(number)
+
+
+def digits(value: float) -> str:
+    """A number above 0 with three digits at most, or all before its point."""
+    if value < 0.005:
+        return "<0.01"
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 100 else f"{value:,.0f}"

@@ -1,0 +1,226 @@
+"""How our trainers use memory, disk and time (``training/loading.py``, ``job.py``, ``zero.py``, ``rl_learner.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from selfimprove.merging import KEPT
+from selfimprove.pipeline.plan import formulas as f
+from selfimprove.pipeline.plan.hardware import Hardware
+from selfimprove.pipeline.plan.inference import PROCESS_CPU, PROCESS_GPU, PROCESS_HOST
+from selfimprove.pipeline.plan.work import Training
+from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
+from selfimprove.training.pair_config import PairParams
+from selfimprove.training.rl_config import RLParams
+
+COMPUTE = 0.35
+"""Share of a GPU's operations that training is taken to reach, recomputation counted."""
+
+RATE = {"bfloat16": 1.0, "float16": 1.0, "tf32": 0.5, "float32": 1 / 15}
+"""Operations of a precision against bfloat16's, on GPUs with tensor cores."""
+
+ZERO2_BUCKETS, ZERO3_LIVE = 3e9, 2e9
+"""Bytes of DeepSpeed's buffers: stage 2's buckets of 5e8 elements (two for reducing, which overlaps, one for
+gathering); stage 3's parameters that are gathered at once (``stage3_max_live_parameters`` 1e9)."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training run with its model. Bytes on each of its ``gpus`` (0: it runs on the CPU); ``output``: the published
+    model; ``checkpoints``: on disk while it runs; ``held_dtype``: of embeddings, and so of a KV cache made like
+    them."""
+
+    place: str
+    params: FinetuneParams | RLParams
+    gpus: int
+    states: f.States
+    activations: float
+    other: float
+    host: float
+    output: float
+    checkpoints: float
+    seconds: float
+    held_dtype: str
+    problems: tuple[str, ...] = ()
+
+    def remedy(self, largest: str) -> str:
+        """What to change where ``largest`` is the largest part of the memory."""
+        if largest == "activations":
+            if not self.params.gradient_checkpointing:
+                return f"set {self.place}.gradient_checkpointing: true"
+            return f"lower {self.place}.micro_batch_tokens, row_tokens or max_length"
+        if self.params.lora is not None:
+            return (
+                f"set {self.place}.lora.quantize to 4bit" if self.params.lora.quantize != "4bit" else "use a larger GPU"
+            )
+        if self.params.launcher.kind == "deepspeed":
+            return f"raise {self.place}.launcher.processes, set zero_stage: 3 or offload: true there, or add lora"
+        return f"set {self.place}.launcher to deepspeed over several GPUs, or add {self.place}.lora"
+
+
+def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
+    """What one training run needs."""
+    params, launcher = work.params, work.params.launcher
+    on_gpu = params.device == "cuda"
+    processes = launcher.processes * launcher.nodes
+    states, held = model_states(params, shape)
+    tokens = largest_batch(work)
+    half = params.dtype != "float32"
+    width = work.longest if params.attention == "eager" else 0
+    activations = f.training_activations(
+        shape, tokens, checkpointing=params.gradient_checkpointing, predicted=predicted_tokens(work, tokens),
+        width=width, bytes_each=2 if half else 4,
+    )  # fmt: skip
+    other = PROCESS_GPU
+    if launcher.kind == "deepspeed":
+        other += ZERO2_BUCKETS if launcher.zero_stage == 2 else min(ZERO3_LIVE, 2.0 * shape.parameters)
+    if isinstance(params, RLParams) and params.critic is not None and not params.critic.shared:
+        states = f.States(
+            states.weights + frozen_weights(params, shape), states.gradients, states.optimiser, states.host
+        )
+    host = launcher.processes * (PROCESS_HOST if on_gpu else PROCESS_CPU)
+    host += loading_bytes(params, shape) + states.host / launcher.nodes
+    if not on_gpu:
+        host += launcher.processes * (states.total + activations)
+    return Trained(
+        place=work.place,
+        params=params,
+        gpus=launcher.processes if on_gpu else 0,
+        states=states,
+        activations=activations,
+        other=other,
+        host=host,
+        output=output_bytes(params, shape),
+        checkpoints=checkpoint_bytes(work, shape),
+        seconds=training_seconds(work, shape, machine) / processes,
+        held_dtype=held,
+        problems=tuple(_problems(work, shape, machine)),
+    )
+
+
+def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.States, str]:
+    """Weights, gradients and optimiser of one process, and the precision of the embeddings."""
+    launcher = params.launcher
+    moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
+    if params.lora is not None:
+        adapters = f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
+        held = params.dtype if params.lora.quantize == "none" else "float32"
+        return f.adapter_states(frozen_weights(params, shape), adapters, moments=moments), held
+    if launcher.kind == "deepspeed" and params.dtype != "float32":
+        processes = launcher.processes * launcher.nodes
+        largest = max(shape.embedding, shape.layer_matrices)
+        states = f.zero_states(
+            shape.parameters, processes, launcher.zero_stage, moments=moments, largest_layer=largest,
+            offload=launcher.offload,
+        )  # fmt: skip
+        return states, params.dtype
+    several = launcher.processes * launcher.nodes > 1
+    return f.full_states(
+        shape.parameters, moments=moments, autocast=params.dtype != "float32", buckets=several
+    ), "float32"
+
+
+def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
+    """A copy of the model that has no gradient: quantised as the params say."""
+    lora: LoraConfig | None = params.lora
+    return f.frozen_bytes(shape, params.dtype if lora else "float32", lora.quantize if lora else "none")
+
+
+def largest_batch(work: Training) -> int:
+    """Tokens that a process computes at once: ``micro_batch_tokens``, or one wider row (``training/packing.py``)."""
+    params = work.params
+    pair = 2 if isinstance(params, PairParams) else 1  # a pair shares one row
+    if isinstance(params, FinetuneParams) and params.backend == "xtuner":
+        return work.longest
+    return max(min(params.micro_batch_tokens, work.tokens), min(params.row_tokens, work.tokens), pair * work.longest)
+
+
+def predicted_tokens(work: Training, tokens: int) -> int:
+    """Tokens of a micro-batch that have logits: every one may be trained on; in reinforcement learning one a prompt."""
+    if isinstance(work.params, RLParams):
+        return max(1, tokens // 16)
+    return tokens
+
+
+def loading_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
+    """In the machine's memory while all processes load the model: ZeRO-3 reads the published files, others hold the
+    model in the precision in which it is trained before it goes to the GPU."""
+    launcher: LauncherConfig = params.launcher
+    if params.lora is not None:
+        each = shape.parameters * f.BYTES[params.dtype]
+    elif launcher.kind == "deepspeed" and launcher.zero_stage == 3:
+        each = shape.parameters * shape.stored
+    else:
+        each = shape.parameters * 4
+    if isinstance(params, PairParams):  # the opponent is loaded by every process as it is
+        each = max(each, shape.parameters * (f.BYTES[params.dtype] if params.lora else 4))
+    return float(each * launcher.processes)
+
+
+def output_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
+    """The published model, in the training precision; with LoRA the adapter alone, in float32."""
+    if params.lora is not None:
+        return 4.0 * f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
+    return float(shape.parameters * f.BYTES[params.dtype])
+
+
+def merged_bytes(runs: Iterable[Training], shape: f.Shape) -> float:
+    """Copies of rows trained with LoRA, merged with their base where they are read (``merging.py``): the newest
+    stay."""
+    sizes = [
+        float(shape.parameters * f.BYTES[run.params.dtype])
+        for run in runs
+        if run.params.lora is not None and not run.untrained
+    ]
+    return sum(sorted(sizes)[-KEPT:])
+
+
+def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
+    """The checkpoints that are kept and the one being written: masters and moments of what is trained, and with ZeRO
+    its 16-bit weights, twice in stage 3, which also saves them whole."""
+    params, launcher = work.params, work.params.launcher
+    moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
+    if params.lora is not None:
+        each = f.adapter_parameters(shape, params.lora.rank, params.lora.targets) * (4 + moments)
+    else:
+        each = shape.parameters * (4 + moments)
+        if launcher.kind == "deepspeed":
+            each += shape.parameters * (2 if launcher.zero_stage == 2 else 4)
+    count = max(0, (work.steps - 1) // params.save_steps)
+    return float(min(params.save_total_limit + 1, count) * each)
+
+
+def training_seconds(work: Training, shape: f.Shape, machine: Hardware) -> float:
+    """On one GPU."""
+    params = work.params
+    rate = machine.gpu.operations * COMPUTE * RATE[_precision(params)]
+    operations = f.training_operations(
+        shape, work.tokens, work.longest, checkpointing=params.gradient_checkpointing, frozen=params.lora is not None
+    )
+    return (operations + f.forward_operations(shape, work.scored, work.longest)) / rate
+
+
+def _precision(params: FinetuneParams | RLParams) -> str:
+    if params.dtype == "float32" and isinstance(params, FinetuneParams) and params.tf32:
+        return "tf32"
+    return params.dtype
+
+
+def _problems(work: Training, shape: f.Shape, machine: Hardware) -> list[str]:
+    params, launcher, found = work.params, work.params.launcher, []
+    key = f"{work.place}.launcher.processes"
+    if shape.learned_positions and work.longest > shape.positions:
+        found.append(
+            f"{work.place}.max_length is {work.longest}, but the model has {shape.positions} positions; lower it."
+        )
+    if params.device != "cuda":
+        return found
+    if launcher.processes > machine.count:
+        found.append(f"{key} is {launcher.processes}, more than GPUS has ({machine.count}); lower it.")
+    elif launcher.kind in ("torchrun", "deepspeed") and machine.count % launcher.processes:
+        found.append(
+            f"{key} is {launcher.processes}, which does not divide {machine.count} GPUs; set {machine.count} or a "
+            "divisor."
+        )
+    return found

@@ -1,0 +1,153 @@
+"""The plan's arithmetic against published numbers, DeepSpeed's and accelerate's estimators, and real modules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.estimate import estimate_training_usage
+from accelerate.utils import calculate_maximum_sizes
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from selfimprove.errors import UserError
+from selfimprove.pipeline.params import read_yaml
+from selfimprove.pipeline.plan import formulas as f
+from selfimprove.pipeline.plan.shapes import TABLE, read_shape, shape_of
+
+CONFIGS = read_yaml(TABLE)
+LLAMA_7B = "meta-llama/Llama-2-7b-chat-hf"
+GPT2 = f.Shape(
+    layers=1, hidden=64, heads=4, kv_heads=4, head_dim=16, intermediate=256, vocab=100, positions=32, tied=True,
+    gated=False, biases="all", learned_positions=True, dropout=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_a_listed_model_has_its_published_number_of_parameters(model: str) -> None:
+    assert read_shape(CONFIGS[model], model).parameters == pytest.approx(CONFIGS[model]["parameters"], rel=1e-3)
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_the_library_makes_a_model_of_as_many_parameters(model: str) -> None:
+    sizes = {key: value for key, value in CONFIGS[model].items() if key not in ("parameters", "dtype")}
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes))
+    shape = read_shape(CONFIGS[model], model)
+    assert sum(one.numel() for one in made.parameters()) == shape.parameters
+    assert calculate_maximum_sizes(made)[0] == pytest.approx(4 * shape.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], "all-linear"])
+def test_adapters_have_as_many_parameters_as_peft_gives_them(targets: list[str] | str) -> None:
+    model = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    sizes = {key: value for key, value in CONFIGS[model].items() if key not in ("parameters", "dtype")}
+    with torch.device("meta"):
+        made = get_peft_model(
+            AutoModelForCausalLM.from_config(AutoConfig.for_model(**sizes)),
+            LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=targets),
+        )
+    learned = sum(one.numel() for one in made.parameters() if one.requires_grad)
+    assert f.adapter_parameters(read_shape(CONFIGS[model], model), 8, targets) == learned
+
+
+@pytest.mark.parametrize("processes", [1, 4, 8])
+def test_zero_needs_what_deepspeed_estimates(processes: int) -> None:
+    count, layer = 6_738_415_616, 131_072_000
+    _, stage3, _ = estimate_zero3_model_states_mem_needs(count, layer, processes, cpu_offload=False)
+    _, stage2 = estimate_zero2_model_states_mem_needs(count, processes, cpu_offload=False)
+    assert f.zero_states(count, processes, 3, largest_layer=layer).total == pytest.approx(stage3, abs=1)
+    assert f.zero_states(count, processes, 2).total == pytest.approx(stage2, abs=1)
+
+
+def test_offloaded_zero_needs_what_deepspeed_estimates() -> None:
+    count, layer = 6_738_415_616, 131_072_000
+    host3, gpu3, _ = estimate_zero3_model_states_mem_needs(count, layer, 4, additional_buffer_factor=1.0)
+    host2, gpu2 = estimate_zero2_model_states_mem_needs(count, 4, additional_buffer_factor=1.0)
+    three, two = (f.zero_states(count, 4, stage, largest_layer=layer, offload=True) for stage in (3, 2))
+    assert (three.host, three.total) == (host3, gpu3)
+    assert (two.host, two.total) == (host2, gpu2)
+
+
+def test_float32_training_needs_what_accelerate_estimates() -> None:
+    count = 134_515_008
+    theirs = estimate_training_usage(4 * count, "float32")
+    ours = f.full_states(count, autocast=False, buckets=False)
+    assert (ours.weights, ours.gradients, ours.optimiser) == (theirs["model"], theirs["gradients"], theirs["optimizer"])
+    assert ours.total == theirs["step"]
+
+
+def test_the_paper_s_layer_keeps_34_bytes_a_token_and_hidden_unit_and_5_a_score() -> None:
+    tokens, width = 1000, 500
+    assert f.layer_activations(GPT2, tokens) == 34 * tokens * GPT2.hidden
+    scores = f.layer_activations(GPT2, tokens, width=width) - f.layer_activations(GPT2, tokens)
+    assert scores == 5 * GPT2.heads * width * tokens
+
+
+def test_checkpointing_keeps_each_layer_s_input_and_one_layer() -> None:
+    shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
+    kept = f.training_activations(shape, 2048, checkpointing=True, predicted=0)
+    assert kept == 2 * 2048 * 4096 * 32 + f.layer_activations(shape, 2048)
+    assert f.training_activations(shape, 2048, checkpointing=False, predicted=0) == 32 * f.layer_activations(
+        shape, 2048
+    )
+
+
+def test_the_kv_cache_of_llama_2_7b_takes_half_a_mebibyte_a_token() -> None:
+    assert f.kv_bytes(read_shape(CONFIGS[LLAMA_7B], LLAMA_7B), "bfloat16") == 2**19
+    eighth = read_shape(CONFIGS["meta-llama/Llama-3.1-8B-Instruct"], "")  # 8 key heads instead of 32
+    assert f.kv_bytes(eighth, "bfloat16") == 2**17
+
+
+def test_training_takes_six_operations_a_parameter_and_token_and_eight_with_checkpointing() -> None:
+    shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
+    plain = f.training_operations(shape, 1.0, 1, checkpointing=False, frozen=False)
+    assert plain == pytest.approx(6 * shape.parameters, rel=0.03)
+    assert f.training_operations(shape, 1.0, 1, checkpointing=True, frozen=False) == pytest.approx(plain * 8 / 6)
+    assert f.training_operations(shape, 1.0, 1, checkpointing=False, frozen=True) == pytest.approx(plain * 4 / 6)
+
+
+def test_quantised_weights_take_a_byte_or_half_of_one_and_the_rest_stays_whole() -> None:
+    shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
+    outside = 4 * (shape.parameters - 32 * shape.layer_matrices)
+    assert f.frozen_bytes(shape, "bfloat16") == 2 * shape.parameters
+    assert f.frozen_bytes(shape, "bfloat16", "8bit") == 32 * shape.layer_matrices + outside
+    assert f.frozen_bytes(shape, "bfloat16", "4bit") == pytest.approx(
+        32 * shape.layer_matrices * 0.516 + outside, rel=1e-3
+    )
+
+
+def test_a_decoding_step_is_bound_by_memory_with_few_rows_and_by_operations_with_many() -> None:
+    shape = read_shape(CONFIGS[LLAMA_7B], LLAMA_7B)
+    limits = {"bandwidth": 2e12, "operations": 4e14, "floor": 0.0}
+    weights = 2.0 * shape.parameters
+    assert f.decode_seconds(shape, weights, 1, 0, "bfloat16", **limits) == pytest.approx(weights / 2e12)
+    many = f.decode_seconds(shape, weights, 4000, 0, "bfloat16", **limits)
+    assert many == pytest.approx(4000 * 2 * shape.multiplied / 4e14)
+    assert f.decode_seconds(shape, weights, 1, 0, "bfloat16", **{**limits, "floor": 1.0}) == 1.0
+
+
+def test_a_folder_s_own_config_comes_before_the_table(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[LLAMA_7B], "num_hidden_layers": 2}))
+    assert shape_of(str(tmp_path)).layers == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "mamba"}, "knows no model_type 'mamba'"),
+        ({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 2}, "'num_hidden_layers' is missing"),
+    ],
+)
+def test_a_config_without_a_formula_is_refused(config: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        read_shape(config, "config.json")
+
+
+def test_a_model_that_nothing_describes_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UserError, match=r"someone/unknown.*add its config"):
+        shape_of("someone/unknown")
