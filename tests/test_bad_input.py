@@ -6,6 +6,7 @@ once: tests/pipeline/test_kill.py; declared sources: tests/test_sources.py.)
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
 from tests.pipeline.workbench import Forks, Workbench, copy_code, published, write_params
 from tests.tiny import train_tokenizer
 
@@ -126,10 +128,11 @@ def engine(**options: Any) -> dict[str, Any]:
 
 
 def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "engine", engine(model="models/nowhere"))
-    assert "models/nowhere holds no model (config.json); mend the param model" in refused(
-        bench, folder, "rise.generate", "iter1"
-    )
+    teacher = {"engine": "transformers", "model": "models/nowhere"}
+    folder = bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
+    assert "models/nowhere holds no model (config.json)" in refused(bench, folder, "rise.generate", "iter1")
+    folder = bench.copy(tmp_path / "student", engine(model="models/nowhere"))
+    assert "name a model of your own as base.rise.model" in refused(bench, folder, "rise.generate", "iter1")
     folder = bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
     assert "base.rise: model 'models/nowhere' is no folder" in refused(bench, folder, "base", "rise")
 
@@ -201,6 +204,43 @@ def test_an_endpoint_that_refuses_is_named_and_what_was_done_is_kept(bench: Work
     assert again.code == 2
     assert again.log.count("computed") == again.log.count("journaled") <= 6 - kept  # none of the kept ones
     assert len(lines_of(journal)) == kept + again.log.count("journaled")
+
+
+def moody(failing: set[int]) -> Callable[[Seen], Reply]:
+    """A teacher whose calls of these numbers, from 1 on, are refused."""
+    numbers = itertools.count(1)
+    return lambda seen: Reply(400, b'{"error": {"message": "no"}}') if next(numbers) in failing else echo(seen)
+
+
+def test_rise_19_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_for_those_alone(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with endpoint(then=moody({2, 4})) as server:
+        folder = bench.copy(tmp_path / "bench", remote(base_url=server.url, api_key_env=None))
+        sentence = refused(bench, folder, "rise.generate", "iter1")
+        assert "2 of 6 are blocked; the first, " in sentence
+        assert "run.max_blocked allows 0.05 of them; remove the cause and run again: what was answered" in sentence
+        asked = len(server.seen)
+        assert bench.forks.run(folder, "rise.generate", "iter1").code == 0
+        assert len(server.seen) - asked == 2
+    assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
+
+
+def test_rise_19_blocked_episodes_are_told_and_asked_for_again_after_publication(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    with endpoint(then=moody({3})) as server:
+        changes = {**remote(base_url=server.url, api_key_env=None), "run": {"max_blocked": 0.2}}
+        folder = bench.copy(tmp_path / "bench", changes)
+        ran = bench.forks.run(folder, "rise.generate", "iter1")
+        assert ran.code == 0
+        (told,) = [line for line in ran.lines if "blocked" in line]
+        assert told.startswith("rise-generate@iter1: 1 of 6 are blocked; the first, ")
+        assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 1
+        asked = len(server.seen)
+        assert bench.forks.run(folder, "rise.generate", "iter1").code == 0
+        assert len(server.seen) - asked == 1  # the answers of the published run are still in its journal
+    assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
 def test_a_missing_key_is_named_and_a_present_one_never_shown(bench: Workbench, tmp_path: Path) -> None:

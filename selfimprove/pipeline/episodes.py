@@ -66,20 +66,6 @@ async def play_all(
     return [result for result in results if result is not None]
 
 
-def say_blocked(stage: str, played: Sequence[Played]) -> None:
-    """One sentence on standard error about what the engine or the environment failed for good; nothing if all is well.
-
-    Such an episode ends no stage: it is recorded as ``blocked`` and counted in the stage's figures.
-    """
-    blocked = [one for one in played if one.status == "blocked"]
-    if blocked:
-        first = f"{blocked[0].id}: {' '.join(str(blocked[0].error).split())}"
-        print(
-            f"{stage}: {len(blocked)} of {len(played)} are blocked and count as failed; the first, {first}",
-            file=sys.stderr,
-        )
-
-
 def say_diverged(stage: str, diverged: int) -> None:
     """One sentence on standard error if replayed episodes saw something else than the first time; else nothing."""
     if diverged:

@@ -1,16 +1,19 @@
 """An append-only journal of finished work: what a killed stage had done is not done again.
 
-One JSON line an entry, ``{"key": ..., "value": ...}``, written with a single ``write`` call, so that a process killed
-at any moment leaves at most a torn last line, which is dropped on reading. Power cuts are covered by ``fsync``, at
-most twice a second.
+One line an entry: a checksum, a space, and ``{"key": ..., "value": ...}`` as JSON. It is written with a single
+``write`` call, so that a process killed at any moment leaves at most a torn last line, which is dropped on reading. A
+line that does not match its checksum is left out and counted: its work alone is done again. Power cuts are covered by
+``fsync``, at most twice a second.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +27,7 @@ class Journal:
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
         self.entries: dict[str, Any] = {}
+        self.damaged = 0
         for other in others:
             self._replay(other)
         whole = self._replay(path)
@@ -31,6 +35,8 @@ class Journal:
         os.ftruncate(self._file, whole)
         self._synced = time.monotonic()
         self.resumed = len(self.entries)
+        if self.damaged:
+            print(f"{path}: {self.damaged} damaged lines were left out; their work is done again.", file=sys.stderr)
         self.seconds = 0.0
 
     def __contains__(self, key: str) -> bool:
@@ -48,8 +54,8 @@ class Journal:
         if key in self.entries:
             return
         started = time.monotonic()
-        line = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":")) + "\n"
-        data = line.encode("utf-8")
+        text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+        data = _checksum(text) + b" " + text + b"\n"
         position = os.lseek(self._file, 0, os.SEEK_END)
         written = os.write(self._file, data)
         if written != len(data):
@@ -75,17 +81,20 @@ class Journal:
         self.close()
 
     def _replay(self, path: Path) -> int:
-        """Read back whole entries; returns the length in bytes of the whole part."""
+        """Read back the entries; returns the length in bytes without a torn last line."""
         if not path.is_file():
             return 0
         whole = 0
-        for raw in path.read_bytes().splitlines(keepends=True):
-            if not raw.endswith(b"\n"):
-                break
-            try:
-                row = json.loads(raw)
-                self.entries[row["key"]] = row["value"]
-            except (ValueError, KeyError, TypeError):
-                break
-            whole += len(raw)
+        for raw in path.read_bytes().split(b"\n")[:-1]:
+            whole += len(raw) + 1
+            checksum, _, text = raw.partition(b" ")
+            if checksum != _checksum(text):
+                self.damaged += 1
+                continue
+            row = json.loads(text)
+            self.entries[row["key"]] = row["value"]
         return whole
+
+
+def _checksum(text: bytes) -> bytes:
+    return blake2b(text, digest_size=8).hexdigest().encode("ascii")

@@ -25,10 +25,21 @@ SECTIONS = ("run", "tokenizer", "base", *METHODS)
 
 
 class RunParams(Section):
-    """What holds for every stage. Seed and threads are part of every result's identity."""
+    """What holds for every stage. Seed and threads are part of every result's identity, the rest changes no byte."""
 
     seed: int = Field(ge=0)
     threads: int = Field(default=2, ge=1, description="CPU threads; other counts give other last bits")
+    max_blocked: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="share of a stage's episodes that may fail for good by engine or environment, else it ends",
+    )
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What results depend on."""
+        return self.seed, self.threads
 
 
 S = TypeVar("S", bound=Section)

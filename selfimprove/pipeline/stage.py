@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline import warm
+from selfimprove.pipeline.episodes import Played
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
@@ -57,6 +58,7 @@ class Stage(Generic[S]):
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
         self._journals: list[Journal] = []
+        self._blocked = False
         self.timing: dict[str, float] = {}
 
     def input(self, path: str) -> Path:
@@ -163,6 +165,28 @@ class Stage(Generic[S]):
         self._journals.append(journal)
         return journal
 
+    def count_blocked(self, played: Sequence[Played]) -> None:
+        """Say what the engine or the environment failed for good; nothing if all is well.
+
+        A blocked episode counts as failed. The stage's journals are then kept after publication, so that running the
+        stage again (``dvc repro --force``) asks for the blocked episodes alone.
+
+        Raises:
+            UserError: more than ``run.max_blocked`` of them; nothing is published, what was answered is kept.
+        """
+        blocked = [one for one in played if one.status == "blocked"]
+        if not blocked:
+            return
+        said = f"{len(blocked)} of {len(played)} are blocked; the first, {blocked[0].id}: {blocked[0].error}"
+        if len(blocked) > self.run.max_blocked * len(played):
+            raise UserError(
+                f"{said.rstrip('.')}. run.max_blocked allows {self.run.max_blocked:g} of them; remove the cause and "
+                "run again: what was answered is kept, only the blocked ones are asked again."
+            )
+        self._blocked = True
+        shown = " ".join(said.split()).rstrip(".")
+        print(f"{self.name}: {shown}. They count as failed; `dvc repro --force` asks for them again.", file=sys.stderr)
+
     @property
     def journal_seconds(self) -> float:
         """Seconds spent writing journals."""
@@ -194,7 +218,9 @@ class Stage(Generic[S]):
             link_copy(done / path, fresh / path)
             publish(fresh / path, Path(path), trash)
         for left in self.scratch.iterdir():
-            if left.name != "done":
+            if self._blocked and left.suffix == ".journal":
+                continue
+            if self._blocked or left.name != "done":
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def _intact(self, done: Path) -> bool:
@@ -209,7 +235,7 @@ class Stage(Generic[S]):
 
     def _key(self) -> str:
         digest = blake2b(digest_size=16)
-        digest.update(repr((self.name, self.run, self._identity)).encode())
+        digest.update(repr((self.name, self.run.identity, self._identity)).encode())
         for declared, path in sorted(self._inputs.items()):
             digest.update(f"{declared} {_digest(path)}".encode())
         for part in CODE:

@@ -13,7 +13,7 @@ from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all, say_blocked, say_diverged
+from selfimprove.pipeline.episodes import play_all, say_diverged
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import Episode, read_jsonl, write_jsonl
@@ -45,7 +45,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                         one = lambda game: play(game.task_id, world, engines["actor"], cfg, seed, game.replies)  # noqa: E731
                         with stage.progress(len(games)) as progress:
                             episodes = await play_all(games, one, concurrency=cfg.concurrency, progress=progress)
-                        say_blocked(stage.name, episodes)
+                        stage.count_blocked(episodes)
                         return episodes
 
                     whole = [Beginning(task_id=task, replies=[]) for task in panel]

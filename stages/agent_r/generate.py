@@ -10,7 +10,7 @@ from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import load_panel, select
-from selfimprove.pipeline.episodes import play_all, say_blocked, say_diverged, shard_of
+from selfimprove.pipeline.episodes import play_all, say_diverged, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
@@ -42,7 +42,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()
-        say_blocked(stage.name, trees)
+        stage.count_blocked(trees)
         say_diverged(stage.name, diverged(world))
         stage.end_shard()
         write_jsonl(stage.output(f"data/agent_r/{stage.item}/trees.jsonl"), trees)

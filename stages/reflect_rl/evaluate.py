@@ -16,7 +16,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_environment, check_labels
 from selfimprove.methods.reflect_rl.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.episodes import play_all
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
@@ -67,7 +67,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
             episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
             stage.timing |= figures(engines)
-        say_blocked(stage.name, episodes)
+        stage.count_blocked(episodes)
         write_jsonl(stage.output(f"results/reflect_rl/{row}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/reflect_rl/{row}/outcomes.jsonl"), outcomes(env.name, episodes))
         write_json(stage.output(f"results/reflect_rl/{row}/metrics.json"), evaluate_metrics(episodes))

@@ -9,7 +9,7 @@ from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import load_panel
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
-from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
+from selfimprove.pipeline.episodes import play_all, shard_of
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import write_jsonl
 from selfimprove.seeds import key_bits
@@ -44,7 +44,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                 made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
         trajectories = [trajectory for found in made for trajectory in found]
-        say_blocked(stage.name, trajectories)
+        stage.count_blocked(trajectories)
         stage.end_shard()
         write_jsonl(stage.output("data/reflect_rl/trajectories.jsonl"), trajectories)
 

@@ -35,6 +35,7 @@ def main(stage: Stage[RiseParams]) -> None:
                 played = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
+        stage.count_blocked(sequential)
         metrics = evaluate_metrics(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
         each = outcomes(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)
         write_jsonl(stage.output(f"results/rise/{row}/episodes.jsonl"), [*sequential, *parallel])

@@ -36,6 +36,7 @@ def main(stage: Stage[RiseParams]) -> None:
                 play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
+            stage.count_blocked(episodes)
             stage.end_shard()
             write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
             write_json(stage.output(f"results/rise/{stage.item}/generate.json"), collection_metrics(episodes))

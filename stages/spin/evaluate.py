@@ -9,7 +9,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
-from selfimprove.pipeline.episodes import play_all, say_blocked
+from selfimprove.pipeline.episodes import play_all
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import read_jsonl, write_jsonl
@@ -46,7 +46,7 @@ def main(stage: Stage[SpinParams]) -> None:
                 episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
         tools.close()
-        say_blocked(stage.name, episodes)
+        stage.count_blocked(episodes)
         write_jsonl(stage.output(f"results/spin/{row}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/spin/{row}/outcomes.jsonl"), outcomes(episodes))
         counted = tool_figures(tools.stats, tools.faults)

@@ -9,7 +9,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
-from selfimprove.pipeline.episodes import play_all, say_blocked, shard_of
+from selfimprove.pipeline.episodes import play_all, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.records import read_jsonl, write_jsonl
@@ -47,7 +47,7 @@ def main(stage: Stage[SpinParams]) -> None:
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)
         tools.close()
-        say_blocked(stage.name, episodes)
+        stage.count_blocked(episodes)
         stage.end_shard()
         write_jsonl(stage.output(f"data/spin/{stage.item}/episodes.jsonl"), episodes)
         counted = tool_figures(tools.stats, tools.faults)

@@ -113,7 +113,7 @@ def _watch(log: Path, kill: dict[str, Any]) -> None:
         return wrapper
 
     def tearing_write(file: int, data: bytes) -> int:
-        if kill.get("when") == "torn" and kill["count"] == counts["journal"] and data.startswith(b'{"key"'):
+        if kill.get("when") == "torn" and kill["count"] == counts["journal"] and b' {"key"' in data[:30]:
             really_write(file, data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return really_write(file, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selfimprove.pipeline.journal import Journal
+from tests.pipeline.workbench import entry_key
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
@@ -54,14 +54,31 @@ def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_what_follows_a_damaged_line_is_not_trusted(tmp_path: Path) -> None:
-    write(tmp_path / "j", {"a": 1, "b": 2, "c": 3})
+@pytest.mark.parametrize("place", [0, 20, 40, -3])
+def test_a_damaged_line_costs_that_line_alone_and_is_written_again(
+    tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = {"a": "first entry", "b": "second entry", "c": "third entry"}
+    write(tmp_path / "j", entries)
     lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
-    for damaged in (b"\xff\xfe\n", b"null\n", b'{"key": 1\n', b'{"key": "z"}\n', b'{"key": [], "value": 1}\n'):
-        (tmp_path / "j").write_bytes(lines[0] + damaged + lines[2])
-        with Journal(tmp_path / "j") as journal:
-            assert journal.entries == {"a": 1}
-        assert (tmp_path / "j").read_bytes() == lines[0]
+    changed = bytearray(lines[1])
+    changed[place] ^= 1  # one bit: still JSON, mostly
+    (tmp_path / "j").write_bytes(lines[0] + changed + lines[2])
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == {"a": "first entry", "c": "third entry"}
+        assert journal.damaged == 1
+        assert "1 damaged lines were left out" in capsys.readouterr().err
+        journal.add("b", "second entry")
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == entries
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"null\n", b'{"key": "z", "value": 1}\n', b"\n"])
+def test_a_line_without_its_checksum_is_no_entry(tmp_path: Path, line: bytes) -> None:
+    write(tmp_path / "j", {"a": 1, "b": 2})
+    (tmp_path / "j").write_bytes(line + (tmp_path / "j").read_bytes())
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == {"a": 1, "b": 2}
 
 
 def test_others_are_read_and_never_written(tmp_path: Path) -> None:
@@ -74,7 +91,7 @@ def test_others_are_read_and_never_written(tmp_path: Path) -> None:
         journal.add("b", 5)  # known already
         journal.add("e", 6)
     assert (tmp_path / "two").read_bytes() == torn
-    assert [json.loads(line)["key"] for line in (tmp_path / "mine").read_text().splitlines()] == ["e"]
+    assert [entry_key(line) for line in (tmp_path / "mine").read_bytes().splitlines()] == ["e"]
 
 
 def test_a_write_that_fails_leaves_the_entries_before_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.pipeline.workbench import Workbench, published
+from tests.pipeline.workbench import Workbench, entry_key, published
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -40,7 +40,7 @@ def journal_of(folder: Path, name: str = "completions.journal") -> list[str]:
     """Keys of the whole entries of the stage's journal."""
     files = list(folder.glob(f".scratch/stages/rise-generate-iter1/*/{name}"))
     lines = [line for file in files for line in file.read_bytes().splitlines(keepends=True)]
-    return [json.loads(line)["key"] for line in lines if line.endswith(b"\n")]
+    return [entry_key(line) for line in lines if line.endswith(b"\n")]
 
 
 @pytest.mark.parametrize("count", [1, 5])

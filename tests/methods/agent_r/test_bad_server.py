@@ -96,7 +96,8 @@ def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_o
     """Half of the tasks fail at every step; the trees of the others are as without a server."""
     failing = [row["task_id"] for _, row in read_rows(agent_bench.folder / PANEL)][::2]
     with hostile_server(served(lambda room: reply if room.task in failing and room.steps else None)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url, server_concurrency=4))
+        changes = {**with_env(server=server.url, server_concurrency=4), "run": {"max_blocked": 0.5}}
+        folder = agent_bench.copy(tmp_path / "bench", changes)
         warned = done(agent_bench, folder, "generate", "iter2")
     trees, embedded = (read_jsonl(where / TREES, Tree) for where in (folder, agent_bench.folder))
     assert [tree.status == "blocked" for tree in trees] == [True, False] * 3
@@ -104,9 +105,7 @@ def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_o
     assert trees[1::2] == embedded[1::2]
     sentence, *others = warned  # one that answers nonsense may also have answered a replay otherwise than before
     assert all("replay" in other for other in others)
-    assert sentence.startswith(
-        f"agent_r-generate@iter2: 3 of 6 are blocked and count as failed; the first, {trees[0].id}: "
-    )
+    assert sentence.startswith(f"agent_r-generate@iter2: 3 of 6 are blocked; the first, {trees[0].id}: ")
     assert said in sentence
     assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
 
@@ -150,7 +149,8 @@ def test_agent_r_38_trees_that_a_server_blocked_leave_nothing_to_train_on_and_th
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:
-        folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
+        changes = {**with_env(server=server.url), "run": {"max_blocked": 1.0}}
+        folder = agent_bench.copy(tmp_path / "bench", changes)
         done(agent_bench, folder, "generate", "iter2")
     sentence = refused(agent_bench, folder, "convert", "iter2")
     assert "6 trees (6 of them with root value 0, 6 blocked by environment or engine), 0 leaves" in sentence
