@@ -1,4 +1,4 @@
-"""Decisions by one token, read off the pass that reads their prompts: no slot, no further step.
+"""Allowed outputs, and decisions by one token, read off the pass that reads their prompts: no slot, no further step.
 
 What the policies of Reflect-RL ask for at every step (spec reflect_rl §1): the next token's logits at the prompts'
 ends, one draw each, and how likely it was among what was allowed.
@@ -12,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Request
-from selfimprove.engines.sampling import choose, score_choices, uniforms
+from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
+from selfimprove.records import Message
 
 
 class Drawn(NamedTuple):
@@ -60,3 +62,21 @@ def decide(
         for row, chosen, entropy in zip(group, *scores, strict=True):
             found[row] = Drawn(tokens[row], model[row], chosen, entropy)
     return found
+
+
+def allowed_trie(chat: ChatFormat, allowed: tuple[str, ...], choice: bool) -> TokenTrie:
+    """What may be written token by token, where a completion must be one of ``allowed``.
+
+    Raises:
+        ValueError: nothing is allowed, the tokenizer cannot write something that is, or, of a choice, not in one token
+            of its own.
+    """
+    if not allowed:
+        raise ValueError("allowed is empty, so no completion is possible")
+    for text in allowed:
+        if not chat.token_bytes_known(text):
+            raise ValueError(f"the tokenizer cannot write the allowed output {text!r}")
+    outputs = [chat.content_ids(Message(role="assistant", content=text)) for text in allowed]
+    if choice and (len({tuple(ids) for ids in outputs}) < len(outputs) or any(len(ids) != 1 for ids in outputs)):
+        raise ValueError("a choice is among outputs of one token each, all different; these are not")
+    return TokenTrie(outputs, chat.end_id)

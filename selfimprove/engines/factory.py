@@ -10,8 +10,10 @@ from selfimprove.engines.config import (
     EngineConfig,
     OpenAiEngineConfig,
     ScriptedEngineConfig,
-    TransformersEngineConfig,
+    VllmEngineConfig,
 )
+from selfimprove.engines.lazy import LazyEngine
+from selfimprove.engines.vllm_checks import check_installed, check_model, replica_count, visible_gpus
 from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 
@@ -34,7 +36,8 @@ def make_engine(
         expert: what ``engine: scripted`` answers with, made by the environment; None: it has no expert.
 
     Raises:
-        UserError: no such model folder, no key, no expert, or the engine's package is not installed.
+        UserError: no such model folder, no key, no expert, the engine's package is not installed, or the params do not
+            fit the model or the GPUs.
     """
     if isinstance(cfg, ScriptedEngineConfig):
         from selfimprove.engines.scripted import ScriptedEngine
@@ -48,16 +51,37 @@ def make_engine(
         return OpenAiEngine(cfg)
     folder = policy_dir if cfg.model == POLICY else Path(cfg.model)
     if not (folder / "config.json").is_file():
-        raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); mend the param model.")
+        raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); fix the param model.")
+    if isinstance(cfg, VllmEngineConfig):
+        return _lazy_vllm(cfg, folder, threads)
     folder = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
-    if isinstance(cfg, TransformersEngineConfig) and cfg.replicas > 1:
-        from selfimprove.engines.replicated import ReplicatedEngine
+    if cfg.replicas > 1:
+        from selfimprove.engines.replicated import replicated_transformers
 
-        return ReplicatedEngine(cfg, folder, threads=threads)
-    if isinstance(cfg, TransformersEngineConfig):
-        from selfimprove.engines.transformers import TransformersEngine
+        return replicated_transformers(cfg, folder, threads=threads)
+    from selfimprove.engines.transformers import TransformersEngine
 
-        return TransformersEngine(cfg, folder, threads=threads)
-    from selfimprove.engines.vllm import VllmEngine
+    return TransformersEngine(cfg, folder, threads=threads)
 
-    return VllmEngine(cfg, folder)
+
+def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
+    """vLLM takes minutes to load: what can be checked is checked now, the rest waits for the first request."""
+    from selfimprove.chat import ChatFormat
+
+    check_installed()
+    check_model(cfg, folder)
+    chat = ChatFormat.load(folder, cfg.chat_template)
+    gpus = visible_gpus()
+    replicas = replica_count(cfg, len(gpus))
+
+    def make() -> Engine:
+        full = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
+        if replicas > 1:
+            from selfimprove.engines.replicated import replicated_vllm
+
+            return replicated_vllm(cfg, full, replicas=replicas, gpus=gpus, threads=threads)
+        from selfimprove.engines.vllm import VllmEngine
+
+        return VllmEngine(cfg, full)
+
+    return LazyEngine(make, chat, cfg.context)

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from selfimprove.engines.base import Engine, EngineStats, Request
-from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig
+from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.vllm_checks import check_gpu_memory, visible_gpus
 from selfimprove.pipeline.journal import Journal
 
 ExpertMaker = Callable[[ScriptedEngineConfig], Callable[[Request, int], str]]
@@ -26,8 +27,15 @@ async def open_engines(
     journal: Journal,
     expert: ExpertMaker | None = None,
 ) -> AsyncIterator[dict[str, Engine]]:
-    """The engines called ``names``, each once; a scripted one is not journaled, as it costs nothing to ask again."""
+    """The engines called ``names``, each once; a scripted one is not journaled, as it costs nothing to ask again.
+
+    Raises:
+        UserError: as ``make_engine``, and where vLLM engines that share GPUs ask for more than their memory.
+    """
     engines: dict[str, Engine] = {}
+    vllm = {name: cfg for name in sorted(set(names)) if isinstance(cfg := configs[name], VllmEngineConfig)}
+    if len(vllm) > 1:
+        check_gpu_memory(vllm, len(visible_gpus()))
     try:
         for name in sorted(set(names)):
             config = configs[name]

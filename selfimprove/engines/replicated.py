@@ -1,56 +1,43 @@
-"""The default engine in several processes: two with a thread each decode more than one with two threads.
+"""An engine in several processes, with one queue: the default engine on CPUs, vLLM on GPUs.
 
-A small model's step is many short operations, which threads cannot share well; whole engines side by side can. Each
-worker process holds the model, its share of the slots and its share of the threads, and does what
-``engines.transformers`` does. This side has the queue: a request goes to the worker that has its task's prefixes, or
-to one with free slots while that one has none.
-
-Promise: as the default engine's, with "slots" and "threads" read as a worker's. Which worker answers changes no bit,
-so an engine with r replicas, r x s slots and r x t threads gives the very completions of one with s slots and t
-threads. (Another s or t may change the last bits of log-probabilities, as it may there.)
-
-The workers are forked before torch has started threads here, so that torch is imported once, if it was not already;
-where it has threads, the workers are fresh interpreters. A worker ends when its line to this process breaks, so none
+Each worker process holds a whole engine. This side has the queue: a request goes to the worker that has its task's
+prefixes, or to one with room while that one has none. A worker ends when its line to this process breaks, so none
 outlives it, however it ends.
+
+*transformers*: a small model's step is many short operations, which threads cannot share well; whole engines side by
+side can. Each worker has its share of the slots and of the threads. Promise: as the default engine's, with "slots" and
+"threads" read as a worker's. Which worker answers changes no bit, so an engine with r replicas, r x s slots and r x t
+threads gives the very completions of one with s slots and t threads. (Another s or t may change the last bits of
+log-probabilities, as it may there.) The workers are forked before torch has started threads here, so that torch is
+imported once, if it was not already; where it has threads, the workers are fresh interpreters.
+
+*vllm*: each worker has GPUs of its own, or its share of a CPU's threads. The workers are fresh interpreters (CUDA does
+not survive a fork), and load side by side. Promise: as one vLLM engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import multiprocessing
 import os
-import select
-import signal
 import sys
 import threading
 import time
-import traceback
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from multiprocessing.connection import Connection
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
 
 from selfimprove.chat import ChatFormat
-from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
-from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.base import Completion, Engine, EngineError, EngineStats, Request
+from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
+from selfimprove.engines.worker import ORPHAN_SECONDS, Plan, start_worker
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 from selfimprove.seeds import key_bits
-
-Outcome = Literal["done", "blocked", "refused", "failed", "cancelled"]
-"""How a call ended in a worker: completions, an EngineError, a UserError, any other exception, or our own cancel."""
-
-ORPHAN_SECONDS = 1.0
-"""A line may be held open by a process that somebody else forked; so a worker also looks this often for its parent."""
-
-LINES: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Our ends of all lines. A forked worker has copies; it closes them, or no line would ever be seen to break."""
 
 
 @dataclass(eq=False)
@@ -74,26 +61,40 @@ class _Worker:
     stats: EngineStats = field(default_factory=EngineStats)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one worker takes at once.
+
+    Attributes:
+        slots: samples that it decodes at once.
+        ahead: samples sent beyond that, so that a slot that gets free need not wait for this side.
+        context: tokens of a prompt and its completion.
+    """
+
+    slots: int
+    ahead: int
+    context: int
+
+
 class ReplicatedEngine:
-    """Implements ``engines.base.Engine`` over ``cfg.replicas`` processes on a CPU."""
+    """Implements ``engines.base.Engine`` over processes that each hold an engine."""
 
     def __init__(
-        self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, start: str | None = None
+        self, plans: Sequence[Plan], share: Share, chat: ChatFormat, *, name: str, remedy: str, start: str = "spawn"
     ) -> None:
         """Start the workers and wait until each has loaded the model.
 
         Args:
-            threads: of all workers together; each has at least one.
-            start: "fork" or "spawn"; None chooses.
+            plans: one a worker.
+            share: of each worker.
+            name: the engine's, and ``remedy`` the params to lower where memory ran out: both for messages.
+            start: "fork" or "spawn".
 
         Raises:
-            UserError: as ``TransformersEngine``.
+            UserError: as the engine that the plans make.
         """
-        self.chat = ChatFormat.load(model_dir, cfg.chat_template)
-        slots = cfg.slots // cfg.replicas
-        self._share = cfg.model_copy(
-            update={"replicas": 1, "slots": slots, "prefill_rows": min(cfg.prefill_rows, slots)}
-        )
+        self.chat = chat
+        self._share, self._name, self._remedy = share, name, remedy
         self._calls: dict[int, _Call] = {}
         self._asked: dict[int, tuple[_Worker, int]] = {}
         self._made = 0
@@ -102,11 +103,14 @@ class ReplicatedEngine:
         self._seconds, self._since = 0.0, 0.0
         self._workers: list[_Worker] = []
         try:
-            for _ in range(cfg.replicas):
-                arguments = (self._share, model_dir, max(1, threads // cfg.replicas))
-                self._workers.append(_started(start or _start_method(), arguments))
-            for worker in self._workers:
-                self._await_ready(worker)
+            for plan in plans:
+                self._workers.append(_Worker(*start_worker(start, plan)))
+            loading = list(self._workers)
+            while loading:
+                ready = wait([worker.line for worker in loading])
+                for worker in [worker for worker in loading if worker.line in ready]:
+                    self._await_ready(worker)
+                    loading.remove(worker)
         except BaseException:
             self._end()
             raise
@@ -128,14 +132,14 @@ class ReplicatedEngine:
         return len(self.chat.encode(messages, add_generation_prompt=True).ids)
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit a slot; methods drop their oldest turns until they do."""
+        """Whether the prompt and ``max_tokens`` more fit the context; methods drop their oldest turns until they do."""
         return self.prompt_tokens(messages) + max_tokens <= self._share.context
 
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.
 
         Raises:
-            EngineError: as ``TransformersEngine.generate``.
+            EngineError: as the workers' engine.
             UserError: a worker has died, or refused to work; every call ends with this.
         """
         if self._error is not None:
@@ -185,7 +189,7 @@ class ReplicatedEngine:
 
     def _feed(self) -> None:
         """Send what waits here: to its home while that has free slots, else to another's, else some ahead."""
-        slots, ahead = self._share.slots, self._share.prefill_rows
+        slots, ahead = self._share.slots, self._share.ahead
         for worker in self._workers:
             while worker.queue and worker.load < slots:
                 self._send(worker, worker.queue.popleft())
@@ -194,7 +198,6 @@ class ReplicatedEngine:
             while longest.queue and worker.load < slots:
                 self._send(worker, longest.queue.popleft())
         for worker in self._workers:
-            # So that a slot that gets free need not wait for this side, and reading passes are filled.
             while worker.queue and worker.load < slots + ahead:
                 self._send(worker, worker.queue.popleft())
 
@@ -259,8 +262,8 @@ class ReplicatedEngine:
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         place = self._workers.index(worker) + 1
         return UserError(
-            f"engine transformers: worker process {place} of {len(self._workers)} {how}; if memory ran out, lower "
-            "slots or replicas, and run again: what was done is kept."
+            f"engine {self._name}: worker process {place} of {len(self._workers)} {how}; if memory ran out, lower "
+            f"{self._remedy}, and run again: what was done is kept."
         )
 
     def _end(self) -> None:
@@ -271,6 +274,79 @@ class ReplicatedEngine:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
+
+
+def replicated_transformers(
+    cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, start: str | None = None
+) -> ReplicatedEngine:
+    """The default engine in ``cfg.replicas`` processes on a CPU, which share its slots.
+
+    Args:
+        threads: of all workers together; each has at least one.
+        start: "fork" or "spawn"; None chooses.
+
+    Raises:
+        UserError: as ``TransformersEngine``.
+    """
+    slots = cfg.slots // cfg.replicas
+    rows = min(cfg.prefill_rows, slots)
+    share = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
+    plan = Plan(partial(_transformers, share, model_dir, max(1, threads // cfg.replicas)))
+    return ReplicatedEngine(
+        [plan] * cfg.replicas,
+        Share(slots, ahead=rows, context=cfg.context),  # so many ahead also fill the reading passes
+        ChatFormat.load(model_dir, cfg.chat_template),
+        name="transformers",
+        remedy="slots or replicas",
+        start=start or _start_method(),
+    )
+
+
+def replicated_vllm(
+    cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
+) -> ReplicatedEngine:
+    """vLLM in ``replicas`` processes, each with ``cfg.tensor_parallel`` of ``gpus``, or with its share of a CPU.
+
+    Args:
+        gpus: as ``vllm_checks.visible_gpus`` names them; none: on the CPU.
+        threads: CPU threads of all workers together; each has at least one.
+
+    Raises:
+        UserError: as ``VllmEngine``.
+    """
+    return ReplicatedEngine(
+        vllm_plans(cfg, model_dir, replicas=replicas, gpus=gpus, threads=threads),
+        Share(cfg.max_sequences, ahead=max(1, cfg.max_sequences // 4), context=cfg.context),
+        ChatFormat.load(model_dir, cfg.chat_template),
+        name="vllm",
+        remedy="max_sequences, gpu_memory or replicas",
+    )
+
+
+def vllm_plans(
+    cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
+) -> list[Plan]:
+    """What each process of ``replicated_vllm`` is: its GPUs in the order of ``gpus``, and its share of the threads."""
+    width, own_threads = cfg.tensor_parallel, str(max(1, threads // replicas))
+    plans = []
+    for index in range(replicas):
+        environment = {"OMP_NUM_THREADS": own_threads, "MKL_NUM_THREADS": own_threads}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * width : (index + 1) * width])
+        plans.append(Plan(partial(_vllm, cfg, model_dir), environment, has_children=width > 1))
+    return plans
+
+
+def _transformers(cfg: TransformersEngineConfig, model_dir: Path, threads: int) -> Engine:
+    from selfimprove.engines.transformers import TransformersEngine
+
+    return TransformersEngine(cfg, model_dir, threads=threads)
+
+
+def _vllm(cfg: VllmEngineConfig, model_dir: Path) -> Engine:
+    from selfimprove.engines.vllm import VllmEngine
+
+    return VllmEngine(cfg, model_dir)
 
 
 def _start_method() -> str:
@@ -287,82 +363,3 @@ def _start_method() -> str:
     tasks = Path("/proc/self/task")
     others = len(list(tasks.iterdir())) - threading.active_count() if tasks.is_dir() else 1
     return "spawn" if others else "fork"
-
-
-def _started(method: str, arguments: tuple[TransformersEngineConfig, Path, int]) -> _Worker:
-    context: Any = multiprocessing.get_context(method)
-    ours, theirs = context.Pipe()
-    LINES.add(ours)
-    process = context.Process(target=_work, args=(theirs, os.getpid(), *arguments), daemon=True)
-    process.start()
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _work(line: Connection, parent: int, cfg: TransformersEngineConfig, model_dir: Path, threads: int) -> None:
-    """A worker's life, in its own process: load, say so, answer until the line breaks."""
-    try:
-        gc.freeze()  # collections need not look through what was imported
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the stage, which ends us
-        for other in LINES:
-            other.close()
-        from selfimprove.engines.transformers import TransformersEngine
-
-        try:
-            engine = TransformersEngine(cfg, model_dir, threads=threads)
-        except UserError as error:
-            line.send(("refused", str(error)))
-        except Exception:
-            line.send(("failed", traceback.format_exc()))
-        else:
-            line.send(("ready", ""))
-            asyncio.run(_answer_all(line, parent, engine))
-    finally:
-        os._exit(1)  # without the exit handlers that a fork has inherited
-
-
-async def _answer_all(line: Connection, parent: int, engine: Any) -> None:
-    loop = asyncio.get_running_loop()
-    tasks: dict[int, asyncio.Task[None]] = {}
-
-    async def answer(number: int, request: Request) -> None:
-        outcome: Outcome = "cancelled"
-        value: Any = None
-        try:
-            outcome, value = "done", await engine.generate(request)
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-        except EngineError as error:
-            outcome, value = "blocked", str(error)
-        except UserError as error:
-            outcome, value = "refused", str(error)
-        except Exception:
-            outcome, value = "failed", traceback.format_exc()
-        del tasks[number]
-        line.send((number, outcome, value, engine.stats))
-
-    def take() -> None:
-        try:
-            while line.poll():
-                message = line.recv()
-                if message is None:
-                    engine.forget_prefixes()
-                elif message[1] is not None:
-                    tasks[message[0]] = loop.create_task(answer(message[0], message[1]))
-                elif message[0] in tasks:
-                    tasks[message[0]].cancel()
-        except (EOFError, OSError):
-            os._exit(0)
-
-    def watch() -> None:
-        # A thread, so that the end of the parent is noticed at once, whatever is being computed. It sleeps through
-        # messages: a thread that woke for each would take the interpreter's lock from the steps.
-        broken = select.poll()
-        broken.register(line.fileno(), 0)
-        while not broken.poll(ORPHAN_SECONDS * 1000) and os.getppid() == parent:
-            pass
-        os._exit(0)
-
-    loop.add_reader(line.fileno(), take)
-    threading.Thread(target=watch, daemon=True).start()
-    await asyncio.Event().wait()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ import torch
 
 from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
-from selfimprove.engines.choices import decide
+from selfimprove.engines.choices import allowed_trie, decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
 from selfimprove.engines.models import check_context, check_vocabulary, load_causal_lm
 from selfimprove.engines.reading import Prompts
 from selfimprove.engines.samples import Job, Samples, indices
-from selfimprove.engines.sampling import TokenTrie
 from selfimprove.records import Finish, Message
 
 STILL = 8
@@ -85,7 +84,7 @@ class TransformersEngine:
         self._samples = Samples(
             cfg.slots, cfg.context, model.get_input_embeddings().num_embeddings, self.chat.pad_id, self.chat.stop_ids
         )
-        self._trie = lru_cache(maxsize=LISTS_KNOWN)(self._make_trie)
+        self._trie = lru_cache(maxsize=LISTS_KNOWN)(partial(allowed_trie, self.chat))
 
     def prompt_tokens(self, messages: Sequence[Message]) -> int:
         """How many tokens the prompt of these messages has."""
@@ -159,23 +158,6 @@ class TransformersEngine:
                 f"{request.seed}: top_k {request.top_k} is negative, or a choice has max_tokens "
                 f"{request.max_tokens} instead of 1"
             )
-
-    def _make_trie(self, allowed: tuple[str, ...], choice: bool) -> TokenTrie:
-        """What may be written token by token.
-
-        Raises:
-            ValueError: nothing is allowed, the tokenizer cannot write something that is, or, of a choice, not in one
-                token of its own.
-        """
-        if not allowed:
-            raise ValueError("allowed is empty, so no completion is possible")
-        for text in allowed:
-            if not self.chat.token_bytes_known(text):
-                raise ValueError(f"the tokenizer cannot write the allowed output {text!r}")
-        outputs = [self.chat.content_ids(Message(role="assistant", content=text)) for text in allowed]
-        if choice and (len({tuple(ids) for ids in outputs}) < len(outputs) or any(len(ids) != 1 for ids in outputs)):
-            raise ValueError("a choice is among outputs of one token each, all different; these are not")
-        return TokenTrie(outputs, self.chat.end_id)
 
     def _drop(self, job: Job) -> None:
         """Forget a job whose caller has gone."""

@@ -1,120 +1,36 @@
 """vLLM for real, on a CPU in float32: a tiny model through our engine, and through vLLM's own server.
 
 Runs in the optional environment .venvs/vllm (``make test-backends-vllm``), which has its own transformers to compare
-with. The reference is plain: transformers' forward pass over the whole sequence, no cache, no batching.
+with.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from selfimprove.chat import ChatFormat
-from selfimprove.engines.base import Completion, EngineError, Request
-from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
+from selfimprove.engines.base import Completion, EngineError
+from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine
 from selfimprove.engines.vllm import VllmEngine
 from selfimprove.errors import UserError
 from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
+from tests.backends.vllm_asking import CONTEXT, FEEDBACK, QUESTION, Reference, ask, build, check_logprobs, run, together
 from tests.backends.vllm_server import KEY, Server, starting
 from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 
-T = TypeVar("T")
-QUESTION = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
-FEEDBACK = "Your answer is incorrect. Please try again!"
-CONTEXT = 256
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
-
 
 @pytest.fixture(scope="module", autouse=True)
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(vllm_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """vLLM's OpenAI-compatible server; it starts while the other tests run."""
-    with starting(model_dir, tmp_path_factory.mktemp("server") / "log.txt", CONTEXT) as server:
+    with starting(vllm_dir, tmp_path_factory.mktemp("server") / "log.txt", CONTEXT) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def engine(model_dir: Path) -> Iterator[VllmEngine]:
-    engine = build(model_dir)
-    yield engine
-    run(engine.close())
-
-
-def build(model_dir: Path) -> VllmEngine:
-    return VllmEngine(VllmEngineConfig(engine="vllm", context=CONTEXT, dtype="float32", max_sequences=32), model_dir)
-
-
-def run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)
-
-
-def ask(task: str = "t", *, sample: int = 0, messages: list[Message] | None = None, **changes: Any) -> Request:
-    messages = messages or [Message(role="user", content=QUESTION)]
-    return Request(messages, SeedKey(5, task, sample=sample), **{"max_tokens": 40, **changes})
-
-
-def together(engine: VllmEngine, *requests: Request) -> list[list[Completion]]:
-    async def work() -> list[list[Completion]]:
-        return await asyncio.gather(*map(engine.generate, requests))
-
-    return run(work())
-
-
-class Reference:
-    """transformers, one sequence at a time."""
-
-    def __init__(self, model_dir: Path) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        self.chat = ChatFormat.load(model_dir)
-        self._torch = torch
-        self._model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-
-    def logprobs(self, ids: list[int]) -> Any:
-        """Natural log-probabilities of the next token after each of ``ids`` [tokens, vocabulary]."""
-        with self._torch.inference_mode():
-            return self._model(self._torch.tensor([ids])).logits[0].log_softmax(-1)
-
-    def greedy(self, messages: list[Message], max_tokens: int) -> list[int]:
-        ids = list(self.chat.encode(messages, add_generation_prompt=True).ids)
-        answer: list[int] = []
-        while len(answer) < max_tokens:
-            token = int(self.logprobs(ids)[-1].argmax())
-            if token in self.chat.stop_ids:
-                break
-            ids.append(token)
-            answer.append(token)
-        return answer
-
-
-@pytest.fixture(scope="module")
-def reference(model_dir: Path) -> Reference:
-    return Reference(model_dir)
-
-
-def check_logprobs(reference: Reference, request: Request, completion: Completion) -> None:
-    assert completion.token_ids is not None
-    assert completion.logprobs is not None
-    prompt = list(reference.chat.encode(request.messages, add_generation_prompt=True).ids)
-    answer = [*completion.token_ids]
-    if len(completion.logprobs) == len(answer) + 1:
-        answer.append(reference.chat.end_id)
-        assert completion.finish == "stop"
-    table = reference.logprobs(prompt + answer)
-    expected = [float(table[len(prompt) - 1 + i, token]) for i, token in enumerate(answer)]
-    assert completion.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, reference: Reference) -> None:
@@ -218,6 +134,7 @@ def test_a_prompt_and_answer_that_just_fit_are_answered_and_scored(engine: VllmE
     def prompt(digits: int) -> list[Message]:
         return [Message(role="user", content="1" * digits)]
 
+    """The context is all positions that the model has: there is no place for a token beyond it."""
     overhead = len(reference.chat.encode(prompt(0), add_generation_prompt=True).ids)
     messages = prompt(CONTEXT - 2 - overhead)  # a digit is one token, and so is the end of a turn
     assert engine.fits(messages, 2)

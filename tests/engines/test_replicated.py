@@ -18,7 +18,7 @@ import pytest
 
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import EngineConfig, TransformersEngineConfig
-from selfimprove.engines.replicated import ReplicatedEngine
+from selfimprove.engines.replicated import ReplicatedEngine, replicated_transformers
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.errors import UserError
 from selfimprove.params_base import Section
@@ -48,7 +48,7 @@ def config(**changes: object) -> TransformersEngineConfig:
 
 def replicated(folder: Path, start: str = "fork", **changes: object) -> ReplicatedEngine:
     """Two workers of 8 slots and one thread. (Forking is safe here: with one thread torch has no pool.)"""
-    return ReplicatedEngine(config(**{"replicas": 2, "slots": 16} | changes), folder, threads=2, start=start)
+    return replicated_transformers(config(**{"replicas": 2, "slots": 16} | changes), folder, threads=2, start=start)
 
 
 def ask(index: int, **changes: object) -> Request:

@@ -1,0 +1,54 @@
+"""An engine that is made when it is first asked: a stage whose journal answers everything loads no model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+from selfimprove.records import Message
+
+if TYPE_CHECKING:
+    from selfimprove.chat import ChatFormat
+
+
+class LazyEngine:
+    """Implements ``engines.base.Engine``: templates from the start, the engine itself from the first request on."""
+
+    def __init__(self, make: Callable[[], Engine], chat: ChatFormat, context: int) -> None:
+        """``make`` runs once, in a thread of its own, so that the event loop goes on while a model loads."""
+        self.chat = chat
+        self._make = make
+        self._context = context
+        self._making: asyncio.Task[Engine] | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counts; zeros before it is made."""
+        return EngineStats() if self._engine is None else self._engine.stats
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt of these messages has."""
+        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether the prompt and ``max_tokens`` more fit the context."""
+        return self.prompt_tokens(messages) + max_tokens <= self._context
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the engine. Raises: as the engine, and for every call what making it has raised."""
+        if self._engine is None:
+            if self._making is None:
+                self._making = asyncio.create_task(asyncio.to_thread(self._make))
+            # A caller that goes away must not stop what others wait for.
+            self._engine = await asyncio.shield(self._making)
+        return await self._engine.generate(request)
+
+    async def close(self) -> None:
+        """Close the engine, if there is one or one is being made."""
+        if self._making is not None:
+            await asyncio.wait([self._making])
+            if self._making.exception() is None:
+                await self._making.result().close()

@@ -1,0 +1,43 @@
+"""What the tests of vLLM share: one engine for all, as each takes a quarter of a minute to start.
+
+Imports stand inside the fixtures, as other backends' environments lack these packages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from selfimprove.engines.vllm import VllmEngine
+    from tests.backends.vllm_asking import Reference
+
+
+@pytest.fixture(scope="session")
+def vllm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that has as many positions as the engine's context."""
+    from tests.backends.vllm_asking import CONTEXT
+    from tests.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT)
+
+
+@pytest.fixture(scope="session")
+def engine(vllm_dir: Path) -> Iterator[VllmEngine]:
+    """vLLM in this process."""
+    from tests.backends.vllm_asking import build, run
+
+    engine = build(vllm_dir)
+    yield engine
+    run(engine.close())
+
+
+@pytest.fixture(scope="session")
+def reference(vllm_dir: Path) -> Reference:
+    """transformers on the same model."""
+    from tests.backends.vllm_asking import Reference
+
+    return Reference(vllm_dir)
