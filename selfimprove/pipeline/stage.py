@@ -259,7 +259,7 @@ def stage(
     ``python -m stages.rise.evaluate controls`` runs it for one control after the other. Each is a run of its own, with
     its own identity, scratch and timing: those that did not change since are only published again.
 
-    ``heavy``: it imports torch, so a helper that has done so already may run it (``pipeline.warm``).
+    ``heavy``: it imports torch, so a helper that has done so already runs it where it may (``pipeline.warm``).
 
     Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
     its traceback.
@@ -267,7 +267,8 @@ def stage(
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
         def command() -> None:
-            code = warm.forward(main.__globals__["__spec__"].name) if heavy and main.__globals__["__spec__"] else None
+            spec = main.__globals__["__spec__"]
+            code = warm.forward(spec.name, section) if heavy and spec else None
             if code is not None:
                 sys.exit(code)
             item = sys.argv[1] if len(sys.argv) > 1 else ""

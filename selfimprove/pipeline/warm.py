@@ -9,6 +9,10 @@ becomes the stage's. Stages started without the helper import for themselves; th
 The helper holds third-party packages and, of ours, only what reads ``run.threads`` (this module, ``pipeline.params``,
 ``params_base``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
 stage process is killed dies with it.
+
+CUDA cannot start in a fork of a process that asked for it, and with FlashAttention or vLLM installed the imports ask.
+So a stage whose section of the params names a GPU or vLLM runs in its own process, and in the GPU environment
+(``ACCELERATOR=cuda``) there is no helper at all.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from typing import Any
 
 import psutil
 
+from selfimprove.errors import UserError
 from selfimprove.pipeline.params import RunParams, load_section, read_yaml
 
 ADDRESS = "SELFIMPROVE_WARM"
@@ -49,10 +54,13 @@ def started() -> float:
     return float(os.environ.get(STARTED) or psutil.Process().create_time())
 
 
-def forward(module: str) -> int | None:
-    """Have the helper run this stage; its exit code, or None if there is no helper to ask."""
+def forward(module: str, section: str) -> int | None:
+    """Have the helper run this stage, whose params are ``section``; its exit code.
+
+    None if the stage has to run in this process: there is no helper, or the section names a GPU or vLLM.
+    """
     address = os.environ.get(ADDRESS)
-    if not address:
+    if not address or _uses_gpu(_read(section)):
         return None
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -76,8 +84,26 @@ def forward(module: str) -> int | None:
     return int(answer) if answer else 1
 
 
+def _read(section: str) -> Any:
+    """A section of the params; nothing if they cannot be read, which the stage says itself."""
+    try:
+        return read_yaml(Path("params.yaml")).get(section)
+    except UserError:
+        return None
+
+
+def _uses_gpu(params: Any) -> bool:
+    """Whether ``device: cuda`` or ``engine: vllm`` stands anywhere in there."""
+    if isinstance(params, dict):
+        named = params.get("device") == "cuda" or params.get("engine") == "vllm"
+        return named or any(_uses_gpu(value) for value in params.values())
+    return isinstance(params, list) and any(_uses_gpu(value) for value in params)
+
+
 def main() -> None:
     """Run the command given as arguments beside a helper; exit with its code."""
+    if os.environ.get("ACCELERATOR") == "cuda":
+        sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
     folder = tempfile.mkdtemp(prefix="warm-")
     address = str(Path(folder) / "s")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -91,13 +117,20 @@ def main() -> None:
     os.close(alive)
     server.close()
     try:
-        code = subprocess.run(sys.argv[1:], env={**os.environ, ADDRESS: address}, check=False).returncode
-    except KeyboardInterrupt:
-        code = 130
+        code = _run({**os.environ, ADDRESS: address})
     finally:
         os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(code if code >= 0 else 128 - code)
+    sys.exit(code)
+
+
+def _run(environment: dict[str, str]) -> int:
+    """The command's exit code, as a shell counts it."""
+    try:
+        code = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+    except KeyboardInterrupt:
+        code = 130
+    return code if code >= 0 else 128 - code
 
 
 def _serve(server: socket.socket, alive: int) -> None:

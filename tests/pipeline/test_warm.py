@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from selfimprove.pipeline import warm
+from tests.pipeline.workbench import copy_code
 from tests.processes import gone
 from tests.repo_copy import ROOT
 
@@ -20,7 +21,7 @@ CLIENT = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     "from selfimprove.pipeline.warm import forward\n"
     "code = None\n"
-    "while code is None: code = forward('work')  # until the helper has imported\n"
+    "while code is None: code = forward('work', 'rise')  # until the helper has imported\n"
     "sys.exit(code)\n"
 )
 
@@ -31,7 +32,7 @@ def start(folder: Path, work: str, *arguments: str) -> subprocess.Popen[str]:
     (folder / "work.py").write_text(work)
     (folder / "client.py").write_text(CLIENT)
     command = [sys.executable, "-m", "selfimprove.pipeline.warm", sys.executable, "client.py", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLOUR": "green", "ACCELERATOR": "cpu"}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -62,6 +63,101 @@ def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_co
 
 def test_without_a_helper_a_stage_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(warm.ADDRESS, raising=False)
-    assert warm.forward("work") is None
+    assert warm.forward("work", "rise") is None
     monkeypatch.setenv(warm.ADDRESS, str(tmp_path / "nobody"))
-    assert warm.forward("work") is None
+    assert warm.forward("work", "rise") is None
+
+
+# FlashAttention's package, by name alone: with it installed, importing transformers asks CUDA whether there is a GPU.
+FLASH_ATTENTION = {
+    "flash_attn/__init__.py": "__version__ = '2.8.3'\n",
+    "flash_attn-2.8.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
+    "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
+}
+# Python runs it at start: every call of torch.cuda.is_available writes the process's number down.
+COUNTING = """
+import importlib.machinery, os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch.cuda":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def counted(module):
+            execute(module)
+            asked = module.is_available
+
+            def is_available():
+                with open(os.environ["CUDA_LOG"], "a") as log:
+                    log.write(f"{os.getpid()}\\n")
+                return asked()
+
+            module.is_available = is_available
+
+        spec.loader.exec_module = counted
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+STAGE = """
+import os, sys
+from selfimprove.params_base import Section
+from selfimprove.pipeline.stage import stage
+
+class Anything(Section, extra="allow"):
+    pass
+
+METHOD = sys.argv[1]
+
+@stage("probe", METHOD, Anything, heavy=True)
+def main(stage):
+    print(METHOD, os.getpid(), "torch" in sys.modules, flush=True)
+
+if __name__ == "__main__":
+    main()
+"""
+PARAMS = """
+run: {seed: 0, threads: 1}
+rise: {iterations: {iter1: {finetune: {lr: 0.1, device: cuda}}}}
+spin: {engines: [{engine: openai}, {engine: vllm}]}
+agent_r: {sft: {device: cpu}, engines: {actor: {engine: transformers}}}
+"""
+
+
+def probed(folder: Path, accelerator: str) -> tuple[dict[str, tuple[int, bool]], list[int]]:
+    """A stage of three methods under the wrapper: its process, and whether torch was there already; who asked CUDA."""
+    copy_code(folder)
+    for name, text in {**FLASH_ATTENTION, "sitecustomize.py": COUNTING}.items():
+        (folder / "site" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "site" / name).write_text(text)
+    (folder / "stages/probe.py").write_text(STAGE)
+    (folder / "params.yaml").write_text(PARAMS)
+    (folder / "asked").touch()
+    each = "for method in rise spin agent_r; do $PYTHON -m stages.probe $method || exit; done"
+    environment = {
+        **os.environ, "PYTHONPATH": str(folder / "site"), "PYTHON": sys.executable, "ACCELERATOR": accelerator,
+        "CUDA_LOG": str(folder / "asked"),
+    }  # fmt: skip
+    environment.pop(warm.ADDRESS, None)
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "bash", "-c", each]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    asked = [int(line) for line in (folder / "asked").read_text().split()]
+    return {method: (int(pid), loaded == "True") for method, pid, loaded in rows}, asked
+
+
+def test_a_stage_that_uses_a_gpu_or_vllm_is_no_fork_of_a_process_that_asked_cuda(tmp_path: Path) -> None:
+    ran, asked = probed(tmp_path, "cpu")
+    assert {method: loaded for method, (_, loaded) in ran.items()} == {"rise": False, "spin": False, "agent_r": True}
+    helper = set(asked) - {pid for pid, _ in ran.values()}
+    assert helper  # it did ask, or this test shows nothing
+
+
+def test_in_the_gpu_environment_there_is_no_helper_that_could_ask_cuda(tmp_path: Path) -> None:
+    ran, asked = probed(tmp_path, "cuda")
+    assert [loaded for _, loaded in ran.values()] == [False, False, False]
+    assert asked == []
