@@ -35,7 +35,7 @@ export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
 
-.PHONY: help setup repro test lint use plan exp compare report serve play bench docs dag clean-scratch lock
+.PHONY: help setup repro test lint use plan rehearse exp compare report serve play bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -68,6 +68,9 @@ use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 
 plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB DISK=2TB PRICE=in,out GPU=H100)
 	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' $(ARGS)
+
+rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
+	@python -m selfimprove.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S)
 	@python -m selfimprove.pipeline.warm dvc exp run $(foreach pair,$(SET),-S '$(pair)')

@@ -1,0 +1,361 @@
+"""The rule by which a profile becomes its rehearsal: sizes, model and device change, and nothing else.
+
+``rehearsed`` is a pure function. It returns the new params and one ``Replacement`` for every key that changed; a test
+compares the two sets of params key by key for every GPU profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from selfimprove.pipeline.params import METHODS
+
+Params = dict[str, Any]
+Kind = Literal["size", "device", "model", "teacher", "data", "left out"]
+
+CAPS: Mapping[str, float] = {
+    "rise.tasks.demonstrations": 4,
+    "rise.tasks.train": 6,
+    "rise.tasks.dev": 1,
+    "rise.tasks.test": 2,
+    "rise.evaluate.max_tokens": 16,
+    "rise.iterations.*.generate.problems": 3,
+    "rise.iterations.*.generate.offset": 3,
+    "rise.iterations.*.generate.max_tokens": 24,
+    "rise.iterations.*.generate.num_of_samples.*": 4,
+    "agent_r.tasks.demonstrations": 4,
+    "agent_r.tasks.layouts": 1,
+    "agent_r.tasks.revision_demonstrations": 2,
+    "agent_r.tasks.judge_examples": 3,
+    "agent_r.tasks.train": 6,
+    "agent_r.tasks.dev": 1,
+    "agent_r.tasks.test": 2,
+    "agent_r.evaluate.max_steps": 3,
+    "agent_r.evaluate.max_tokens": 24,
+    "agent_r.iterations.*.generate.tasks": 3,
+    "agent_r.iterations.*.generate.offset": 3,
+    "agent_r.iterations.*.generate.max_depth": 6,
+    "agent_r.iterations.*.generate.dives": 3,
+    "agent_r.iterations.*.generate.n_gen": 3,
+    "agent_r.iterations.*.generate.max_tokens": 24,
+    "agent_r.iterations.*.convert.judge_max_tokens": 24,
+    "reflect_rl.env.packages": 2,
+    "reflect_rl.env.files_per_repo": 8,
+    "reflect_rl.tasks.asking.max_tokens": 64,
+    "reflect_rl.generate.negatives": 1,
+    "reflect_rl.generate.max_tokens": 40,
+    "reflect_rl.evaluate.eval_reps": 1,
+    "reflect_rl.evaluate.max_new_tokens": 8,
+    "reflect_rl.iterations.*.rl.max_steps": 2,
+    "reflect_rl.iterations.*.rl.episodes": 4,
+    "reflect_rl.iterations.*.rl.max_new_tokens": 8,
+    "reflect_rl.iterations.*.rl.save_steps": 1,
+    "spin.tasks.train": 6,
+    "spin.tasks.dev": 1,
+    "spin.tasks.test": 4,
+    "spin.evaluate.max_rounds": 3,
+    "spin.evaluate.max_tokens": 24,
+    "spin.iterations.*.generate.start": 0,
+    "spin.iterations.*.generate.max_rounds": 3,
+    "spin.iterations.*.generate.max_tokens": 24,
+    "*.engines.*.context": 2048,
+    "*.engines.*.max_sequences": 16,
+    "*.engines.*.slots": 16,
+    "*.engines.*.prefill_rows": 4,
+}
+"""Key (``*``: any one part) -> the largest value in a rehearsal. A key that is absent or null stays so."""
+
+LIMITS: Mapping[str, int] = {
+    "agent_r.evaluate.revision_tasks": 2,
+    "agent_r.iterations.*.convert.max_pairs_per_tree": 1,
+    "reflect_rl.tasks.train": 6,
+    "reflect_rl.tasks.dev": 1,
+    "reflect_rl.tasks.test": 2,
+    "reflect_rl.generate.tasks": 2,
+    "reflect_rl.generate.negative_tasks": 2,
+    "spin.evaluate.end": 2,
+    "spin.evaluate.retries": 1,
+    "spin.iterations.*.generate.end": 4,
+    "spin.iterations.*.generate.retries": 1,
+}
+"""The same for keys whose absence or null means "all": they are set."""
+
+TRAINING_CAPS: Mapping[str, float] = {
+    "epochs": 1.0,
+    "batch_size": 2,
+    "micro_batch_tokens": 1024,
+    "row_tokens": 1024,
+    "max_length": 1024,
+    "max_prompt_length": 512,
+    "warmup_steps": 1,
+    "save_steps": 2,
+    "logging_steps": 1,
+}
+"""The same for every section of fine-tuning (one with a launcher)."""
+
+TRAINING_TOKENS = 1500
+"""A fine-tuning stops after the step that brings the tokens read to this many."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a rehearsal has on this machine.
+
+    Attributes:
+        gpus: 0 for a rehearsal on the CPU.
+        models: method -> folder of the model that stands in for the profile's; a method without one keeps its own.
+        teacher: base address of the local OpenAI-compatible server.
+        chats: folder of chats in the format of ``plain reformat``.
+        snippets: file of search snippets.
+        embedded: tasks are made here instead of being fetched from their declared source.
+        iterations: length to which a chain of iterations is cut.
+    """
+
+    gpus: int
+    models: Mapping[str, str]
+    teacher: str
+    chats: str
+    snippets: str
+    embedded: bool = False
+    iterations: int = 2
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One key of the params that the rehearsal changes. ``old`` or ``new`` is None where the key is absent."""
+
+    key: str
+    old: Any
+    new: Any
+    kind: Kind
+
+
+def gpu_methods(params: Mapping[str, Any]) -> list[str]:
+    """The methods whose section asks for a GPU: some device is cuda, or an engine is vLLM."""
+
+    def asks(section: Mapping[str, Any]) -> bool:
+        return any(node.get("device") == "cuda" or node.get("engine") == "vllm" for _, node in _mappings(section))
+
+    return [method for method in METHODS if asks(params[method])]
+
+
+def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tuple[Params, list[Replacement]]:
+    """The params of the rehearsal and every key that differs, in the params' order; ``params`` stays as it is.
+
+    Args:
+        params: composed params of a profile, as plain mappings.
+        methods: the methods that are rehearsed; other methods' sections stay as they are.
+    """
+    edit = _Edit(deepcopy(dict(params)))
+    for method in methods:
+        _cut_iterations(edit, method, here.iterations)
+        _replace_model(edit, method, here.models.get(method))
+        _replace_services(edit, method, here)
+        if here.embedded:
+            _embed_tasks(edit, method)
+        if not here.gpus:
+            _let_expert_search(edit, method)
+        _fit_sizes(edit, method)
+        for path, node in list(_mappings(edit.params[method], (method,))):
+            _fit_device(edit, path, node, here.gpus)
+    if not here.gpus:
+        several = any(node.get("processes", 1) > 1 for m in methods for _, node in _mappings(edit.params[m]))
+        edit.set("run.threads", 1 if several else 2, "device")
+    return edit.params, edit.made
+
+
+class _Edit:
+    """Params that are being changed, and the changes made."""
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        self.made: list[Replacement] = []
+
+    def set(self, key: str, value: Any, kind: Kind) -> None:
+        """Set a key to another value; an equal one is no change."""
+        node, last = self._node(key)
+        old = node[last] if isinstance(node, list) else node.get(last)
+        if old != value or (isinstance(node, dict) and last not in node):
+            self.made.append(Replacement(key, old, value, kind))
+            node[last] = deepcopy(value)
+
+    def remove(self, key: str, kind: Kind) -> None:
+        """Remove a key that may be absent."""
+        node, last = self._node(key)
+        if last in node:
+            self.made.append(Replacement(key, node.pop(last), None, kind))
+
+    def get(self, key: str) -> Any:
+        """The value of a key; None if it or what it lies in is absent."""
+        node: Any = self.params
+        for part in key.split("."):
+            node = node.get(part) if isinstance(node, dict) else None
+        return node
+
+    def _node(self, key: str) -> tuple[Any, Any]:
+        *parts, last = key.split(".")
+        node: Any = self.params
+        for part in parts:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        return node, int(last) if isinstance(node, list) else last
+
+
+def _cut_iterations(edit: _Edit, method: str, longest: int) -> None:
+    """Leave out the iterations that come after the first ``longest`` of their chain; their controls match the last."""
+    iterations = edit.params[method]["iterations"]
+    inits = {name: one["init"] for name, one in iterations.items()}
+
+    def chain(name: str) -> list[str]:
+        return [*chain(inits[name]), name] if name in inits else []
+
+    kept = {name: chain(name)[:longest][-1] for name in inits}
+    for name in inits:
+        if kept[name] != name:
+            edit.remove(f"{method}.iterations.{name}", "size")
+    for name, control in edit.params[method]["controls"].items():
+        for key in ("match", "source"):
+            if control.get(key) in kept:
+                edit.set(f"{method}.controls.{name}.{key}", kept[control[key]], "size")
+
+
+def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
+    if folder is not None:
+        edit.set(f"base.{method}.model", folder, "model")
+        for key in ("revision", "adapter_of"):
+            edit.remove(f"base.{method}.{key}", "model")
+
+
+def _replace_services(edit: _Edit, method: str, here: Here) -> None:
+    """Paid or absent services: chat endpoints, live search, experiment trackers, data without a declared source."""
+    for name, engine in edit.params[method]["engines"].items():
+        if engine and engine["engine"] == "openai":
+            edit.set(f"{method}.engines.{name}.base_url", here.teacher, "teacher")
+            edit.remove(f"{method}.engines.{name}.api_key_file", "teacher")
+    for path, node in list(_mappings(edit.params[method], (method,))):
+        if node.get("report_to") in ("wandb", "trackio"):
+            edit.set(".".join((*path, "report_to")), "tensorboard", "teacher")
+    if method != "spin":
+        return
+    for tools in ("tools", "play_tools"):
+        for name, behind in ((edit.get(f"spin.{tools}") or {}).get("use") or {}).items():
+            if behind == "serpapi":
+                edit.set(f"spin.{tools}.use.{name}", "replay", "data")
+                edit.set(f"spin.{tools}.snippets", here.snippets, "data")
+    if edit.get("spin.tasks.source") == "chat":
+        edit.set("spin.tasks.file", here.chats, "data")
+
+
+def _embed_tasks(edit: _Edit, method: str) -> None:
+    """Tasks made here, for a rehearsal without network and mirror."""
+    if method == "rise" and edit.get("rise.tasks.source") != "embedded":
+        edit.set("rise.tasks.source", "embedded", "data")
+        edit.set("rise.env.name", "gsm8k", "data")
+        edit.remove("rise.tasks.files", "data")
+    if method == "spin" and edit.get("spin.tasks.source") == "hotpotqa":
+        edit.set("spin.tasks.source", "encyclopedia", "data")
+        edit.remove("spin.tasks.other", "data")
+
+
+def _let_expert_search(edit: _Edit, method: str) -> None:
+    """A small model finds nothing to learn from, so the environment's expert finds it.
+
+    Agent-R: the expert searches the first iteration's trees, which the second, whose trees the model itself searches,
+    learns from as well. SPIN: no episode earns a reward, so a control that compares rewards has no data.
+    """
+    if method == "agent_r":
+        first = next(iter(edit.params["agent_r"]["iterations"]))
+        edit.set("agent_r.engines.rehearsal_expert", {"engine": "scripted", "error_rate": 0.4}, "model")
+        edit.set(f"agent_r.iterations.{first}.generate.engine", "rehearsal_expert", "model")
+        for name in edit.params["agent_r"]["iterations"]:
+            edit.set(f"agent_r.iterations.{name}.convert.accumulate", True, "model")
+    if method == "spin":
+        for name, control in list(edit.params["spin"]["controls"].items()):
+            if control["data"] == "outcome":
+                edit.remove(f"spin.controls.{name}", "left out")
+
+
+def _fit_sizes(edit: _Edit, method: str) -> None:
+    for table, absent_means_all in ((CAPS, False), (LIMITS, True)):
+        for pattern, cap in table.items():
+            for key in list(_matches(edit.params, pattern, method, create=absent_means_all)):
+                old = _value(edit.params, key)
+                if old is not None or absent_means_all:
+                    edit.set(key, cap if old is None else min(old, cap), "size")
+    for path, node in list(_mappings(edit.params[method], (method,))):
+        if "launcher" not in node or path[-1] == "rl":
+            continue
+        place = ".".join(path)
+        for key, cap in TRAINING_CAPS.items():
+            if node.get(key) is not None:
+                edit.set(f"{place}.{key}", min(node[key], cap), "size")
+        if node.get("epochs") != 0:
+            edit.set(f"{place}.max_tokens", min(node.get("max_tokens") or TRAINING_TOKENS, TRAINING_TOKENS), "size")
+
+
+def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpus: int) -> None:
+    """What the machine has: fewer processes, and on a CPU no GPU's data types and kernels."""
+    place = ".".join(path)
+    most = gpus or 2
+    if "processes" in node:
+        edit.set(f"{place}.processes", min(node["processes"], most), "device")
+        edit.set(f"{place}.nodes", 1, "device") if node.get("nodes", 1) > 1 else None
+        edit.remove(f"{place}.rendezvous", "device")
+    if isinstance(node.get("replicas"), int):
+        edit.set(f"{place}.replicas", min(node["replicas"], most), "device")
+    if node.get("tensor_parallel", 1) > max(1, gpus):
+        edit.set(f"{place}.tensor_parallel", max(1, gpus), "device")
+    if gpus:
+        return
+    for key, here, there in (
+        ("device", "cpu", ("cuda",)),
+        ("dtype", "float32", ("bfloat16", "float16")),
+        ("attention", "sdpa", ("flash_attention_2",)),
+        ("tf32", False, (True,)),
+    ):
+        if node.get(key) in there:
+            edit.set(f"{place}.{key}", here, "device")
+    if node.get("backend") == "xtuner":
+        edit.set(f"{place}.launcher.processes", 1, "device")
+
+
+def _mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every mapping at or below ``node`` with its path."""
+    if isinstance(node, dict):
+        yield path, node
+        for key, value in node.items():
+            yield from _mappings(value, (*path, str(key)))
+
+
+def _matches(params: Params, pattern: str, method: str, *, create: bool) -> Iterator[str]:
+    """Keys of ``method`` that a pattern names; with ``create`` also an absent last part of a mapping that is there."""
+    *parts, last = pattern.split(".")
+    if parts[0] not in ("*", method):
+        return
+    places: list[tuple[tuple[str, ...], Any]] = [((method,), params[method])]
+    for part in parts[1:]:
+        places = [
+            ((*path, name), value)
+            for path, node in places
+            for name, value in _children(node)
+            if part in ("*", name) and isinstance(value, dict | list)
+        ]
+    for path, node in places:
+        names = [name for name, _ in _children(node) if last in ("*", name)]
+        for name in names or ([last] if create and isinstance(node, dict) else []):
+            yield ".".join((*path, name))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, list):
+        return [(str(index), value) for index, value in enumerate(node)]
+    return [(str(key), value) for key, value in node.items()]
+
+
+def _value(params: Params, key: str) -> Any:
+    node: Any = params
+    for part in key.split("."):
+        node = node[int(part)] if isinstance(node, list) else node.get(part)
+    return node

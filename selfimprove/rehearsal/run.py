@@ -1,0 +1,239 @@
+"""Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and tells what happened."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from selfimprove.errors import UserError
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.publish import write_json
+from selfimprove.rehearsal import folder as place
+from selfimprove.rehearsal import stand_in
+from selfimprove.rehearsal.rule import Here, Params, gpu_methods, rehearsed
+from selfimprove.rehearsal.teacher import KEY, serving
+from selfimprove.rehearsal.tell import printable, tell
+
+REAL = stand_in.REAL
+CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
+GPU_ENVIRONMENT = Path(".venv/bin")
+LOG_LINES = 15
+_RUNNING = re.compile(r"Running stage '([^']+)'")
+
+
+def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
+    """Rehearse a profile; returns the exit code: 0 if the whole graph ran, 1 if a stage failed.
+
+    Args:
+        method: one method, or ``all`` that the profile runs on a GPU.
+        root: the repository.
+        quick: random weights, made tasks and one iteration.
+
+    Raises:
+        UserError: no such profile or method, or nothing of it needs a GPU; or the teacher did not start.
+    """
+    params = _composed(profile, root)
+    methods = _chosen(profile, params, method)
+    gpus = _gpus()
+    folder = root / place.HOME / (f"{profile}.quick" if quick else profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    place.lay_out(folder, root)
+    place.make_chats(folder)
+    place.make_snippets(folder)
+    port = place.port_of(folder)
+    here = Here(
+        gpus=gpus,
+        models={} if gpus and not quick else _stand_ins(params, methods, folder, root, quick),
+        teacher=f"http://127.0.0.1:{port}/v1",
+        chats=place.CHATS,
+        snippets=place.SNIPPETS,
+        embedded=quick,
+        iterations=1 if quick else 2,
+    )
+    own, replaced = rehearsed(params, methods, here)
+    place.link_named_files(folder, root, own, methods)
+    _write_params(folder, own)
+    environment = _environment(own, methods, root, gpus)
+    print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
+    with serving(folder, port, folder / "teacher.log"):
+        code = _repro(folder, [f"{m}-report" for m in methods], environment)
+    if code:
+        return 1
+    print(tell(profile, methods, params, own, replaced, _minutes(folder), gpus))
+    return 0
+
+
+def _composed(profile: str, root: Path) -> Params:
+    params: Params = YAML(typ="safe", pure=True).load(compose(profile, root / "profiles"))
+    return params
+
+
+def _chosen(profile: str, params: Params, method: str) -> list[str]:
+    """The methods to rehearse.
+
+    Raises:
+        UserError: the profile needs no GPU, or not for that method.
+    """
+    found = gpu_methods(params)
+    if method not in ("all", *METHODS):
+        raise UserError(f"METHOD={method}: there are: all, {', '.join(METHODS)}.")
+    if not found:
+        raise UserError(
+            f"profile {profile!r} runs on the CPU as it is and needs no rehearsal; "
+            f"`make use PROFILE={profile} && make repro` runs it."
+        )
+    if method == "all":
+        return found
+    if method not in found:
+        raise UserError(
+            f"profile {profile!r} runs {method} on the CPU, so it needs no rehearsal; METHOD={found[0]} does."
+        )
+    return [method]
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _stand_ins(params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> dict[str, str]:
+    """Method -> the model that stands in for its own; a model that is made from scratch or is the small one stays."""
+    asked = {method: params["base"][method]["model"] for method in methods}
+    return {m: _stand_in(name, folder, root, quick) for m, name in asked.items() if name and (quick or name != REAL)}
+
+
+def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
+    """The model that stands in for ``model``, as a path relative to the rehearsal's folder."""
+    kind = stand_in.family(model)
+    if kind == "llama" and not quick:
+        if not (root / REAL / "config.json").is_file():
+            _make(root, REAL)
+        place.link(folder / REAL, root / REAL)
+        return REAL
+    name = f"models/small-{kind}"
+    stand_in.build(kind, folder / name, root)
+    return name
+
+
+def _make(root: Path, goal: str) -> None:
+    """Let make bring what is missing.
+
+    Raises:
+        UserError: it failed.
+    """
+    if subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode:
+        raise UserError(f"rehearse: `make {goal}` failed; it is needed here.")
+
+
+def _write_params(folder: Path, params: Params) -> None:
+    from io import StringIO
+
+    out = StringIO()
+    yaml = YAML()
+    yaml.width = 120
+    yaml.dump(params, out)
+    place.write_if_changed(folder / "params.yaml", out.getvalue())
+
+
+def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> dict[str, str]:
+    """The stages' environment: the Python that has the profile's engines first on the path, dummy keys, no network."""
+    if gpus:
+        bin_folder = root / GPU_ENVIRONMENT
+    else:
+        _make(root, "env-vllm")
+        bin_folder = root / CPU_ENVIRONMENT
+    text = str({method: params[method] for method in methods})
+    if "'backend': 'xtuner'" in text:
+        _make(root, "env-xtuner")
+    if "'backend': 'textworld'" in text:
+        _make(root, "env-alfworld")
+    keys = {
+        engine.get("api_key_env") or "OPENAI_API_KEY": KEY
+        for method in methods
+        for engine in params[method]["engines"].values()
+        if engine["engine"] == "openai"
+    }
+    own = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
+    return {**os.environ, **own, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
+
+
+def _repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
+    """Run DVC in the rehearsal's folder, a line per stage; its output goes to a log, whose end a failure shows."""
+    log, minutes = folder / "log.txt", _minutes(folder)
+    command = [shutil.which("dvc", path=environment["PATH"]) or "dvc", "repro", *goals]
+    stage, began = "", time.monotonic()
+    with (
+        log.open("w", encoding="utf-8") as out,
+        _ended_with_us(
+            subprocess.Popen(
+                command, cwd=folder, env=dict(environment), text=True, errors="replace", start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        ) as process,
+    ):  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            out.write(line)
+            out.flush()
+            found = _RUNNING.search(line)
+            if found is not None:
+                _note(folder, minutes, stage, began)
+                stage, began = found[1], time.monotonic()
+                print(f"  {time.strftime('%H:%M:%S')}  {stage}", flush=True)
+        code = process.wait()
+    if code == 0:
+        _note(folder, minutes, stage, began)
+        return 0
+    end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
+    print(
+        f"{end}\nrehearse: stage {stage or 'graph'} failed; {log} holds its whole output. "
+        "Fix the cause and run the same command again: it goes on at this stage.",
+        file=sys.stderr,
+    )
+    return code
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """End the process's whole session if this process is interrupted or told to end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> None:
+    if stage:
+        minutes[stage] = round((time.monotonic() - began) / 60, 2)
+        write_json(folder / "minutes.json", minutes)
+
+
+def _minutes(folder: Path) -> dict[str, float]:
+    """Stage -> minutes of its last run, of this and earlier calls."""
+    import json
+
+    file = folder / "minutes.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
