@@ -12,6 +12,12 @@ from pydantic import Field, field_validator, model_validator
 from selfimprove.params_base import Section
 
 
+def _count_or_auto(value: object) -> object:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"a whole number from 1, or auto, is expected, got {value!r}")
+
+
 class TransformersEngineConfig(Section):
     """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/transformers.py``).
 
@@ -21,20 +27,29 @@ class TransformersEngineConfig(Section):
     engine: Literal["transformers"]
     model: str = "policy"
     chat_template: str | None = None
-    slots: int = Field(default=64, ge=1, description="rows decoded at once, by all replicas together")
+    slots: int | Literal["auto"] = Field(
+        default="auto", description="rows decoded at once, by all replicas together; auto: what suits the model's size"
+    )
     replicas: int = Field(default=1, ge=1, description="processes; on a CPU, one a thread decodes small models fastest")
     context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
-    prefill_rows: int = Field(default=16, ge=1)
+    prefill_rows: int | Literal["auto"] = Field(
+        default="auto", description="prompts read at once, by each replica; auto: what suits the model's size"
+    )
     prefill_block: int = Field(default=32, ge=1, description="tokens of a prompt that are read at once")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     trust_remote_code: bool = False
 
+    @field_validator("slots", "prefill_rows", mode="before")
+    @classmethod
+    def _rows_are_a_count_or_auto(cls, value: object) -> object:
+        return _count_or_auto(value)
+
     @model_validator(mode="after")
     def _replicas_share_slots_of_a_cpu(self) -> TransformersEngineConfig:
         if self.replicas > 1 and self.device != "cpu":
             raise ValueError(f"replicas {self.replicas} is for device cpu; set replicas to 1 on {self.device}")
-        if self.replicas > self.slots:
+        if self.slots != "auto" and self.replicas > self.slots:
             raise ValueError(f"replicas {self.replicas} is more than slots {self.slots}; raise slots")
         return self
 
@@ -62,9 +77,7 @@ class VllmEngineConfig(Section):
     @field_validator("replicas", mode="before")
     @classmethod
     def _replicas_are_a_count_or_auto(cls, value: object) -> object:
-        if value == "auto" or (type(value) is int and value >= 1):
-            return value
-        raise ValueError(f"a whole number from 1, or auto, is expected, got {value!r}")
+        return _count_or_auto(value)
 
 
 class OpenAiEngineConfig(Section):

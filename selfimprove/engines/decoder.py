@@ -17,11 +17,15 @@ import numpy as np
 import torch
 
 from selfimprove.engines.attention import use_one_query_attention
+from selfimprove.engines.batching import halvings
 from selfimprove.engines.llama import Llama
 from selfimprove.engines.slots import Rows, cache_shape
 
 WIDTH_STEP = 32
-"""Attention widths are multiples of this (or of a sixteenth of the context, if that is more)."""
+"""Attention widths are multiples of this, or of a part of the context, if that is more."""
+
+WIDTHS = 16
+"""Attention widths of a small model. A large one's attention is a smaller part of its work: fewer are worth trying."""
 
 PARTS = 8
 """Numbers of rows are multiples of this part of all."""
@@ -117,7 +121,8 @@ class Decoder:
         self._forward: Forward = Llama.of(model, context) or Module(model)
         self._pad = np.full((prefill_rows, prefill_block), pad_id, dtype=np.int64)
         self._offsets = np.arange(prefill_block, dtype=np.int64)
-        step = max(WIDTH_STEP, context // 16 // WIDTH_STEP * WIDTH_STEP)
+        widths = max(1, WIDTHS >> halvings(sum(weight.numel() for weight in model.parameters())))
+        step = max(WIDTH_STEP, context // widths // WIDTH_STEP * WIDTH_STEP)
         narrow = range(step, context, step)
         self.shapes = self._exact(self.slots, 1, narrow)
         self.reading_shapes = self._exact(self.reading, prefill_block, narrow)
@@ -195,13 +200,13 @@ class Decoder:
         """
         count, full = rows.kv.shape[1], rows.kv.shape[3]
         part = max(1, count // PARTS)
-        fewer, narrow = range(part, count, part), [width for width in narrow if width >= tokens]
+        fewer, narrow = list(range(part, count, part)), [width for width in narrow if width >= tokens]
         if self.device.type != "cpu" or self._weight.dtype != torch.float32:
             return Shapes([*fewer, count], [*narrow, full])
         if torch.get_num_threads() > 1:
             # Threads share an operation's elements out by their number: with fewer rows other elements lie at the edges
             # of the shares, where a last bit may differ, in rows too rare for a trial to meet.
-            fewer = range(0)
+            fewer = []
         draw = np.random.default_rng(0)
         ids = draw.integers(0, len(self._weight), (count, tokens))
 
@@ -215,15 +220,21 @@ class Decoder:
             assert logits is not None
             return torch.cat((rows.written(), logits), -1)
 
-        def same(some: int, width: int) -> bool:
+        def expected(width: int) -> tuple[np.ndarray, torch.Tensor]:
+            """First positions whose blocks lie within the width, and the full pass's outcome there."""
             # Half of the rows end within the width's last quarter, where a difference would show.
             first = draw.integers(0, width - tokens + 1, (count, 1))
             first[::2] = draw.integers((width - tokens) * 3 // 4, width - tokens + 1, first[::2].shape)
-            return torch.equal(outcome(first, count, full)[:some], outcome(first, some, width))
+            return first, outcome(first, count, full)
+
+        def same(some: int, width: int, first: np.ndarray, whole: torch.Tensor) -> bool:
+            return torch.equal(whole[:some], outcome(first, some, width))
 
         with torch.inference_mode():
             rows.kv.normal_(generator=torch.Generator().manual_seed(0))
-            widths = [*filter(lambda width: same(count, width), narrow), full]
-            counts = [*filter(lambda some: same(some, full) and same(some, widths[0]), fewer), count]
+            widths = [*filter(lambda width: same(count, width, *expected(width)), narrow), full]
+            for width in (full, widths[0]) if fewer else ():
+                trial = expected(width)
+                fewer = [some for some in fewer if same(some, width, *trial)]
             rows.kv.zero_()
-        return Shapes(counts, widths)
+        return Shapes([*fewer, count], widths)

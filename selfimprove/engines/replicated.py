@@ -33,6 +33,7 @@ from pathlib import Path
 
 from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Completion, Engine, EngineError, EngineStats, Request
+from selfimprove.engines.batching import batch_sizes, stored_parameters
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.worker import ORPHAN_SECONDS, Plan, start_worker
 from selfimprove.errors import UserError
@@ -288,8 +289,9 @@ def replicated_transformers(
     Raises:
         UserError: as ``TransformersEngine``.
     """
-    slots = cfg.slots // cfg.replicas
-    rows = min(cfg.prefill_rows, slots)
+    slots, rows = batch_sizes(cfg, stored_parameters(model_dir))
+    slots //= cfg.replicas
+    rows = min(rows, slots)
     share = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
     plan = Plan(partial(_transformers, share, model_dir, max(1, threads // cfg.replicas)))
     return ReplicatedEngine(

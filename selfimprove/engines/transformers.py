@@ -24,6 +24,7 @@ import torch
 
 from selfimprove.chat import ChatFormat
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.engines.batching import batch_sizes, stored_parameters
 from selfimprove.engines.choices import allowed_trie, decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.decoder import Decoder
@@ -68,11 +69,12 @@ class TransformersEngine:
         check_vocabulary(model_dir, model, self.chat.vocab_size)
         check_context(model_dir, model, cfg.context)
         self._cfg = cfg
+        slots, prefill_rows = batch_sizes(cfg, stored_parameters(model_dir))
         self._decoder = Decoder(
             model,
-            slots=cfg.slots,
+            slots=slots,
             context=cfg.context,
-            prefill_rows=cfg.prefill_rows,
+            prefill_rows=prefill_rows,
             prefill_block=cfg.prefill_block,
             pad_id=self.chat.pad_id,
         )
@@ -82,7 +84,7 @@ class TransformersEngine:
         self._task: asyncio.Task[None] | None = None
 
         self._samples = Samples(
-            cfg.slots, cfg.context, model.get_input_embeddings().num_embeddings, self.chat.pad_id, self.chat.stop_ids
+            slots, cfg.context, model.get_input_embeddings().num_embeddings, self.chat.pad_id, self.chat.stop_ids
         )
         self._trie = lru_cache(maxsize=LISTS_KNOWN)(partial(allowed_trie, self.chat))
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from selfimprove.adapters import complete
 from selfimprove.engines.base import Engine
+from selfimprove.engines.batching import batch_sizes, stored_parameters
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.remembering import RememberingEngine
 from selfimprove.engines.transformers import TransformersEngine
@@ -109,7 +110,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
             iterations, a cost or a loss that is no number.
     """
     processes = job.params.launcher.processes
-    if job.policy_engine.slots < processes or job.reflector_engine.slots < processes:
+    if any(engine.slots != "auto" and engine.slots < processes for engine in (job.policy_engine, job.reflector_engine)):
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
     job.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ class _Run:
         body = self._load() if critic is not None and not critic.shared else None
         self._learner = Learner(self._policy, self._params, self._group, job.seed, body)
         self._engine = TransformersEngine(
-            self._share(job.policy_engine), job.model_dir, threads=threads, model=self._policy.model
+            self._share(job.policy_engine, job.model_dir), job.model_dir, threads=threads, model=self._policy.model
         )
         self._reflector, self._frozen = self._make_reflector(threads)
         self._schedule = phases(job.env, job.tasks, self._params.max_steps, curriculum=self._params.curriculum)
@@ -183,9 +184,10 @@ class _Run:
         loading = params.loading(job.policy_engine.context)
         return Policy(job.model_dir, loading, job.seed, labels, params.temperature)
 
-    def _share(self, cfg: TransformersEngineConfig) -> TransformersEngineConfig:
-        slots = cfg.slots // self._group.world
-        return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": min(cfg.prefill_rows, slots)})
+    def _share(self, cfg: TransformersEngineConfig, folder: Path) -> TransformersEngineConfig:
+        slots, prefill_rows = batch_sizes(cfg, stored_parameters(folder))
+        slots = max(1, slots // self._group.world)
+        return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": min(prefill_rows, slots)})
 
     def _make_reflector(self, threads: int) -> tuple[Engine | None, torch.nn.Module | None]:
         """The frozen model's engine, and the model, whose weights must not change."""
@@ -196,7 +198,7 @@ class _Run:
 
         model = load_causal_lm(folder, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
         model.requires_grad_(False)
-        engine = TransformersEngine(self._share(cfg), folder, threads=threads, model=model)
+        engine = TransformersEngine(self._share(cfg, folder), folder, threads=threads, model=model)
         return RememberingEngine(engine), model
 
     def go(self) -> RLReport:

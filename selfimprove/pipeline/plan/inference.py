@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from selfimprove.engines.batching import batch_sizes
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
@@ -70,20 +71,19 @@ def _transformers(
     """Rows of ``context`` tokens for slots and reading, in the model's precision, and as much again as the slots for
     prompt blocks that are kept (``engines/reading.py``, CACHE_BYTES at least)."""
     token = f.kv_bytes(shape, held_dtype or cfg.dtype)
-    slots = cfg.slots * cfg.context * token
-    reading = cfg.replicas * cfg.prefill_rows * -(-cfg.context // cfg.prefill_block) * cfg.prefill_block * token
+    rows, prefill_rows = batch_sizes(cfg, shape.parameters)
+    slots = rows * cfg.context * token
+    reading = cfg.replicas * prefill_rows * -(-cfg.context // cfg.prefill_block) * cfg.prefill_block * token
     kv = 2 * slots + reading
     weights = 0.0 if held_dtype else cfg.replicas * f.frozen_bytes(shape, cfg.dtype)
-    tokens = cfg.prefill_rows * cfg.prefill_block
-    activations = f.inference_activations(shape, tokens, logits=cfg.slots, bytes_each=f.BYTES[cfg.dtype])
+    tokens = prefill_rows * cfg.prefill_block
+    activations = f.inference_activations(shape, tokens, logits=rows, bytes_each=f.BYTES[cfg.dtype])
     remedy = f"lower {place}.slots or {place}.context"
     if cfg.device == "cpu":
         host = weights + kv + cfg.replicas * (activations + PROCESS_CPU)
-        return Loaded(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, cfg.slots, remedy, tuple(problems))
+        return Loaded(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, rows, remedy, tuple(problems))
     process = (0.0, 0.0) if held_dtype else (PROCESS_GPU, PROCESS_HOST)
-    return Loaded(
-        cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, cfg.slots, remedy, tuple(problems)
-    )
+    return Loaded(cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, rows, remedy, tuple(problems))
 
 
 def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> Loaded:
@@ -138,7 +138,7 @@ def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardwar
     floor = VLLM_STEP
     if isinstance(cfg, TransformersEngineConfig):
         floor = shape.layers * EAGER_LAYER
-        together = min(cfg.prefill_rows, max(1, call.at_once))
+        together = min(batch_sizes(cfg, shape.parameters)[1], max(1, call.at_once))
         reading = max(reading, asked / (together * cfg.prefill_block) * floor)
     step = f.decode_seconds(
         shape, f.frozen_bytes(shape, cfg.dtype), rows, call.longest + call.new / 2, cfg.dtype,
