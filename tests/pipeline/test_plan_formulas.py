@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ CONFIGS = read_yaml(TABLE)
 LLAMA_7B = "meta-llama/Llama-2-7b-chat-hf"
 GPT2 = f.Shape(
     layers=1, hidden=64, heads=4, kv_heads=4, head_dim=16, intermediate=256, vocab=100, positions=32, tied=True,
-    gated=False, biases="all", learned_positions=True, dropout=True,
+    gated=False, biases="all", learned_positions=True, dropout=True, kept_inner=2,
 )  # fmt: skip
 
 
@@ -86,6 +87,50 @@ def test_the_paper_s_layer_keeps_34_bytes_a_token_and_hidden_unit_and_5_a_score(
     assert f.layer_activations(GPT2, tokens) == 34 * tokens * GPT2.hidden
     scores = f.layer_activations(GPT2, tokens, width=width) - f.layer_activations(GPT2, tokens)
     assert scores == 5 * GPT2.heads * width * tokens
+
+
+SMALL = {
+    "llama": {
+        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "intermediate_size": 704, "max_position_embeddings": 256,
+    },
+    "gpt2": {
+        "n_layer": 4, "n_embd": 256, "n_head": 8, "n_positions": 256, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+    },
+}  # fmt: skip
+
+
+def saved_bytes(config: dict, dtype: torch.dtype, *, checkpointing: bool) -> int:
+    """What torch keeps for the backward pass of 256 tokens through a model's layers, its weights left out."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).to(dtype).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+    saved: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = model.base_model(input_ids=torch.zeros(1, 256, dtype=torch.int64), use_cache=False).last_hidden_state
+    assert hidden.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize(("dtype", "each"), [(torch.bfloat16, 2), (torch.float32, 4)])
+@pytest.mark.parametrize("kind", SMALL)
+def test_torch_saves_for_the_backward_pass_what_is_counted(kind: str, dtype: torch.dtype, each: int) -> None:
+    config = {"model_type": kind, "vocab_size": 320, **SMALL[kind]}
+    shape = replace(read_shape(config, kind), dropout=False)
+    layers = shape.layers * f.layer_activations(shape, 256, bytes_each=each)
+    assert layers == pytest.approx(saved_bytes(config, dtype, checkpointing=False), rel=0.07)
+    # With checkpointing a layer's input stays; the last norm, which is no layer, keeps what it always does.
+    norm = 256 * shape.hidden * (4 + each if shape.gated else each)
+    inputs = shape.layers * 256 * shape.hidden * each
+    assert inputs == pytest.approx(saved_bytes(config, dtype, checkpointing=True) - norm, rel=0.25)
 
 
 def test_checkpointing_keeps_each_layer_s_input_and_one_layer() -> None:

@@ -28,9 +28,11 @@ ADAM, RMSPROP = 8, 4
 class Shape:
     """What the arithmetic needs to know of a decoder-only transformer.
 
-    ``gated``: an MLP of three matrices (Llama), else of two (GPT-2). ``biases``: none, those of queries, keys and
-    values (Qwen2), or all (GPT-2). ``learned_positions``: an embedding a position instead of RoPE. ``stored``: bytes a
-    parameter in the published checkpoint."""
+    ``gated``: an MLP of three matrices and RMSNorm (Llama), else of two and LayerNorm (GPT-2). ``kept_inner``: tensors
+    of the MLP's inner width that its backward pass needs: 4 gated (two products of the input, the activation and its
+    product), 5 with GPT-2's GELU, which is written out in steps, 2 with a fused one. ``biases``: none, those of
+    queries, keys and values (Qwen2), or all (GPT-2). ``learned_positions``: an embedding a position instead of RoPE.
+    ``stored``: bytes a parameter in the published checkpoint."""
 
     layers: int
     hidden: int
@@ -45,6 +47,7 @@ class Shape:
     biases: Literal["none", "qkv", "all"] = "none"
     learned_positions: bool = False
     dropout: bool = False
+    kept_inner: int = 4
     sliding_window: int | None = None
     stored: int = 2
 
@@ -171,15 +174,18 @@ def layer_activations(shape: Shape, tokens: int, *, width: int = 0, bytes_each: 
     where attention scores are written out (``width`` not 0).
 
     The terms by part: attention keeps its input, queries, keys, values and the input of the last matrix; the MLP its
-    input and what enters each following operation; two norms their inputs; dropout a mask of one byte an element.
+    input and ``kept_inner`` tensors of its inner width; a LayerNorm its input, an RMSNorm, which computes in float32, a
+    float32 copy of it and what it divided; dropout a mask of one byte an element. A test compares this with what torch
+    saves for transformers' models.
     """
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     elements = shape.hidden + query + 2 * key + query  # attention
-    elements += shape.hidden + (4 if shape.gated else 2) * shape.intermediate
+    elements += shape.hidden + shape.kept_inner * shape.intermediate
     elements += 2 * shape.hidden  # the norms
+    copies = 2 * 4 * shape.hidden if shape.gated else 0
     masks = 2 * shape.hidden if shape.dropout else 0
     scores = shape.heads * width * (2 * bytes_each + (1 if shape.dropout else 0))
-    return tokens * (bytes_each * elements + masks + scores)
+    return tokens * (bytes_each * elements + copies + masks + scores)
 
 
 def training_activations(

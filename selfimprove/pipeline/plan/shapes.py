@@ -71,7 +71,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
                 layers=config["n_layer"], hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
                 intermediate=config.get("n_inner") or 4 * hidden, vocab=config["vocab_size"],
                 positions=config["n_positions"], tied=config.get("tie_word_embeddings", True), gated=False,
-                biases="all", learned_positions=True, dropout=True, stored=stored,
+                biases="all", learned_positions=True, dropout=True, kept_inner=5, stored=stored,
             )  # fmt: skip
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         return Shape(

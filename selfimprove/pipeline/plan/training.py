@@ -66,11 +66,10 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
     processes = launcher.processes * launcher.nodes
     states, held = model_states(params, shape)
     tokens = largest_batch(work)
-    half = params.dtype != "float32"
     width = work.longest if params.attention == "eager" else 0
     activations = f.training_activations(
         shape, tokens, checkpointing=params.gradient_checkpointing, predicted=predicted_tokens(work, tokens),
-        width=width, bytes_each=2 if half else 4,
+        width=width, bytes_each=f.BYTES[held],  # autocast leaves the residual stream in the embeddings' precision
     )  # fmt: skip
     other = PROCESS_GPU
     if launcher.kind == "deepspeed":
