@@ -171,7 +171,12 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     ("old", "new", "gpus", "said"),
     [
         ("processes: 4", "processes: 3", "4x80GB", "launcher.processes is 3, which does not divide 4 GPUs"),
-        ("tensor_parallel: 1", "tensor_parallel: 3", "4x80GB", "tensor_parallel is 3, which does not divide 4 GPUs"),
+        (
+            "tensor_parallel: 1",
+            "tensor_parallel: 3",
+            "4x80GB",
+            "student: engine vllm: tensor_parallel 3 does not divide",
+        ),
         (
             "tensor_parallel: 1",
             "tensor_parallel: 3",
@@ -179,7 +184,7 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
             "tensor_parallel is 3, which does not divide the model's",
         ),
         ("context: 4096", "context: 4097", "4x80GB", "student.context is 4097, but the model has 4096 positions"),
-        ("tensor_parallel: 1", "replicas: 5", "4x80GB", "5 replicas of 1 GPUs need 5"),
+        ("tensor_parallel: 1", "replicas: 5", "4x80GB", "5 replicas x tensor_parallel 1 need 5 GPUs"),
         ("tensor_parallel: 1", "gpu_memory: 0.2", "4x80GB", "gpu_memory leaves 0.2 GB of 80.0 GB for KV cache"),
     ],
 )

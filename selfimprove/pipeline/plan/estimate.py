@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from selfimprove.engines.vllm_checks import check_gpu_memory
+from selfimprove.errors import UserError
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan import inference, training
 from selfimprove.pipeline.plan.hardware import Hardware
@@ -156,6 +158,12 @@ def _problems(
     loaded: Mapping[str, Loaded], trained: Trained | None, peak: Memory, machine: Hardware
 ) -> tuple[str, ...]:
     found = [problem for one in loaded.values() for problem in one.problems]
+    vllm = {name: one.cfg for name, one in loaded.items() if isinstance(one.cfg, VllmEngineConfig)}
+    if len(vllm) > 1 and not found:
+        try:
+            check_gpu_memory(vllm, machine.count)
+        except UserError as error:
+            found.append(str(error))
     found += trained.problems if trained is not None else ()
     if not found and peak.total > machine.memory:
         places = {name: getattr(peak, part) for part, name in PARTS.items()}

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from selfimprove.engines.batching import batch_sizes
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
+from selfimprove.engines.vllm_checks import replica_count
+from selfimprove.errors import UserError
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.work import Calls
@@ -89,20 +91,15 @@ def _transformers(
 def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> Loaded:
     """vLLM takes ``gpu_memory`` of each GPU: weights, its largest pass, and KV cache in what is left."""
     parallel = cfg.tensor_parallel
-    replicas = max(1, machine.count // parallel) if cfg.replicas == "auto" else cfg.replicas
-    if machine.count % parallel:
-        problems.append(
-            f"{place}.tensor_parallel is {parallel}, which does not divide {machine.count} GPUs; set a divisor."
-        )
+    replicas = 1
+    try:
+        replicas = replica_count(cfg, machine.count)
+    except UserError as error:
+        problems.append(f"{place}: {error}")
     if shape.heads % parallel or (shape.kv_heads % parallel and parallel % shape.kv_heads):
         problems.append(
             f"{place}.tensor_parallel is {parallel}, which does not divide the model's {shape.heads} heads and "
             f"{shape.kv_heads} key heads; set a divisor."
-        )
-    if replicas * parallel > machine.count:
-        problems.append(
-            f"{place}: {replicas} replicas of {parallel} GPUs need {replicas * parallel}, GPUS has {machine.count}; "
-            f"lower {place}.replicas or {place}.tensor_parallel."
         )
     weights = f.frozen_bytes(shape, cfg.dtype) / parallel
     tokens = max(BATCHED_TOKENS, cfg.context)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.base_model import BaseParams
+from selfimprove.engines.vllm_checks import positions
 from selfimprove.errors import UserError
 from selfimprove.pipeline.params import read_yaml
 from selfimprove.pipeline.plan.formulas import BYTES, Shape
@@ -82,7 +83,7 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
             head_dim=config.get("head_dim") or hidden // heads,
             intermediate=config["intermediate_size"],
             vocab=config["vocab_size"],
-            positions=config["max_position_embeddings"],
+            positions=positions(config) or config["max_position_embeddings"],
             tied=bool(config.get("tie_word_embeddings", False)),
             biases="qkv" if kind == "qwen2" else "none",
             sliding_window=config.get("sliding_window") if kind == "mistral" else None,
