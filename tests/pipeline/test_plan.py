@@ -5,20 +5,24 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
+from selfimprove import cli
 from selfimprove.errors import UserError
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.plan import plan as planning
+from selfimprove.pipeline.plan.__main__ import app
 from selfimprove.pipeline.plan.estimate import Estimate
-from selfimprove.pipeline.plan.hardware import GB, parse_gpus
+from selfimprove.pipeline.plan.hardware import GB, GPUS, parse_gpus, visible_gpus
 from selfimprove.pipeline.plan.plan import Plan, make_plan, methods_of, plans, stored_copies
 from selfimprove.pipeline.profiles import compose, composed, names
 
@@ -31,6 +35,7 @@ GRAPH = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same plan on a machine with GPUs."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(planning, "visible_gpus", lambda: None)
 
 
@@ -66,6 +71,22 @@ def line(plan: Plan, stage: str) -> Estimate:
     return next(line for line in plan.lines if line.stage == stage)
 
 
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: str) -> Ended:
+    """The command line, in a terminal of 80 columns."""
+    stdout, stderr = StringIO(), StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
+        cli.run(app, arguments)
+    return Ended(int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
 @pytest.mark.parametrize("profile", names(PROFILES))
 def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, profile: str) -> None:
     params = composed(profile, PROFILES)
@@ -95,7 +116,7 @@ def test_a_profile_plans_its_own_methods_and_the_default_all() -> None:
     assert methods_of("default") == ["rise", "agent_r", "reflect_rl", "spin"]
 
 
-def test_a_profile_without_gpus_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_without_gpus_says_so() -> None:
     done = command("gsm8k-cpu")
     assert done.returncode == 0
     assert "no GPU is needed" in done.stdout
@@ -138,7 +159,7 @@ def test_the_cache_over_a_quantised_policy_is_float32_and_the_reflector_s_its_ow
 def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_path: Path) -> None:
     from selfimprove.engines.config import TransformersEngineConfig
     from selfimprove.engines.transformers import TransformersEngine
-    from selfimprove.pipeline.plan.hardware import GPUS, Hardware
+    from selfimprove.pipeline.plan.hardware import Hardware
     from selfimprove.pipeline.plan.inference import loaded_engine
     from selfimprove.pipeline.plan.shapes import shape_of
     from tests.tiny import make_tiny_model
@@ -150,8 +171,10 @@ def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_pa
         "engines.x", TransformersEngineConfig(engine="transformers", device="cuda", **sizes), shape_of(str(folder)),
         Hardware(1, 80 * GB, GPUS["H100"]),
     )  # fmt: skip
-    slots, reading = engine._decoder.slots.kv.nbytes, engine._decoder.reading.kv.nbytes
-    assert planned.kv == 2 * slots + reading
+    slots, reading = engine._decoder.slots.kv, engine._decoder.reading.kv
+    block = slots[:, 0, :, :1].nbytes * sizes["prefill_block"]
+    kept = engine._prompts.cache._most * block
+    assert planned.kv == pytest.approx(slots.nbytes + reading.nbytes + kept, abs=block)
 
 
 def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_path: Path) -> None:
@@ -226,6 +249,34 @@ def test_a_lora_row_keeps_its_adapter_and_the_newest_are_merged_beside() -> None
     assert plan.kept > plan.merged + line(plan, "base@spin").kept
 
 
+def test_stages_that_leave_gpus_idle_are_named() -> None:
+    done = command("spin-llama2-7b", "--gpus", "2x80GB")
+    assert "Some of the 2 GPUs are idle in sft, finetune@iter0" in " ".join(done.stdout.split())
+
+
+def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, 81559\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == (2, 81559 * 2**20, GPUS["H100"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = visible_gpus()
+    assert found is not None
+    assert found[0] == 1
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert visible_gpus() is None
+
+
+def test_two_vllm_engines_of_a_stage_share_the_gpus_memory(tmp_path: Path) -> None:
+    text = re.sub(r"policy: &small.*\n.*\n", "policy: &small {engine: vllm, context: 1024}\n", SIXTY_FOUR_SLOTS)
+    (plan,) = plans("mine", folder=overlay(tmp_path, text))
+    assert any("gpu_memory of the engines that share GPU 0 adds up to 1.8" in problem for problem in plan.problems)
+    (plan,) = plans("mine", folder=overlay(tmp_path, text.replace("1024}", "1024, gpu_memory: 0.45}")))
+    assert not [problem for problem in plan.problems if "evaluate" in problem]
+
+
 def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     assert line(plans("rise-llama2-7b")[0], "rise-evaluate@iter1").gpus == 4
@@ -263,13 +314,6 @@ def test_a_control_reads_what_the_iterations_before_it_read() -> None:
     control = line(plan, "spin-control-finetune@more_sft").read
     # The iterations' lines also have what the opponent scores.
     assert sum(tokens) * 0.6 < control < sum(tokens)
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "selfimprove.pipeline.plan", *arguments], cwd=ROOT, capture_output=True, text=True,
-        env={"PATH": "/nowhere", "COLUMNS": "80"}, check=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

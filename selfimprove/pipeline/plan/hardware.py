@@ -3,6 +3,7 @@ PRICE=0.5,1.5."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -98,13 +99,16 @@ def default_gpu(memory: float) -> Gpu:
 
 
 def visible_gpus() -> tuple[int, float, Gpu] | None:
-    """What this machine has, by nvidia-smi: how many, the least memory of one, and which (None: no GPU here)."""
+    """What this machine has, by nvidia-smi and CUDA_VISIBLE_DEVICES: how many, the least memory of one, and which
+    (None: no GPU here)."""
     try:
         shown = subprocess.run(
             ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
         rows = [line.rsplit(",", 1) for line in shown.stdout.splitlines() if line.strip()]
+        named = os.environ.get("CUDA_VISIBLE_DEVICES")
+        rows = rows if named is None else rows[: len([one for one in named.split(",") if one])]
         memory = min(float(mib) * UNITS["MIB"] for _, mib in rows)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

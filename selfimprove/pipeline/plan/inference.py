@@ -28,6 +28,11 @@ PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
 in the machine's memory, with CUDA and without."""
 
 
+KEPT_BLOCKS = 256 * 2**20
+"""Bytes of prompt blocks that the transformers engine may keep at least; else as many as its slots
+(``engines/reading.py``, whose import would load torch)."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """An engine with its model. Bytes are on each of its ``gpus`` (0: it runs on the CPU); ``host``: in the machine's
@@ -70,13 +75,12 @@ def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConf
 def _transformers(
     place: str, cfg: TransformersEngineConfig, shape: f.Shape, problems: list[str], held_dtype: str | None
 ) -> Loaded:
-    """Rows of ``context`` tokens for slots and reading, in the model's precision, and as much again as the slots for
-    prompt blocks that are kept (``engines/reading.py``, CACHE_BYTES at least)."""
+    """Rows of ``context`` tokens for slots and reading, in the model's precision, and prompt blocks that are kept."""
     token = f.kv_bytes(shape, held_dtype or cfg.dtype)
     rows, prefill_rows = batch_sizes(cfg, shape.parameters)
     slots = rows * cfg.context * token
     reading = cfg.replicas * prefill_rows * -(-cfg.context // cfg.prefill_block) * cfg.prefill_block * token
-    kv = 2 * slots + reading
+    kv = slots + reading + cfg.replicas * max(slots / cfg.replicas, KEPT_BLOCKS)
     weights = 0.0 if held_dtype else cfg.replicas * f.frozen_bytes(shape, cfg.dtype)
     tokens = prefill_rows * cfg.prefill_block
     activations = f.inference_activations(shape, tokens, logits=rows, bytes_each=f.BYTES[cfg.dtype])

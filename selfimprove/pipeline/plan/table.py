@@ -113,6 +113,9 @@ def _legend(plan: Plan) -> list[str]:
     notes.append(
         "Disk: outputs with DVC's cache, and checkpoints while the stage runs; the total has the largest of these."
     )
+    idle = [short(line, plan) for line in plan.lines if 0 < line.gpus < plan.machine.count]
+    if idle:
+        notes.append(f"Some of the {plan.machine.count} GPUs are idle in {', '.join(idle)}.")
     if plan.merged:
         notes.append(
             f"The total has {size(plan.merged)} GB more: the newest rows trained with LoRA, merged with their base "
@@ -130,9 +133,10 @@ def overview(found: Sequence[Plan]) -> str:
     for plan in found:
         machine = plan.machine
         remote = sum(read + written for _, read, written in plan.remote.values())
+        method = f" ({plan.method})" if sum(other.profile == plan.profile for other in found) > 1 else ""
         total = sum((line.hours or 0.0) * line.gpus for line in plan.lines)
         rows.append(
-            f"| `{plan.profile}` | {machine.count} × {machine.gpu.name}, {machine.memory / GB:.0f} GB "
+            f"| `{plan.profile}`{method} | {machine.count} × {machine.gpu.name}, {machine.memory / GB:.0f} GB "
             f"| {size(max(line.memory.total for line in plan.lines))} | {size(max(line.host for line in plan.lines))} "
             f"| {size(plan.kept + plan.while_running)} | {count(sum(line.read for line in plan.lines))} "
             f"| {count(sum(line.written for line in plan.lines))} | {count(remote) if remote else '–'} "
