@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.models.auto.configuration_auto import AutoConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -56,14 +57,34 @@ def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | Non
     if lora is not None and lora.quantize != "none":
         extra["quantization_config"] = _quantization(lora, params)
     # Full training keeps float32 weights and computes in bfloat16; adapters leave the base in the computing dtype.
-    dtype = getattr(torch, params.dtype) if lora is not None else torch.float32
-    model = load_weights(model_dir, params, config=config, dtype=dtype, attn_implementation=params.attention, **extra)
+    # DeepSpeed computes in it too and makes float32 master weights of what it is given, a share in each process: a
+    # model in float32 would cost every process twice the memory, for the same values.
+    computed_in = lora is not None or params.launcher.kind == "deepspeed"
+    model = load_weights(
+        model_dir,
+        params,
+        config=config,
+        dtype=getattr(torch, params.dtype) if computed_in else torch.float32,
+        attn_implementation=params.attention,
+        **placement(params),
+        **extra,
+    )
     model.config.use_cache = False
     if lora is not None and lora.quantize != "none":
         import peft
 
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=params.gradient_checkpointing)
     return model, factor
+
+
+def placement(params: FinetuneParams) -> dict[str, Any]:
+    """``from_pretrained``'s option that reads each tensor straight into this process's GPU, if it has one.
+
+    Host memory then holds a tensor at a time, not a model for each process. ZeRO-3 places the shards itself.
+    """
+    if params.device == "cpu" or is_deepspeed_zero3_enabled():
+        return {}
+    return {"device_map": {"": torch.cuda.current_device()}}
 
 
 def _without_dropout(model: torch.nn.Module) -> None:
@@ -162,22 +183,31 @@ def load_weights(model_dir: Path, params: FinetuneParams, **options: Any) -> Any
     """``from_pretrained`` with our safeguards; ``options`` go to it.
 
     Raises:
-        UserError: not a causal language model, weights that are no safetensors, or a package that is missing.
+        UserError: not a causal language model, weights that are no safetensors, that are of another shape than the
+            config's or not there, or a package that is missing.
     """
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir,
             trust_remote_code=params.trust_remote_code,
             local_files_only=True,
             use_safetensors=True,
+            output_loading_info=True,
             **options,
         )
     except ImportError as error:
         raise UserError(
             f"{model_dir}: {_first_line(error)} (finetune.attention or lora.quantize asks for it)."
         ) from None
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{model_dir} cannot be loaded as a causal language model ({_first_line(error)}).") from None
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):  # the library would draw them at random
+        raise UserError(
+            f"{model_dir}: the weights lack {len(missing)} of the tensors that config.json asks for ({missing[0]} is "
+            "the first); restore the folder from its source."
+        )
+    return model
 
 
 def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:

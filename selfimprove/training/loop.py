@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import time
 from abc import abstractmethod
@@ -26,6 +27,7 @@ from transformers.trainer_callback import (
 )
 from transformers.training_args import TrainingArguments
 
+from selfimprove.errors import UserError
 from selfimprove.training import shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.job import Progress, RunJob
@@ -99,6 +101,21 @@ class PlannedTrainer(Trainer):
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> None:
         return None  # the coefficients already hold the batch's mean
 
+    def _prepare_input(self, data: Any) -> Any:
+        """Move a micro-batch to the device as it is: Trainer would round its coefficients to DeepSpeed's bfloat16."""
+        return data.to(self.args.device) if isinstance(data, torch.Tensor) else super()._prepare_input(data)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        """As Trainer's, before the optimiser changes anything; no step goes on from numbers that are not finite."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        loss = float(self._pending[-1][0]) if self._pending else self._figures[-1][0]
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(
+                f"step {self.state.global_step + 1} of {self.state.max_steps}: the loss is {loss:.4g} and the gradient "
+                f"norm {float(norm):.4g}, so training has diverged; lower finetune.lr, or the examples' weights."
+            )
+        return norm
+
     def floating_point_ops(self, inputs: Any) -> int:
         """Not estimated."""
         return 0
@@ -158,7 +175,18 @@ class PlannedTrainer(Trainer):
         if self._resumed_at < len(self._plan.steps):
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         self.settle()
+        self._check_weights()
         return time.monotonic() - started
+
+    def _check_weights(self) -> None:
+        """Refuse (``UserError``) to hand on weights that are not finite; of ZeRO-3's, each process checks its shard."""
+        assert self.model is not None
+        for name, weight in self.model.named_parameters():
+            if weight.requires_grad and not torch.isfinite(getattr(weight, "ds_tensor", weight)).all():
+                raise UserError(
+                    f"after the last step, {name} holds numbers that are not finite, so training has diverged; lower "
+                    "finetune.lr."
+                )
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         self.settle()

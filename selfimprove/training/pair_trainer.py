@@ -20,7 +20,7 @@ from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
 from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pairs import EncodedPair, pairs_of, sequences_of
+from selfimprove.training.pairs import EncodedPair, lengths_of, pairs_of, sequences_of
 from selfimprove.training.report import PairReport, PairTiming
 from selfimprove.training.rows import END_TO_END, render
 from selfimprove.training.spin_objective import (
@@ -219,11 +219,6 @@ class PairTrainer(PlannedTrainer):
                 opponent_scored=scored,
             ),
         )
-
-
-def lengths_of(pairs: Sequence[EncodedPair]) -> list[int]:
-    """Tokens of each pair, both sides."""
-    return [len(pair.real.ids) + len(pair.generated.ids) for pair in pairs]
 
 
 def check_first(figures: dict[str, float], tokens: float, job: PairJob) -> None:

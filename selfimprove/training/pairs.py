@@ -124,6 +124,11 @@ def finetune_pairs(
     return report.model_copy(update={"counters": counters})
 
 
+def lengths_of(pairs: Sequence[EncodedPair]) -> list[int]:
+    """Tokens of each pair, both sides."""
+    return [len(pair.real.ids) + len(pair.generated.ids) for pair in pairs]
+
+
 def sequences_of(pairs: Sequence[EncodedPair]) -> list[EncodedExample]:
     """The sides of all pairs in a row: real, generated, real, generated."""
     return [side for pair in pairs for side in (pair.real, pair.generated)]

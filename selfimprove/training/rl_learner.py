@@ -55,7 +55,7 @@ class Learner:
             fresh: they were just played; the critic learns from those only.
 
         Raises:
-            UserError: the loss is not a number.
+            UserError: the loss, or its gradient's norm, is not finite.
         """
         self._waiting += [(episode, fresh) for episode in episodes]
         self._calls += 1
@@ -63,6 +63,15 @@ class Learner:
             return None
         waiting, self._waiting, self._calls = self._waiting, [], 0
         return self._update(waiting, iteration)
+
+    def check_weights(self) -> None:
+        """Refuse (``UserError``) to hand on weights that are not finite."""
+        for name, weight in self._policy.state().items():
+            if not torch.isfinite(weight).all():
+                raise UserError(
+                    f"rl: after the last iteration, {name} holds numbers that are not finite; lower rl.lr or raise "
+                    "rl.entropy_coef."
+                )
 
     def end_iteration(self) -> float | None:
         """Let the critic learn when its time has come; its loss then."""
@@ -90,12 +99,13 @@ class Learner:
                 part.backward()  # type: ignore[no-untyped-call]
                 loss += float(part.detach())
             losses.append(self._group.total(loss))
-            if not math.isfinite(losses[-1]):
-                raise UserError(
-                    f"rl: the loss of iteration {iteration + 1} is {losses[-1]}; lower rl.lr or raise rl.entropy_coef."
-                )
             self._group.sum_gradients(self._policy.learnt)
-            torch.nn.utils.clip_grad_norm_(self._policy.learnt, params.grad_clip)
+            norm = float(torch.nn.utils.clip_grad_norm_(self._policy.learnt, params.grad_clip))
+            if not (math.isfinite(losses[-1]) and math.isfinite(norm)):
+                raise UserError(
+                    f"rl: the loss of iteration {iteration + 1} is {losses[-1]:.4g} and the gradient norm {norm:.4g}; "
+                    "lower rl.lr or raise rl.entropy_coef."
+                )
             self._optimizer.step()
         return sum(losses) / len(losses)
 

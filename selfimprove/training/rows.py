@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +14,10 @@ from selfimprove.training.packing import MicroBatch
 END_TO_END = ("flash_attention_2", "segments")
 """Attentions that take all rows as one, without filling."""
 
-MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "segments")
+FLASH_INPUTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Where examples begin and end, by the names of transformers' ``FlashAttentionKwargs``."""
+
+MODEL_INPUTS = ("input_ids", "position_ids", "attention_mask", "segments", *FLASH_INPUTS)
 """What of a rendered micro-batch the model reads, as far as it is there."""
 
 
@@ -30,8 +34,9 @@ def render(
     the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
     width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
     row holds one example: causal attention, which is then faster, never looks at the filling behind it.
-    FlashAttention finds the examples by their positions, if there is one row: all rows are then laid end to end,
-    without filling. So they are for ``segments``, which is told how long they are.
+    For FlashAttention all rows are laid end to end, without padding, and ``FLASH_INPUTS`` say where examples begin and
+    end: left to itself, transformers finds that out from the positions in every layer, and waits for the GPU each time.
+    ``segments`` is given the examples' lengths.
     """
     rows = [tuple(index for row in micro for index in row)] if attention in END_TO_END else list(micro)
     width = max((sum(len(examples[i].ids) for i in row) for row in rows), default=0) or 1
@@ -54,8 +59,12 @@ def render(
             start = end
     tensors: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "coefficients": coefficients}
     if attention in END_TO_END:
+        lengths = [len(examples[i].ids) for i in rows[0]] or [width]  # no example: a single token of padding
         if attention == "segments":
-            tensors["segments"] = [len(examples[i].ids) for i in rows[0]] or [width]
+            tensors["segments"] = lengths
+        else:
+            bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+            tensors |= zip(FLASH_INPUTS, (bounds, bounds, max(lengths), max(lengths)), strict=True)
         return tensors
     if all(len(row) <= 1 for row in rows):
         tensors["position_ids"] = torch.arange(width).repeat(shape[0], 1)

@@ -19,8 +19,8 @@ from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
 from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pair_trainer import PairJob, PairTrainer, lengths_of
-from selfimprove.training.pairs import EncodedPair, encode_pairs
+from selfimprove.training.pair_trainer import PairJob, PairTrainer
+from selfimprove.training.pairs import EncodedPair, encode_pairs, lengths_of
 from selfimprove.training.spin_objective import FIGURES
 from tests.tiny import make_tiny_model
 

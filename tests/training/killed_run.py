@@ -81,17 +81,17 @@ def _run_or_die(run: dict[str, Any], steps: Path) -> None:
         seal(folder)
 
     loop.seal = dying_seal
-    score_pair = opponent.score_pair
+    score_pairs = opponent.score_pairs
     scored = 0
 
-    def dying_score(*arguments: Any) -> tuple[float, float]:
+    def dying_score(*arguments: Any) -> list[opponent.Score]:
         nonlocal scored
         if scored == run.get("kill_at_score"):
             die()
         scored += 1
-        return score_pair(*arguments)
+        return score_pairs(*arguments)
 
-    opponent.score_pair = dying_score
+    opponent.score_pairs = dying_score
     code = 1
     try:
         model, out = Path(run["model"]), Path(run["out"])

@@ -47,6 +47,10 @@ def encoded(model: Path, pairs: list[Pair]) -> list[EncodedPair]:
     return encode_pairs(pairs, ChatFormat.load(model), params())[0]
 
 
+def score_pair(model: torch.nn.Module, pair: EncodedPair, job: RunJob) -> opponent.Score:
+    return opponent.score_pairs(model, [pair], opponent.ALONE, job)[0]
+
+
 def test_spin_40_an_opponent_that_is_not_the_initial_model_is_refused_unless_allowed(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
@@ -58,7 +62,7 @@ def test_spin_40_an_opponent_that_is_not_the_initial_model_is_refused_unless_all
     allowed = run(tiny, duels(4), tmp_path / "allowed", params(other_opponent=True), other)
     pairs = encoded(tiny, duels(4))
     against, own = (
-        [opponent.score_pair(load_base(model, params())[0].eval(), pair, job_for(model, params())) for pair in pairs]
+        [score_pair(load_base(model, params())[0].eval(), pair, job_for(model, params())) for pair in pairs]
         for model in (other, tiny)
     )
     expected = sum(0.1 * (mine[0] - theirs[0]) for mine, theirs in zip(own, against, strict=True)) / 4
@@ -85,8 +89,8 @@ def test_spin_40_without_its_fresh_adapter_the_next_iterations_model_is_the_last
     job = job_for(merged, cfg)
     one = encoded(tiny, pairs)[0]
     with model.disable_adapter():
-        assert opponent.score_pair(model, one, job) == opponent.score_pair(plain, one, job)
-    assert opponent.score_pair(plain, one, job) != opponent.score_pair(load_base(tiny, cfg)[0], one, job)
+        assert score_pair(model, one, job) == score_pair(plain, one, job)
+    assert score_pair(plain, one, job) != score_pair(load_base(tiny, cfg)[0], one, job)
     again = run(tmp_path / "iter0", pairs, tmp_path / "iter1", cfg)
     assert again.first["loss"] == pytest.approx(0.693147, abs=1e-5)
     assert again.first["drift"] < 1e-5
@@ -147,3 +151,49 @@ def test_spin_41_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, t
     (tmp_path / "0.jsonl").write_bytes(whole[:-9])
     assert opponent.score(job, tiny, tmp_path, pairs) == 1
     assert (tmp_path / "0.jsonl").read_bytes() == whole
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "segments"])
+def test_spin_41_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
+    tiny: Path, duels: Maker, attention: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pairs = encoded(tiny, duels(20))
+    job = job_for(tiny, params(attention=attention, row_tokens=200, micro_batch_tokens=600))
+    opponent.score(job, tiny, tmp_path / "alone", pairs)
+    monkeypatch.setattr(opponent, "_packed", lambda params: True)  # as on a GPU, which these tests may not have
+    widths = []
+    score_pairs = opponent.score_pairs
+
+    def counted(model: torch.nn.Module, batch: list[EncodedPair], *rest: Any) -> list[opponent.Score]:
+        widths.append(len(batch))
+        return score_pairs(model, batch, *rest)
+
+    monkeypatch.setattr(opponent, "score_pairs", counted)
+    assert opponent.score(job, tiny, tmp_path / "together", pairs) == sum(widths) == 20
+    assert len(widths) <= 10
+    alone, together = (opponent.read_scores(tmp_path / name, pairs) for name in ("alone", "together"))
+    assert torch.allclose(torch.tensor(together), torch.tensor(alone), atol=1e-3, rtol=0)
+
+
+def test_spin_41_scores_of_another_precision_or_way_of_computing_are_not_taken(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def folder(**changes: Any) -> Path:
+        return opponent.scores_folder(job_for(tiny, params(**changes)), "weights", tmp_path)
+
+    zero = {"kind": "deepspeed", "processes": 1}  # computes in bfloat16 throughout; without it, autocast chooses
+    names = {folder(), folder(dtype="bfloat16"), folder(dtype="bfloat16", launcher=zero)}
+    assert len(names) == 3
+    assert folder(lr=1.0) in names
+    monkeypatch.setattr(opponent, "_packed", lambda params: True)
+    assert folder() not in names
+
+
+def test_spin_40_in_bfloat16_the_opponent_is_loaded_and_computes_as_the_trained_model(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
+    for changes in ({}, {"lora": LORA}):
+        name = "adapters" if changes else "full"
+        report = run(tiny, duels(8), tmp_path / name, params(dtype="bfloat16", **changes))
+        assert report.timing.opponent_scored == 8
+        assert report.first["drift"] < 5e-3

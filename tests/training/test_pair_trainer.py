@@ -23,8 +23,8 @@ from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
 from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pair_trainer import PairJob, PairTrainer, lengths_of
-from selfimprove.training.pairs import EncodedPair, encode_pairs, finetune_pairs
+from selfimprove.training.pair_trainer import PairJob, PairTrainer
+from selfimprove.training.pairs import EncodedPair, encode_pairs, finetune_pairs, lengths_of
 from selfimprove.training.report import PairReport
 from selfimprove.training.spin_objective import FIGURES
 from tests.tiny import make_tiny_model
@@ -247,7 +247,7 @@ def test_spin_36_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, due
         params=params(), seed=3, threads=1,
     )  # fmt: skip
     model = load_base(tiny, params())[0].eval()
-    losses = [(-opponent.score_pair(model, pair, job)[0], pair.real.trained) for pair in first]
+    losses = [(-opponent.score_pairs(model, [pair], opponent.ALONE, job)[0][0], pair.real.trained) for pair in first]
     assert by["example_mean"]["nll/real"] == pytest.approx(sum(loss / n for loss, n in losses) / 4, rel=1e-5)
     total = sum(loss for loss, _ in losses) / sum(n for _, n in losses)
     assert by["token_mean"]["nll/real"] == pytest.approx(total, rel=1e-5)
@@ -302,6 +302,15 @@ def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> 
     foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
     with pytest.raises(UserError, match="id 100000, but the model knows only"):
         run(tiny, [duels(1)[0].model_copy(update={"generated": [foreign]})], tmp_path, params())
+    assert not (tmp_path / "model").exists()
+
+
+def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
+    cfg = params(lr=1e37, schedule="constant", warmup_ratio=0.0)
+    with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower finetune"):
+        run(tiny, duels(12), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
 
 

@@ -172,9 +172,19 @@ def test_reflect_rl_16_without_a_critic_nothing_is_kept_of_what_was_learnt(tiny:
 def test_reflect_rl_16_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -> None:
     learner, policy = make(tiny)
     before = weights_hash(policy.model)
-    with pytest.raises(UserError, match=r"the loss of iteration 3 is nan; lower rl.lr"):
+    with pytest.raises(UserError, match=r"the loss of iteration 3 is nan and the gradient norm nan; lower rl.lr"):
         learner.train(episodes(policy, [3], cost=math.nan), iteration=2, fresh=True)
+    with pytest.raises(UserError, match=r"the loss of iteration 3 is -?\d\S* and the gradient norm inf; lower rl.lr"):
+        learner.train(episodes(policy, [3], cost=1e30), iteration=2, fresh=True)
     assert weights_hash(policy.model) == before
+
+
+def test_a_policy_whose_weights_are_not_finite_is_not_handed_on(tiny: Path) -> None:
+    learner, policy = make(tiny, lr=1e39)
+    learner.check_weights()
+    learner.train(episodes(policy, [3]), iteration=0, fresh=True)
+    with pytest.raises(UserError, match=r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
+        learner.check_weights()
 
 
 @pytest.mark.parametrize("critic", [None, {"kind": "mlp", "every": 3, "shared": True}])

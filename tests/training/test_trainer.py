@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from selfimprove.chat import ChatFormat
@@ -298,6 +300,39 @@ def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path)
     example = Example(id="f", messages=[Message(role="user", content="q"), foreign])
     with pytest.raises(UserError, match="id 100000, but the model knows only"):
         run(tiny, [example], tmp_path, PARAMS)
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_are_not_there_are_not_made_up(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "model-without")
+    state = load_file(model / "model.safetensors")
+    for name in ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"):
+        del state[name]
+    save_file(state, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"model-without: the weights lack 2 of the tensors .*\(model\.layers\.0\.self"):
+        run(model, dialogues(2), tmp_path, PARAMS)
+    state["model.norm.weight"] = torch.ones(3)
+    save_file(state, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"model-without cannot be loaded as a causal language model"):
+        run(model, dialogues(2), tmp_path, PARAMS)
+
+
+@pytest.mark.parametrize("launcher", [{}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])
+def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
+    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
+) -> None:
+    cfg = tuned(lr=1e37, schedule="constant", warmup_ratio=0.0, launcher=launcher)
+    with pytest.raises(
+        UserError, match=r"^step 2 of 5: the loss is \S+ and the gradient norm nan, .*lower finetune\.lr"
+    ):
+        run(tiny, dialogues(20), tmp_path, cfg)
+    assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_the_last_step_overflows_are_not_written(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+    cfg = tuned(lr=1e39, schedule="constant", warmup_ratio=0.0, epochs=1, batch_size=64)
+    with pytest.raises(UserError, match=r"^after the last step, model\..* holds numbers that are not finite"):
+        run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
 
 

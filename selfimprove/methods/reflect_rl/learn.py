@@ -219,6 +219,7 @@ class _Run:
                     self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}")
         if self._frozen is not None and weights_hash(self._frozen) != frozen:
             raise RuntimeError("the frozen reflection model has changed during reinforcement learning")
+        self._learner.check_weights()
         if self._group.first:
             self._policy.write(self._job.out_dir, self._job.checkpoints)
         update, played = self._learner.tokens, self._totals["rollout_tokens"]

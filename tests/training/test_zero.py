@@ -1,0 +1,99 @@
+"""DeepSpeed in bfloat16: weights in bfloat16, master weights and the examples' coefficients in float32."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from selfimprove.chat import ChatFormat
+from selfimprove.records import Example
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import encode_examples
+from selfimprove.training.launch import finetune
+from selfimprove.training.loading import load_base
+from selfimprove.training.objective import example_scales, weighted_nll
+from selfimprove.training.packing import make_plan
+from selfimprove.training.rows import MODEL_INPUTS, render
+
+Maker = Callable[..., list[Example]]
+ZERO_2 = {"kind": "deepspeed", "processes": 1, "zero_stage": 2}
+
+
+def params(**changes: Any) -> FinetuneParams:
+    told = {
+        "batch_size": 8, "micro_batch_tokens": 9000, "row_tokens": 150, "max_length": 300, "lr": 1e-3,
+        "dtype": "bfloat16", "logging_steps": 1, "save_steps": 1, "launcher": ZERO_2, **changes,
+    }  # fmt: skip
+    return FinetuneParams.model_validate(told, strict=False)
+
+
+@pytest.fixture(scope="module")
+def half(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as a bfloat16 checkpoint."""
+    folder = shutil.copytree(tiny, tmp_path_factory.mktemp("half") / "model")
+    state = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"dtype": "float32"}, torch.float32),
+        ({"launcher": {"kind": "single"}}, torch.float32),  # these train the loaded weights themselves
+        ({"launcher": {"kind": "torchrun", "processes": 2}}, torch.float32),
+        ({"launcher": {"kind": "single"}, "lora": {}}, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_model_is_loaded_in_no_more_memory_than_its_launcher_needs(
+    tiny: Path, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model, _ = load_base(tiny, params(**changes))
+    assert {weight.dtype for weight in model.parameters()} == {dtype}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_zero_in_bfloat16_keeps_coefficients_and_master_weights_in_float32_and_resumes_exactly(
+    half: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    examples, cfg = dialogues(16), params()
+    options = {"scratch": tmp_path / "scratch", "seed": 3, "threads": 1}
+    whole = finetune(half, examples, tmp_path / "whole", cfg, **options)
+
+    encoded, _ = encode_examples(examples, ChatFormat.load(half), cfg.max_length)
+    lengths = [len(one.ids) for one in encoded]
+    [first, _] = make_plan(lengths, batch_size=8, row_tokens=150, micro_batch_tokens=9000, seed=3).steps
+    batch = [encoded[index] for index in first.examples]
+    scales = dict(zip(first.examples, example_scales(batch, "example_mean", "none"), strict=True))
+    model = AutoModelForCausalLM.from_pretrained(half, dtype=torch.bfloat16)
+    torch.set_num_threads(1)
+    exact = rounded = 0.0
+    for micro in first.shares[0]:
+        inputs = render(micro, encoded, scales, ChatFormat.load(half).pad_id)
+        with torch.no_grad():
+            logits = model(**{key: inputs[key] for key in MODEL_INPUTS if key in inputs}, use_cache=False).logits
+        coefficients = inputs["coefficients"]
+        exact += float(weighted_nll(logits, inputs["input_ids"], coefficients))
+        rounded += float(weighted_nll(logits, inputs["input_ids"], coefficients.bfloat16().float()))
+    assert abs(exact - rounded) > 5e-5 * exact
+    assert whole.loss[0][1] == pytest.approx(exact, rel=1e-5)
+
+    [states] = tmp_path.glob("scratch/checkpoints-*/checkpoint-1/global_step1/*optim_states.pt")
+    kept = torch.load(states, weights_only=False)["optimizer_state_dict"]["single_partition_of_fp32_groups"]
+    assert {part.dtype for part in kept} == {torch.float32}
+
+    resumed = finetune(half, examples, tmp_path / "resumed", cfg, **options)
+    assert (whole.timing.resumed_at, resumed.timing.resumed_at) == (0, 1)
+    assert resumed.loss == whole.loss
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert files[0] == files[1]
