@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.pipeline.journal import Journal
 from selfimprove.records import Message, Pair
 from selfimprove.training import opponent
 from selfimprove.training.encode import EncodedExample
@@ -163,8 +163,13 @@ def test_spin_40_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: M
     pairs = duels(8)
     run(tiny, pairs, tmp_path, params())
     shutil.rmtree(tmp_path / "model")
-    [journal] = (tmp_path / "scratch" / "opponent").glob("*/0.jsonl")
-    journal.write_text(re.sub(r"\[-(\d+)", lambda score: f"[-{int(score[1]) + 9}", journal.read_text()))
+    [file] = (tmp_path / "scratch" / "opponent").glob("*/0.jsonl")
+    with Journal(file) as journal:
+        scores = {pair.key: journal[pair.key] for pair in encode_pairs(pairs, ChatFormat.load(tiny), params())[0]}
+    file.unlink()
+    with Journal(file) as journal:
+        for key, (real, generated) in scores.items():
+            journal.add(key, [real - 9, generated])
     with pytest.raises(
         UserError, match=r"^the first loss is 0\.\d{4} with rewards up to 0.9\d+, where .* has 0.6931 and 0"
     ):
