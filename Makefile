@@ -34,7 +34,11 @@ export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
 goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
+methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
+# A profile given here would be ignored: it is `make use` that writes one into params.yaml.
+no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
+.PHONY: check
 .PHONY: help setup repro test lint use plan rehearse exp compare report serve play bench docs dag clean-scratch lock
 
 help: ## this menu
@@ -60,11 +64,13 @@ TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version
 endif
 
 repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
+	@$(no_profile)
+	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
 	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
-	@python -m selfimprove.pipeline.profiles $(PROFILE)
+	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles '$(PROFILE)'
 
 plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB DISK=2TB PRICE=in,out GPU=H100)
 	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' $(ARGS)
@@ -72,8 +78,14 @@ plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hou
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
 	@python -m selfimprove.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
 
-exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S)
-	@python -m selfimprove.pipeline.warm dvc exp run $(foreach pair,$(SET),-S '$(pair)')
+check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
+	@python -m selfimprove.pipeline.check $(filter-out all,$(METHOD))
+
+exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S); METHOD= as for repro
+	@$(if $(SET),,$(error make exp SET="rise.iterations.iter2.finetune.lr=5e-4"))$(no_profile)
+	@python -m selfimprove.pipeline.check $(methods)
+	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
+	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
 compare: $(READY) ## experiments side by side, then what changed in metrics and params
 	@dvc exp show --no-pager --only-changed --drop '.*(std|se|n)$$' || true

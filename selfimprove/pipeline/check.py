@@ -1,19 +1,39 @@
-"""``python -m selfimprove.pipeline.check``: validate every section of params.yaml, without running anything."""
+"""``make check``: what can be known before anything runs. ``make repro`` and ``make exp`` do it first.
+
+It validates every section of params.yaml and says all that does not fit, not only the first fault. It restores DVC's
+own files where a kill has torn them (``pipeline.dvc_files``). Of the methods that are named and have no results yet it
+asks for what their stages would miss late: API keys, packages, a GPU.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from selfimprove.base_model import BaseSection
+from selfimprove.engines.api_key import find_key
+from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
+from selfimprove.engines.vllm_checks import check_installed
 from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.params_base import Section
-from selfimprove.pipeline.params import RunParams, load_section, read_yaml
-from selfimprove.pipeline.stage import PARAMS_FILE
+from selfimprove.pipeline.dvc_files import restore, wait_for_others
+from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml
 from selfimprove.tokenizer import TokenizerSection
+
+PARAMS_FILE = Path("params.yaml")
+RESULTS = Path("results/summary")
+GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
+"""Any of them is there where the NVIDIA driver is (the last: under Windows' Linux)."""
 
 SCHEMAS: dict[str, type[Section]] = {
     "run": RunParams,
@@ -27,15 +47,86 @@ SCHEMAS: dict[str, type[Section]] = {
 
 
 def main() -> None:
-    """Exit with 2 and one sentence if a section does not fit."""
+    """Arguments: the methods that are about to run; none: all. Exit with 2 and a sentence a fault."""
+    asked = sys.argv[1:]
+    methods = [method for method in METHODS if method in asked or not asked]
     try:
-        values = read_yaml(PARAMS_FILE)
-        for name, schema in SCHEMAS.items():
-            load_section(values, name, schema, str(PARAMS_FILE))
+        faults = list(params_faults(read_yaml(PARAMS_FILE)))
+        if not faults:
+            sections = read_yaml(PARAMS_FILE)
+            missing = [method for method in methods if not (RESULTS / f"{method}.json").is_file()]
+            for method in missing:
+                section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
+                faults += [f"{method}: {fault}" for fault in machine_faults(section, os.environ)]
+            wait_for_others()
+            for sentence in restore():
+                print(sentence, file=sys.stderr)
     except UserError as error:
-        print(error, file=sys.stderr)
+        faults = [str(error)]
+    if faults:
+        print("\n".join(dict.fromkeys(faults)), file=sys.stderr)
         sys.exit(2)
-    print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid.")
+    if not asked:
+        print(f"{PARAMS_FILE}: {len(SCHEMAS)} sections are valid, and what {', '.join(methods)} need is there.")
+
+
+def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each section that does not fit."""
+    for name, schema in SCHEMAS.items():
+        try:
+            load_section(dict(values), name, schema, str(PARAMS_FILE))
+        except UserError as error:
+            yield str(error)
+
+
+def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
+    """What a method's section asks of this machine and does not find: keys, packages, GPUs."""
+    used = engines_in(section)
+    for name, engine in getattr(section, "engines", {}).items():
+        if name not in used:
+            continue
+        if isinstance(engine, OpenAiEngineConfig):
+            try:
+                find_key(engine.api_key_env, engine.api_key_file, environment)
+            except UserError as error:
+                yield f"engines.{name}: {error}"
+        if isinstance(engine, VllmEngineConfig):
+            try:
+                check_installed()
+            except UserError as error:
+                yield f"engines.{name}: {error}"
+    devices = dict(every(section, "device"))
+    if "cuda" in devices.values() and not any(Path(file).exists() for file in GPU_FILES):
+        key = next(key for key, value in devices.items() if value == "cuda")
+        yield f"{key} is cuda, but there is no NVIDIA GPU here; `make rehearse` runs a GPU profile on a CPU."
+    for key, value in every(section, "quantize"):
+        if value != "none" and find_spec("bitsandbytes") is None:
+            yield f"{key} is {value}, which needs the package bitsandbytes; run `make setup ACCELERATOR=cuda`."
+            break
+
+
+def engines_in(section: Section) -> set[str]:
+    """Names of engines that anything in the section asks (``evaluate`` asks those that hold the trained model)."""
+    named = {"student", "actor", "policy", "reflector"}
+    for key in ("engine", "teacher", "models", "judge"):
+        for _, value in every(section, key):
+            named.update([value] if isinstance(value, str) else value if isinstance(value, Sequence) else [])
+    return named
+
+
+def every(value: Any, wanted: str, place: str = "") -> Iterator[tuple[str, Any]]:
+    """(key path, value) of every field or entry called ``wanted``, at any depth."""
+    if isinstance(value, BaseModel):
+        entries = [(name, getattr(value, name)) for name in type(value).model_fields]
+    elif isinstance(value, Mapping):
+        entries = list(value.items())
+    else:
+        return
+    for name, inner in entries:
+        path = f"{place}.{name}" if place else str(name)
+        if name == wanted and inner is not None:
+            yield path, inner
+        yield from every(inner, wanted, path)
 
 
 if __name__ == "__main__":

@@ -122,5 +122,6 @@ def _known_keys() -> set[str]:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; remove it or mend its name"
+    # A key of another section is no remedy here, however well it is spelt.
+    close = [] if name in known else get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name"

@@ -21,11 +21,10 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.errors import UserError
-from selfimprove.pipeline import warm
-from selfimprove.pipeline.episodes import Played
+from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
@@ -33,12 +32,17 @@ from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
 
+if TYPE_CHECKING:
+    from selfimprove.pipeline.episodes import Played
+
 T = TypeVar("T")
 
 PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
 SHARD_VARIABLE = "SELFIMPROVE_SHARD"
 MANIFEST = "manifest.json"
+DVC_STAGE = "DVC_STAGE"
+"""DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
 CODE = ("selfimprove", "stages", "requirements/main.lock")
 
@@ -256,6 +260,8 @@ def stage(
 ) -> Callable[[Callable[[Stage[S]], None]], Callable[[], None]]:
     """Make a script's ``main`` a stage: ``python -m stages.rise.generate iter1`` runs ``rise-generate@iter1``.
 
+    Without the argument the item is that of the stage which DVC says it runs.
+
     ``python -m stages.rise.evaluate controls`` runs it for one control after the other. Each is a run of its own, with
     its own identity, scratch and timing: those that did not change since are only published again.
 
@@ -271,10 +277,13 @@ def stage(
             code = warm.forward(spec.name, section) if heavy and spec else None
             if code is not None:
                 sys.exit(code)
-            item = sys.argv[1] if len(sys.argv) > 1 else ""
+            # DVC names the stage in the environment, so that no name from params.yaml is ever part of a shell's line.
+            item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
             full = f"{name}@{item}" if item else name
             since = warm.started()
             try:
+                if DVC_STAGE in os.environ:
+                    dvc_files.keep()
                 values = read_yaml(PARAMS_FILE)
                 run = load_section(values, "run", RunParams, str(PARAMS_FILE))
                 params = load_section(values, section, schema, str(PARAMS_FILE))

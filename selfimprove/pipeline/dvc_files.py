@@ -1,0 +1,108 @@
+"""DVC's own files: copies of dvc.lock that were whole, and what a kill of DVC leaves behind.
+
+DVC rewrites dvc.lock after every stage in place: a SIGKILL at that moment leaves it empty or torn, and DVC then refuses
+to start. Every stage therefore keeps a copy at its beginning, when DVC has finished writing about the stage before
+(``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: at most one stage is then run again, and its
+finished work is only published again. ``.dvc/tmp/rwlock`` says which process works on which file; a torn one, and the
+entries of processes that have ended, are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.pipeline.publish import aside, write_text
+
+LOCK = Path("dvc.lock")
+KEPT = Path(".scratch/dvc.lock")
+RWLOCK = Path(".dvc/tmp/rwlock")
+POLL_SECONDS = 0.5
+
+
+def keep() -> None:
+    """Keep a copy of dvc.lock. Called while DVC waits for a stage: it has finished writing."""
+    try:
+        text = LOCK.read_bytes()
+        if not (KEPT.is_file() and KEPT.read_bytes() == text):
+            with aside(KEPT) as part:
+                part.write_bytes(text)
+    except FileNotFoundError:
+        return  # the first stage of all
+
+
+def restore() -> Iterator[str]:
+    """Put right what a kill of DVC left; a sentence for each thing that was put right. Only while no DVC works here."""
+    if LOCK.exists() and not _whole(LOCK):
+        if KEPT.is_file() and _whole(KEPT):
+            with aside(LOCK) as part:
+                shutil.copyfile(KEPT, part)
+            yield "dvc.lock was torn by a kill; the copy from before the last stage is back in its place."
+        else:
+            LOCK.unlink()
+            yield "dvc.lock was torn by a kill and no copy was kept; it is removed, finished stages publish again."
+    entries = _entries()
+    if entries is None:
+        RWLOCK.unlink(missing_ok=True)
+        yield f"{RWLOCK} was torn by a kill; it is removed."
+    elif _processes(entries) and not any(map(_is_dvc, _processes(entries))):
+        write_text(RWLOCK, "{}")
+
+
+def wait_for_others() -> None:
+    """Wait while another DVC works in this folder, such as one whose make was killed; says so once."""
+    said = False
+    while others := [pid for pid in _processes(_entries() or {}) if _is_dvc(pid)]:
+        if not said:
+            names = ", ".join(str(pid) for pid in sorted(set(others)))
+            print(f"another run is at work in this folder (process {names}); waiting for it to end", file=sys.stderr)
+            said = True
+        time.sleep(POLL_SECONDS)
+
+
+def _whole(path: Path) -> bool:
+    """Whether DVC accepts the file."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
+    try:
+        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(path.read_bytes()))
+    except (YAMLError, UnicodeDecodeError, ValueError, Invalid):
+        return False
+    return True
+
+
+def _entries() -> dict[str, Any] | None:
+    """The content of ``rwlock``; {} if there is none, None if it is torn."""
+    try:
+        value = json.loads(RWLOCK.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _processes(entries: dict[str, Any]) -> set[int]:
+    readers = [one for many in entries.get("read", {}).values() for one in many]
+    return {int(one["pid"]) for one in [*readers, *entries.get("write", {}).values()] if "pid" in one}
+
+
+def _is_dvc(pid: int) -> bool:
+    """Whether a process lives and is a DVC (a number may have been given to another program since)."""
+    try:
+        process = psutil.Process(pid)
+        names = {Path(word).name for word in process.cmdline()}
+    except psutil.Error:
+        return False
+    return pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE and "dvc" in names

@@ -1,0 +1,116 @@
+"""DVC's own files after a kill: a torn dvc.lock comes back, stale locks go, and a DVC at work is waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from selfimprove.pipeline import dvc_files
+
+WHOLE = """schema: '2.0'
+stages:
+  rise-data:
+    cmd: python -m stages.rise.data
+    deps:
+    - path: data/sources.yaml
+      hash: md5
+      md5: 0123456789abcdef0123456789abcdef
+      size: 12
+    outs:
+    - path: data/rise/tasks
+      hash: md5
+      md5: 0123456789abcdef0123456789abcdef.dir
+      size: 34
+"""
+GONE = 2**22 + 1  # above the largest process number
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    dvc_files.LOCK.write_text(WHOLE)
+    dvc_files.RWLOCK.parent.mkdir(parents=True)
+    return tmp_path
+
+
+def works(pid: int) -> str:
+    return json.dumps({"write": {"data/rise": {"pid": pid, "cmd": "dvc repro"}}, "read": {}})
+
+
+@pytest.mark.parametrize("length", [0, 1, 10, 30])
+def test_a_torn_dvc_lock_is_replaced_by_the_kept_copy_and_it_is_said(length: int) -> None:
+    dvc_files.keep()
+    dvc_files.LOCK.write_text(WHOLE[:length])
+    assert list(dvc_files.restore()) == [
+        "dvc.lock was torn by a kill; the copy from before the last stage is back in its place."
+    ]
+    assert dvc_files.LOCK.read_text() == WHOLE
+
+
+def test_wherever_it_was_torn_dvc_accepts_what_is_there_afterwards() -> None:
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from ruamel.yaml import YAML
+
+    dvc_files.keep()
+    for length in range(len(WHOLE)):
+        dvc_files.LOCK.write_text(WHOLE[:length])
+        list(dvc_files.restore())
+        COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(dvc_files.LOCK.read_text()))
+
+
+def test_a_copy_that_is_torn_itself_is_not_put_back() -> None:
+    dvc_files.LOCK.write_text(WHOLE[:30])
+    dvc_files.keep()
+    assert ["it is removed" in sentence for sentence in dvc_files.restore()] == [True]
+
+
+def test_without_a_copy_a_torn_dvc_lock_goes() -> None:
+    dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  rise-data:\n    deps:\n")
+    assert ["it is removed" in sentence for sentence in dvc_files.restore()] == [True]
+    assert not dvc_files.LOCK.exists()
+
+
+def test_a_whole_dvc_lock_is_left_alone() -> None:
+    assert list(dvc_files.restore()) == []
+    assert dvc_files.LOCK.read_text() == WHOLE
+
+
+@pytest.mark.parametrize("text", ["", '{"write": {', "[]", "\0\0\0\0"])
+def test_a_torn_rwlock_goes(text: str) -> None:
+    dvc_files.RWLOCK.write_text(text)
+    assert [".dvc/tmp/rwlock was torn" in sentence for sentence in dvc_files.restore()] == [True]
+    assert not dvc_files.RWLOCK.exists()
+
+
+@pytest.mark.parametrize("pid", [GONE, os.getppid()])
+def test_entries_of_processes_that_ended_go_without_a_word(pid: int) -> None:
+    """The second one's number has been given to another program, which is no DVC."""
+    dvc_files.RWLOCK.write_text(works(pid).replace("dvc repro", "x"))
+    assert list(dvc_files.restore()) == []
+    assert json.loads(dvc_files.RWLOCK.read_text()) == {}
+
+
+def test_a_dvc_at_work_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "import sys, time\nprint(1, flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "dvc", "repro"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout
+        assert other.stdin
+        other.stdout.read(1)
+        dvc_files.RWLOCK.write_text(works(other.pid))
+        waiting = threading.Thread(target=dvc_files.wait_for_others)
+        waiting.start()
+        waiting.join(timeout=1.0)
+        assert waiting.is_alive()
+        other.stdin.close()
+        other.wait()
+        waiting.join(timeout=60)
+        assert not waiting.is_alive()
+    assert f"another run is at work in this folder (process {other.pid})" in capsys.readouterr().err
