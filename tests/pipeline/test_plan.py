@@ -218,6 +218,20 @@ def test_what_does_not_fit_is_named_with_its_key(tmp_path: Path, old: str, new: 
     assert any(said in problem for problem in plan.problems), plan.problems
 
 
+def test_an_opponent_lies_whole_on_each_gpu_before_training_shards_the_model(tmp_path: Path) -> None:
+    text = (
+        (PROFILES / "spin-zephyr-7b.yaml").read_text().replace("micro_batch_tokens: 16384", "micro_batch_tokens: 256")
+    )
+    text = text.replace("max_length: 2048", "max_length: 128").replace(
+        "max_prompt_length: 1024", "max_prompt_length: 64"
+    )
+    text = text.replace("row_tokens: 2048", "row_tokens: 128").replace("processes: 8", "processes: 16")
+    folder = overlay(tmp_path, text)
+    needs = line(plans("mine", folder=folder)[0], "spin-finetune@iter0").memory
+    assert needs.weights == 2 * 7_241_732_096  # sharded over sixteen, training needs a fraction of that
+    assert needs.optimiser == 0
+
+
 def test_positions_that_are_learned_bound_what_is_trained_on(tmp_path: Path) -> None:
     text = SIXTY_FOUR_SLOTS + "  sft: {policy: {finetune: {max_length: 2048}}}\n"
     (plan,) = plans("mine", folder=overlay(tmp_path, text))

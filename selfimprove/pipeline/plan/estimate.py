@@ -116,7 +116,10 @@ def _learning(trained: Trained) -> Memory:
     if not trained.gpus:
         return Memory()
     states = trained.states
-    return Memory(states.weights, states.gradients, states.optimiser, trained.activations, 0.0, trained.other)
+    learning = Memory(states.weights, states.gradients, states.optimiser, trained.activations, 0.0, trained.other)
+    weights, activations = trained.opponent
+    scoring = Memory(weights=weights, activations=activations, other=inference.PROCESS_GPU if weights else 0.0)
+    return max(learning, scoring, key=lambda part: part.total)
 
 
 def _kept(work: Work, shape: f.Shape, trained: Trained | None) -> float:

@@ -42,6 +42,7 @@ class Trained:
     checkpoints: float
     seconds: float
     held_dtype: str
+    opponent: tuple[float, float] = (0.0, 0.0)
     problems: tuple[str, ...] = ()
 
     def remedy(self, largest: str) -> str:
@@ -94,6 +95,7 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
         checkpoints=checkpoint_bytes(work, shape),
         seconds=training_seconds(work, shape, machine) / processes,
         held_dtype=held,
+        opponent=opponent_memory(work, shape),
         problems=tuple(_problems(work, shape, machine)),
     )
 
@@ -143,18 +145,32 @@ def predicted_tokens(work: Training, tokens: int) -> int:
 
 
 def loading_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
-    """In the machine's memory while all processes load the model: ZeRO-3 reads the published files, others hold the
-    model in the precision in which it is trained before it goes to the GPU."""
+    """In the machine's memory while all processes load the model (``loading.placement``): ZeRO-3 reads the whole
+    checkpoint in each, other processes read a tensor at a time into their GPU. At the end one process holds the model
+    that it writes."""
     launcher: LauncherConfig = params.launcher
-    if params.lora is not None:
-        each = shape.parameters * f.BYTES[params.dtype]
-    elif launcher.kind == "deepspeed" and launcher.zero_stage == 3:
-        each = shape.parameters * shape.stored
+    written = float(shape.parameters * f.BYTES[params.dtype])
+    if launcher.kind == "deepspeed" and launcher.zero_stage == 3:
+        each = float(shape.parameters * max(shape.stored, f.BYTES[params.dtype]))
+    elif params.device == "cuda":
+        each = 4.0 * max(shape.embedding, shape.layer_matrices)
     else:
-        each = shape.parameters * 4
-    if isinstance(params, PairParams):  # the opponent is loaded by every process as it is
-        each = max(each, shape.parameters * (f.BYTES[params.dtype] if params.lora else 4))
-    return float(each * launcher.processes)
+        each = 4.0 * shape.parameters
+    return max(each * launcher.processes, written)
+
+
+def opponent_memory(work: Training, shape: f.Shape) -> tuple[float, float]:
+    """Weights and activations on each GPU while SPIN's opponent scores the pairs, before training: a whole copy in each
+    process, in the precision in which it is trained (``opponent.py``)."""
+    params = work.params
+    if not work.scored:
+        return 0.0, 0.0
+    if params.launcher.kind == "deepspeed" and params.lora is None:
+        weights = f.frozen_bytes(shape, params.dtype)
+    else:
+        weights = frozen_weights(params, shape)
+    tokens = largest_batch(work)
+    return weights, f.inference_activations(shape, tokens, logits=tokens, bytes_each=4)
 
 
 def output_bytes(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
