@@ -1,16 +1,22 @@
-"""When a checkpoint counts: its files are on disk first, then a seal that lists them; torn ones are never read."""
+"""When a checkpoint counts: its files are on disk first, then a seal with their hashes; damaged ones are never read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 WHOLE = "whole.json"
+READERS = 8
+"""Files that are read at once to be hashed."""
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The checkpoint with the highest step whose seal matches its files; torn ones do not count."""
+    """The checkpoint with the highest step that ``is_whole``."""
     whole = [one for one in folders(folder) if is_whole(one)]
     return whole[-1] if whole else None
 
@@ -22,24 +28,82 @@ def folders(folder: Path) -> list[Path]:
 
 
 def seal(folder: Path) -> None:
-    """Write, last of all, the list of the checkpoint's files and sizes; everything is on disk before it."""
-    sizes = {}
-    for file in sorted(one for one in folder.rglob("*") if one.is_file()):
-        with file.open("rb+") as handle:
-            os.fsync(handle.fileno())
-        sizes[str(file.relative_to(folder))] = file.stat().st_size
+    """Write, last of all, the sizes and hashes of the checkpoint's files; everything is on disk before it."""
+    files = sorted(one for one in folder.rglob("*") if one.is_file() and one.name != WHOLE)
+    with ThreadPoolExecutor(READERS) as readers:
+        hashes = list(readers.map(_stored, files))
+    for place in {folder, *(file.parent for file in files)}:
+        _store_names(place)
+    contents = {
+        str(file.relative_to(folder)): [file.stat().st_size, it] for file, it in zip(files, hashes, strict=True)
+    }
     part = folder / (WHOLE + ".part")
     with part.open("w", encoding="utf-8") as handle:
-        json.dump(sizes, handle)
+        json.dump(contents, handle)
         handle.flush()
         os.fsync(handle.fileno())
     os.replace(part, folder / WHOLE)
+    _store_names(folder)
+    _store_names(folder.parent)
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether the folder is sealed, and every file still has its size."""
+    """Whether the folder is sealed, and every file still has its size; ``drop_damaged`` reads their contents."""
     try:
-        sizes = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError):
+        contents = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, (size, _) in contents.items())
+    except (OSError, ValueError, TypeError, AttributeError):
         return False
+
+
+def drop_damaged(folder: Path) -> None:
+    """Before training goes on: delete the newest checkpoints whose files are not what was sealed, and say so.
+
+    Called once, by the process that starts the others. It reads the newest checkpoint, and older ones only until one
+    is as it was sealed; one without a seal was never finished, and is left to the trainer.
+    """
+    sealed = [one for one in folders(folder) if (one / WHOLE).exists()]
+    while sealed and (damaged := _damaged(sealed[-1])):
+        lost = sealed.pop()
+        shutil.rmtree(lost)
+        goes_on = f"step {sealed[-1].name.removeprefix('checkpoint-')}" if sealed else "the start"
+        print(
+            f"{lost / damaged} is damaged: {lost.name} was deleted, and training goes on from {goes_on}.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _damaged(folder: Path) -> str | None:
+    """The first file that is not what was sealed; the seal itself if it cannot be read."""
+    try:
+        contents = json.loads((folder / WHOLE).read_text(encoding="utf-8"))
+        with ThreadPoolExecutor(READERS) as readers:
+            hashes = list(readers.map(_hash, [folder / name for name in contents]))
+        return next((name for name, it in zip(contents, hashes, strict=True) if it != contents[name][1]), None)
+    except (OSError, ValueError, TypeError, LookupError):
+        return WHOLE
+
+
+def _stored(file: Path) -> str | None:
+    with file.open("rb+") as handle:
+        os.fsync(handle.fileno())
+    return _hash(file)
+
+
+def _hash(file: Path) -> str | None:
+    """Of the file's content; None where there is no such file."""
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "blake2b").hexdigest()
+    except OSError:
+        return None
+
+
+def _store_names(folder: Path) -> None:
+    """Bring a folder's list of files to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -27,6 +27,7 @@ from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.pipeline.publish import link_copy
 from selfimprove.records import Example
+from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.report import Timing, TrainReport
@@ -190,9 +191,10 @@ def launch(
 
 
 def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExample]) -> None:
-    """Give the run its own folder for checkpoints, named by all that decides its result."""
+    """Give the run its own folder for checkpoints, named by all that decides its result; damaged ones are dropped."""
     job.checkpoints = scratch / f"checkpoints-{_identity(job, sequences)}"
     job.checkpoints.mkdir(parents=True, exist_ok=True)
+    drop_damaged(job.checkpoints)
 
 
 def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:

@@ -4,7 +4,8 @@ Imports once and forks before any thread is started, so that a run costs a fract
 runs from the file named on the command line; each names what ``finetune`` gets and where to die:
 ``kill_at_step`` (after that step, before its checkpoint; with launcher ``fork``, whose processes meanwhile go on, at
 any moment after it), ``kill_at_seal`` (checkpoint written but not yet whole) or, for pairs, ``kill_at_score`` (after
-the opponent has scored so many). The next run starts when every process of the last one has ended.
+the opponent has scored so many). ``then_truncate``, ``then_flip`` and ``then_zero`` name a file that is damaged
+afterwards. The next run starts when every process of the last one has ended.
 """
 
 from __future__ import annotations
@@ -16,10 +17,17 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ORPHAN_SECONDS = 60
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncate": lambda content: content[:-100],
+    "flip": lambda content: content[:-200] + bytes([content[-200] ^ 4]) + content[-199:],
+    "zero": lambda content: bytes(len(content)),  # what a power loss leaves
+}
+"""What ``then_…`` does to a file once the run has ended."""
 
 
 def main(runs_file: Path) -> None:
@@ -47,9 +55,10 @@ def main(runs_file: Path) -> None:
             {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None}
         )
         results[-1]["steps"] = [int(line) for line in steps.read_text().split()] if steps.exists() else []
-        if tear := run.get("then_truncate"):
-            [torn] = Path(run["scratch"]).glob(f"*/{tear}")
-            torn.write_bytes(torn.read_bytes()[:-100])
+        for damage, made in DAMAGES.items():
+            if name := run.get(f"then_{damage}"):
+                [file] = Path(run["scratch"]).glob(f"*/{name}")
+                file.write_bytes(made(file.read_bytes()))
     runs_file.with_suffix(".results").write_text(json.dumps(results))
 
 

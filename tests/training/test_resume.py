@@ -10,7 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from selfimprove.records import Example, Pair
+from selfimprove.training.checkpoints import drop_damaged, newest_whole, seal
 
 PARAMS = {
     "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
@@ -61,6 +64,12 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     runs.add("killed", PARAMS, kill_at_seal=3)  # within it: written, not whole
     runs.add("killed", PARAMS, kill_at_step=5)
     runs.add("killed", PARAMS, kill_at_step=8, then_truncate="checkpoint-6/optimizer.pt")  # a whole one torn later
+    # Sizes stay, contents do not: bits that changed, and what a power loss leaves.
+    runs.add("killed", PARAMS, kill_at_step=7, then_flip="checkpoint-6/optimizer.pt")
+    runs.add("killed", PARAMS, kill_at_step=8, then_flip="checkpoint-6/model.safetensors")
+    runs.add("killed", PARAMS, kill_at_step=8, then_zero="checkpoint-6/scheduler.pt")
+    runs.add("killed", PARAMS, kill_at_step=4, then_zero="checkpoint-3/whole.json")  # the only one
+    runs.add("killed", PARAMS, kill_at_step=8)
     runs.add("killed", PARAMS, kill_at_seal=9)
     runs.add("killed", PARAMS, kill_at_step=10)  # trained, model not yet written
     runs.add("killed", PARAMS)
@@ -70,9 +79,10 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     # Another learning rate in the same scratch folder: nobody else's checkpoint is taken (trap 17).
     runs.add("killed", {**PARAMS, "lr": 2e-3}, kill_at_step=1, out=str(tmp_path / "elsewhere"))
     results = runs.go()
-    assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 7 + [False, False, True, False, True]
-    # Each run starts one past the newest checkpoint that was whole: 6 is lost to the tear, 9 to the kill within it.
-    assert [result["steps"][0] for result in results] == [1, 1, 1, 1, 1, 4, 4, 7, 10, 1, 1, 4, 1]
+    assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 12 + [False, False, True, False, True]
+    # Each run starts one past the newest checkpoint that was whole: 6 is lost to each damage, 9 to the kill within it.
+    starts = [result["steps"][0] for result in results]
+    assert starts == [1, 1, 1, 1, 1, 4, 4, 4, 4, 4, 1, 7, 7, 10, 1, 1, 4, 1]
     for whole, broken in (("unbroken", "killed"), ("unbroken-lora", "killed-lora")):
         assert runs.model(broken) == runs.model(whole)
         assert runs.report(broken) == runs.report(whole)
@@ -125,8 +135,6 @@ def test_spin_41_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_not
 
 
 def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_path: Path) -> None:
-    from selfimprove.training.checkpoints import newest_whole, seal
-
     for step in (3, 20, 100):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
@@ -138,3 +146,27 @@ def test_a_checkpoint_without_its_seal_or_with_a_short_file_does_not_count(tmp_p
     assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"
     (tmp_path / "checkpoint-3" / "whole.json").write_text('{"optimizer.pt"')
     assert newest_whole(tmp_path) is None
+
+
+def test_a_checkpoint_that_is_not_what_was_sealed_is_dropped_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (3, 20, 100):
+        (tmp_path / f"checkpoint-{step}" / "zero").mkdir(parents=True)
+        (tmp_path / f"checkpoint-{step}" / "zero" / "optimizer.pt").write_bytes(b"x" * 50)
+        seal(tmp_path / f"checkpoint-{step}")
+    drop_damaged(tmp_path)
+    assert (newest_whole(tmp_path), capsys.readouterr().err) == (tmp_path / "checkpoint-100", "")
+    for step in (20, 100):
+        (tmp_path / f"checkpoint-{step}" / "zero" / "optimizer.pt").write_bytes(b"y" + b"x" * 49)
+    drop_damaged(tmp_path)
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-3"
+    (tmp_path / "checkpoint-3" / "whole.json").write_bytes(bytes(90))
+    drop_damaged(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    said = "{0}/checkpoint-{1} is damaged: checkpoint-{2} was deleted, and training goes on from {3}."
+    assert capsys.readouterr().err.splitlines() == [
+        said.format(tmp_path, "100/zero/optimizer.pt", 100, "step 20"),
+        said.format(tmp_path, "20/zero/optimizer.pt", 20, "step 3"),
+        said.format(tmp_path, "3/whole.json", 3, "the start"),
+    ]
