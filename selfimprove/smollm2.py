@@ -72,7 +72,7 @@ def build(folder: Path = FOLDER) -> None:
             weights_hash=_sha256(made / "model.safetensors"),
         )
         (made / "README.md").write_text(card, encoding="utf-8")
-        publish(made, folder, Path(work) / "trash")
+        publish(made, folder)
 
 
 def fetch(folder: Path) -> Path:

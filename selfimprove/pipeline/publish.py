@@ -1,7 +1,12 @@
-"""Files appear whole or not at all: written aside, then moved into place with ``os.replace``."""
+"""Files appear whole or not at all: written aside, made durable, then moved into place with ``os.replace``.
+
+Durable means that a power cut cannot leave a name with half of its content: a file is flushed to the disk before it is
+renamed, and so is the folder that holds the new name.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,14 +16,43 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+REPLACED = ".replaced-"
+"""How the name begins of a folder that has been replaced and is about to be removed."""
 
-def publish(source: Path, target: Path, trash: Path) -> None:
-    """Move a finished file or folder to ``target``; whatever stood there goes to ``trash`` (same file system)."""
+
+def publish(source: Path, target: Path) -> None:
+    """Move a finished file or folder to ``target``, from another file system too; what stood there goes.
+
+    Whatever a kill left beside the target (a folder replaced, a copy half made) is removed.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
+    for left in [*target.parent.glob(f"{REPLACED}{target.name}-*"), target.with_name(f".part-{target.name}")]:
+        _remove(left)
+    make_durable(source)
     if target.is_dir() and not target.is_symlink():
-        trash.mkdir(parents=True, exist_ok=True)
-        os.replace(target, trash / uuid4().hex)
-    os.replace(source, target)
+        old = target.with_name(f"{REPLACED}{target.name}-{uuid4().hex}")
+        os.replace(target, old)
+    else:
+        old = None
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with aside(target) as part:  # another file system: copied beside the target first
+            shutil.copytree(source, part) if source.is_dir() else shutil.copyfile(source, part)
+            make_durable(part)
+    _flush(target.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def make_durable(path: Path) -> None:
+    """Flush a file, or every file and folder below a folder, to the disk."""
+    for inner in path.rglob("*") if path.is_dir() else []:
+        if not inner.is_symlink():
+            _flush(inner)
+    _flush(path)
 
 
 def link_copy(source: Path, target: Path) -> None:
@@ -48,9 +82,25 @@ def aside(target: Path) -> Iterator[Path]:
     part = target.with_name(f".part-{target.name}")  # its ending says a file's format
     try:
         yield part
+        _flush(part)
         os.replace(part, target)
     finally:
-        part.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _link(source: str, target: str) -> str:

@@ -29,7 +29,7 @@ from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
 from selfimprove.pipeline.progress import StageProgress
-from selfimprove.pipeline.publish import link_copy, publish, write_json
+from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class Stage(Generic[S]):
 
     def publish(self) -> None:
         """Move every output into place; keep second names of them in the scratch folder."""
-        done, trash = self.scratch / "done", self.scratch / "trash"
+        done = self.scratch / "done"
         if not done.is_dir():
             staged = self.scratch / "done.part"
             shutil.rmtree(staged, ignore_errors=True)
@@ -215,12 +215,13 @@ class Stage(Generic[S]):
                 (staged / path).parent.mkdir(parents=True, exist_ok=True)
                 link_copy(place, staged / path)
             write_json(staged / MANIFEST, manifest)
+            make_durable(staged)
             os.replace(staged, done)
         for path in json.loads((done / MANIFEST).read_text()):
             fresh = self.scratch / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)
             link_copy(done / path, fresh / path)
-            publish(fresh / path, Path(path), trash)
+            publish(fresh / path, Path(path))
         for left in self.scratch.iterdir():
             if self._blocked and left.suffix == ".journal":
                 continue
@@ -231,9 +232,12 @@ class Stage(Generic[S]):
         """Whether finished outputs are there and unchanged (a user may have edited a file that shares their bytes)."""
         if not done.is_dir():
             return False
-        manifest = json.loads((done / MANIFEST).read_text())
-        if all((done / path).exists() and _digest(done / path) == value for path, value in manifest.items()):
-            return True
+        try:
+            manifest = json.loads((done / MANIFEST).read_bytes())
+            if all((done / path).exists() and _digest(done / path) == value for path, value in manifest.items()):
+                return True
+        except (OSError, ValueError, AttributeError):
+            print(f"{self.name}: the record of its finished work is damaged; the work is done again.", file=sys.stderr)
         shutil.rmtree(done)
         return False
 

@@ -68,4 +68,4 @@ def build(kind: str, folder: Path, root: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(config).save_pretrained(part)
-    publish(part, folder, folder.with_name(".trash"))
+    publish(part, folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,9 @@ def folder(path: Path, **files: str) -> Path:
 
 def test_a_folder_replaces_a_folder_and_leaves_nothing_of_it(tmp_path: Path) -> None:
     target = folder(tmp_path / "out/model", old="1", both="1")
-    publish(folder(tmp_path / "new", both="2"), target, tmp_path / "trash")
+    publish(folder(tmp_path / "new", both="2"), target)
     assert {path.name: path.read_text() for path in target.iterdir()} == {"both": "2"}
-    publish(folder(tmp_path / "newer", both="3"), target, tmp_path / "trash")
+    publish(folder(tmp_path / "newer", both="3"), target)
     assert (target / "both").read_text() == "3"
     assert not (tmp_path / "newer").exists()
 
@@ -31,11 +33,11 @@ def test_a_folder_replaces_a_folder_and_leaves_nothing_of_it(tmp_path: Path) -> 
 def test_a_file_replaces_a_file_or_a_folder_and_makes_its_parents(tmp_path: Path) -> None:
     for text in ("1", "2"):
         (tmp_path / "new").write_text(text)
-        publish(tmp_path / "new", tmp_path / "a/b/out", tmp_path / "trash")
+        publish(tmp_path / "new", tmp_path / "a/b/out")
         assert (tmp_path / "a/b/out").read_text() == text
     folder(tmp_path / "place", x="")
     (tmp_path / "new").write_text("3")
-    publish(tmp_path / "new", tmp_path / "place", tmp_path / "trash")
+    publish(tmp_path / "new", tmp_path / "place")
     assert (tmp_path / "place").read_text() == "3"
 
 
@@ -43,7 +45,7 @@ def test_what_dvc_linked_in_the_target_s_place_is_not_written_through(tmp_path: 
     cache = folder(tmp_path / "cache", x="cached")
     (tmp_path / "out").symlink_to(cache)
     (tmp_path / "new").write_text("fresh")
-    publish(tmp_path / "new", tmp_path / "out", tmp_path / "trash")
+    publish(tmp_path / "new", tmp_path / "out")
     assert ((tmp_path / "out").read_text(), (cache / "x").read_text()) == ("fresh", "cached")
 
 
@@ -106,3 +108,33 @@ def test_what_is_written_aside_takes_its_place_only_when_it_is_whole(tmp_path: P
     assert target.read_bytes() == b"new\r\n"
     assert (tmp_path / "lines").read_bytes() == b"a\r\nb\n"
     assert len(list(target.parent.iterdir())) == 1
+
+
+def test_a_finished_folder_or_file_is_published_to_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename from one file system to another is refused; here by hand, as a test cannot mount one."""
+    rename = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).parent.name != Path(target).parent.name:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "there").mkdir()
+    for number in ("1", "2"):
+        publish(folder(tmp_path / "here" / number, both=number), tmp_path / "there/out")
+        assert (tmp_path / "there/out/both").read_text() == number
+        (tmp_path / "here/file").write_text(number)
+        publish(tmp_path / "here/file", tmp_path / "there/file")
+        assert (tmp_path / "there/file").read_text() == number
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["file", "out"]
+
+
+def test_what_a_kill_left_beside_the_target_goes(tmp_path: Path) -> None:
+    for left in (".replaced-out-0123", ".part-out"):
+        folder(tmp_path / left, half="1")
+    folder(tmp_path / ".replaced-other-0123", half="1")
+    publish(folder(tmp_path / "new", both="2"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-other-0123", "out"]

@@ -108,6 +108,18 @@ def test_outputs_deleted_or_edited_since_come_back(work: Work, folder: Path) -> 
     assert (work.done, (folder / "results/out/a.txt").read_text()) == (2, "x 1 1 item")
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\0\0\0", None])
+def test_a_damaged_record_of_finished_work_costs_that_work_and_no_traceback(
+    work: Work, folder: Path, damage: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work()
+    (record,) = (folder / ".scratch/stages/small-item").glob("*/done/manifest.json")
+    record.unlink() if damage is None else record.write_bytes(damage)
+    work()
+    assert (work.done, (folder / "results/b.txt").read_text()) == (2, "b")
+    assert "the record of its finished work is damaged" in capsys.readouterr().err
+
+
 def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
     work: Work, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
