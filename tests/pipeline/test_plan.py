@@ -322,6 +322,33 @@ def test_a_teacher_s_tokens_are_counted_and_priced(tmp_path: Path) -> None:
     assert f"{12_000 * 512 * 2 / 1e6:.2f}" in done.stdout
 
 
+def test_a_tree_has_at_most_its_dives_depth_and_samples_in_replies() -> None:
+    (plan,) = plans("agent-r-llama3.1-8b")
+    assert (
+        line(plan, "agent_r-generate@iter1").written == 300 * 8 * 21 * 4 * 500
+    )  # trees, dives, depth, samples, tokens
+    pairs, good = 16 * 16, 16  # of 32 leaves a tree
+    assert line(plan, "agent_r-finetune@iter1").read == 300 * (pairs + good) * 8192 * 3
+
+
+def test_plain_self_play_writes_one_answer_a_prompt_and_trains_on_two_sides() -> None:
+    (plan,) = plans("spin-zephyr-7b")
+    assert line(plan, "spin-generate@iter0").written == 50_000 * 256
+    sides = 50_000 * 2 * 2048
+    assert line(plan, "spin-finetune@iter0").read == sides * (2 + 1)  # two epochs, and the opponent once
+
+
+def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once(tmp_path: Path) -> None:
+    text = SIXTY_FOUR_SLOTS.replace(
+        "max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_new_tokens: 50"
+    )
+    (plan,) = plans("mine", folder=overlay(tmp_path, text))
+    found = line(plan, "reflect_rl-finetune@reflect_rl")
+    steps = 10 * 4 * 20  # iterations, episodes, the horizon
+    assert found.written == steps * (50 + 1)
+    assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # advised, played, learnt
+
+
 def test_a_control_reads_what_the_iterations_before_it_read() -> None:
     (plan,) = plans("spin-zephyr-7b")
     tokens = [line(plan, f"spin-finetune@iter{k}").read for k in range(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.reflect_rl.params import EvaluateParams, Iteration, ReflectRLParams
-from selfimprove.methods.reflect_rl.teacher import TELLING_TRIES
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
 from selfimprove.training.rl_config import ActingParams
 
@@ -77,15 +76,14 @@ def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
 
 
 def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
-    """A chat teacher reflects, at most ``TELLING_TRIES`` times, and chooses, at each step of its own episodes; in
-    others' it reflects at each step, in AutoExplore at the wrong file alone, and chooses there."""
+    """A chat teacher reflects and chooses at each step of its own episodes; in others' it reflects at each step, in
+    AutoExplore at the wrong file alone, and chooses there."""
     cfg = reflect_rl.generate
     if isinstance(reflect_rl.engines[cfg.teacher], ScriptedEngineConfig):
         return ()
     whole, negative = min(train, cfg.tasks or train), min(train, cfg.negative_tasks or train) * cfg.negatives
-    steps = whole * cfg.horizon * (TELLING_TRIES + 1)
-    steps += negative * (TELLING_TRIES + 1 if reflect_rl.env.name == "autoexplore" else cfg.horizon * TELLING_TRIES)
-    return (ask(reflect_rl.engines, cfg.teacher, steps, STATE, cfg.max_tokens, at_once=cfg.concurrency),)
+    requests = 2 * whole * cfg.horizon + negative * (2 if reflect_rl.env.name == "autoexplore" else cfg.horizon)
+    return (ask(reflect_rl.engines, cfg.teacher, requests, STATE, cfg.max_tokens, at_once=cfg.concurrency),)
 
 
 def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
