@@ -17,7 +17,6 @@ def main(stage: Stage[BaseSection]) -> None:
     tokenizers = load_section(read_yaml(PARAMS_FILE), "tokenizer", TokenizerSection, str(PARAMS_FILE))
     trained = dict(tokenizers)[stage.item]
     texts = stage.input(f"data/{stage.item}/texts.jsonl")
-    stage.own_files(cfg.model, cfg.adapter_of)
     stage.narrow((cfg, trained))
 
     folder = stage.output(f"models/base/{stage.item}")

@@ -5,12 +5,12 @@ A stage validates the sections it uses; an unknown top-level key is refused by e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -80,6 +80,22 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
         return schema.model_validate(values[name])
     except ValidationError as error:
         raise UserError(f"{where}: {_explain(error, name, values[name])}") from None
+
+
+def named_paths(value: Any) -> set[Path]:
+    """Files and folders that a part of the params names: every text in it that is the path of something that exists."""
+    if isinstance(value, str):
+        try:
+            return {Path(value)} if value and Path(value).exists() else set()
+        except (OSError, ValueError):  # longer than a name may be, or with a null character
+            return set()
+    if isinstance(value, BaseModel):
+        value = [getattr(value, name) for name in type(value).model_fields]
+    elif isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, Sequence):
+        return set()
+    return {path for inner in value for path in named_paths(inner)}
 
 
 def _explain(error: ValidationError, section: str, value: Any) -> str:

@@ -27,7 +27,7 @@ from selfimprove.errors import UserError
 from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
-from selfimprove.pipeline.params import RunParams, S, load_section, read_yaml
+from selfimprove.pipeline.params import RunParams, S, load_section, named_paths, read_yaml
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
@@ -81,17 +81,11 @@ class Stage(Generic[S]):
         self._inputs[path] = place
         return place
 
-    def own_files(self, *paths: str | None) -> None:
-        """Declare files of the user's that params name, as far as they are named and there.
-
-        What reads a missing one says which param to mend; ``input`` would name a stage that makes it.
-        """
-        for path in paths:
-            if path is not None and Path(path).exists():
-                self.input(path)
-
     def narrow(self, identity: Any) -> None:
-        """Say which part of the params this stage reads; the rest is not part of its identity."""
+        """Say which part of the params this stage reads; the rest is not part of its identity.
+
+        Files and folders that this part names by path are inputs by their content (``named_paths``).
+        """
         self._identity = identity
 
     @cached_property
@@ -211,7 +205,7 @@ class Stage(Generic[S]):
             for path, place in self._outputs.items():
                 if not place.exists():
                     raise RuntimeError(f"{self.name}: output {path} was declared but not written")
-                manifest[str(path)] = _digest(place)
+                manifest[str(path)] = content_digest(place)
                 (staged / path).parent.mkdir(parents=True, exist_ok=True)
                 link_copy(place, staged / path)
             write_json(staged / MANIFEST, manifest)
@@ -234,7 +228,7 @@ class Stage(Generic[S]):
             return False
         try:
             manifest = json.loads((done / MANIFEST).read_bytes())
-            if all((done / path).exists() and _digest(done / path) == value for path, value in manifest.items()):
+            if all((done / path).exists() and content_digest(done / path) == value for path, value in manifest.items()):
                 return True
         except (OSError, ValueError, AttributeError):
             print(f"{self.name}: the record of its finished work is damaged; the work is done again.", file=sys.stderr)
@@ -244,10 +238,11 @@ class Stage(Generic[S]):
     def _key(self) -> str:
         digest = blake2b(digest_size=16)
         digest.update(repr((self.name, self.run.identity, self._identity)).encode())
-        for declared, path in sorted(self._inputs.items()):
-            digest.update(f"{declared} {_digest(path)}".encode())
+        named = {str(path): path for path in named_paths(self._identity)}
+        for declared, path in sorted({**self._inputs, **named}.items()):
+            digest.update(f"{declared} {content_digest(path)}".encode())
         for part in CODE:
-            digest.update(f"{part} {_digest(Path(part), '*.py')}".encode())
+            digest.update(f"{part} {content_digest(Path(part), '*.py')}".encode())
         return digest.hexdigest()
 
 
@@ -356,7 +351,7 @@ def _full_disk(error: Exception) -> str | None:
     return None
 
 
-def _digest(path: Path, pattern: str = "*") -> str:
+def content_digest(path: Path, pattern: str = "*") -> str:
     """Hash of a file's content, or of the names and contents below a folder."""
     digest = blake2b(digest_size=16)
     for file in sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]:

@@ -25,7 +25,6 @@ def main(stage: Stage[AgentRParams]) -> None:
     trees = read_jsonl(stage.input(f"data/agent_r/{stage.item}/trees.jsonl"), Tree)
     parent = stage.input(f"data/agent_r/{iteration.init}/train")
     base = stage.input("data/agent_r/base/train/examples.jsonl")
-    stage.own_files(agent_r.env.recipes, cfg.mix.general_file)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     earlier = {

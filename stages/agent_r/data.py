@@ -20,7 +20,6 @@ from selfimprove.records import write_jsonl, write_rows
 @stage("agent_r-data", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     tasks, env = stage.params.tasks, make_agent_env(stage.params.env)
-    stage.own_files(*(tasks.files or {}).values(), stage.params.env.recipes)
     stage.narrow((tasks, stage.params.env))
 
     panels = build_panels(tasks, env, seed=stage.run.seed)

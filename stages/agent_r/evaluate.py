@@ -28,7 +28,6 @@ def main(stage: Stage[AgentRParams]) -> None:
     model = stage.input(f"models/agent_r/{row}")
     panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
     given = None if row == "base" else read_jsonl(stage.input(BEGINNINGS), Beginning, may_be_empty=True)
-    stage.own_files(agent_r.env.recipes)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     async def run() -> None:

@@ -23,7 +23,6 @@ def main(stage: Stage[AgentRParams]) -> None:
     cfg = iteration.generate
     policy = stage.input(f"models/agent_r/{iteration.init}")
     panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.name)
-    stage.own_files(agent_r.env.recipes)
     stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
     tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)

@@ -28,7 +28,6 @@ from selfimprove.seeds import key_bits
 def main(stage: Stage[ReflectRLParams]) -> None:
     params, cfg = stage.params.env, stage.params.tasks
     teacher = stage.params.engines[cfg.teacher] if cfg.teacher and params.name == "autoexplore" else None
-    stage.own_files(params.repos, cfg.file)
     stage.narrow((params, cfg, teacher))
 
     folder = stage.output("data/reflect_rl/tasks")

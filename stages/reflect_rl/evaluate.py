@@ -27,7 +27,6 @@ from selfimprove.seeds import key_bits
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, cfg, name, row = stage.params, stage.params.evaluate, stage.item, stage.place
     folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
-    stage.own_files(reflect_rl.env.repos)
     if agent is None:
         reflector = reflect_rl.reflector_of(name)
         models = {"policy": stage.input(f"models/reflect_rl/{row}")}

@@ -28,7 +28,6 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     ancestors = 0
     if run.init in reflect_rl.iterations:
         ancestors = json.loads(stage.input(f"results/reflect_rl/{run.init}/train.json").read_text())["lineage_tokens"]
-    stage.own_files(reflect_rl.env.repos)
     stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
 
     env = make_enumerated(reflect_rl.env, tasks, training=True)

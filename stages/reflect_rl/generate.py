@@ -19,7 +19,6 @@ from selfimprove.seeds import key_bits
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, cfg = stage.params, stage.params.generate
     folder, config = stage.input("data/reflect_rl/tasks"), reflect_rl.engines[cfg.teacher]
-    stage.own_files(reflect_rl.env.repos)
     stage.narrow((reflect_rl.env, config, cfg))
 
     env = make_enumerated(reflect_rl.env.model_copy(update={"horizon": cfg.horizon}), folder)

@@ -13,8 +13,6 @@ from selfimprove.sources import mirror_folder
 def main(stage: Stage[SpinParams]) -> None:
     tasks, prompt = stage.params.tasks, stage.params.prompt
     stage.input("data/sources.yaml")
-    other = tasks.other.folder if tasks.other else None
-    stage.own_files(tasks.expert_file, tasks.file, other, prompt.few_shot)
     stage.narrow((tasks, prompt, stage.params.tools, stage.params.play_tools))
 
     task, prefix = stage.params.asked("train")

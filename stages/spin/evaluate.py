@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_fi
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
-from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
+from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
 from selfimprove.pipeline.episodes import play_all
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -24,7 +24,8 @@ def main(stage: Stage[SpinParams]) -> None:
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
-    stage.own_files(prompt.few_shot, *tool_files(spin.tools))
+    for module in tool_modules(spin.tools):
+        stage.input(module)
     task, prefix = spin.asked(cfg.panel)
     few_shot = few_shot_text(prompt.few_shot, task)
     stage.narrow((prompt, few_shot, prefix, spin.tools, spin.engines["policy"], cfg))

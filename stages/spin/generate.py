@@ -8,7 +8,7 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
-from selfimprove.methods.spin.tasks import chosen, open_tools, tool_files
+from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
 from selfimprove.pipeline.episodes import play_all, shard_of
 from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
@@ -25,7 +25,8 @@ def main(stage: Stage[SpinParams]) -> None:
     tasks = stage.input("data/spin/tasks")
     panel = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
-    stage.own_files(prompt.few_shot, *tool_files(tools_cfg))
+    for module in tool_modules(tools_cfg):
+        stage.input(module)
     task, prefix = spin.asked("train")
     few_shot = few_shot_text(prompt.few_shot, task)
     stage.narrow((prompt, few_shot, prefix, tools_cfg, spin.engines["policy"], cfg))

@@ -42,8 +42,8 @@ def test_no_code_is_hidden_from_dvc() -> None:
             assert not [path for path in closure(script, ROOT) if repo.dvcignore.is_ignored_file(str(ROOT / path))]
 
 
-def test_the_graph_stays_under_ninety_stages(stages: list[PipelineStage]) -> None:
-    assert len(stages) < 90
+def test_the_default_graph_stays_small(stages: list[PipelineStage]) -> None:
+    assert len(stages) <= 90  # DVC takes time for each, also when nothing is to do
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -18,7 +18,7 @@ from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
-from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, read_yaml
+from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths, read_yaml
 from selfimprove.pipeline.profiles import compose
 from selfimprove.tokenizer import TokenizerSection
 
@@ -329,3 +329,14 @@ def test_whatever_stands_there_the_answer_is_a_sentence_or_params(value: Any, pa
     except UserError as error:
         sentence = str(error)
     assert sentence.startswith("params.yaml: ")
+
+
+def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine/config.json", "my/train.jsonl", "model.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    rise = {"tasks": {"files": {"train": "my/train.jsonl", "test": "my/absent.jsonl"}}, "models": ["mine", "policy"]}
+    assert named_paths([rise, BaseParams(model="mine"), None, 3, "x" * 5000, "a\0b", ""]) == {
+        Path("my/train.jsonl"), Path("mine"),
+    }  # fmt: skip

@@ -20,6 +20,7 @@ class Small(Section):
 
     read: int = 1
     unread: int = 1
+    file: str | None = None
     controls: Mapping[str, int] = Field(default={})
 
 
@@ -49,7 +50,7 @@ class Work:
         @stage("small", "base", Small)
         def main(stage: Stage[Small]) -> None:
             text = stage.input("in.txt").read_text()
-            stage.narrow(stage.params.read)
+            stage.narrow((stage.params.read, stage.params.file))
             out = stage.output("results/out")
             out.mkdir()
             (out / "a.txt").write_text(f"{text} {stage.params.read} {stage.run.seed} {stage.item}")
@@ -96,6 +97,19 @@ def test_work_is_done_again_only_when_inputs_read_params_or_code_changed(
     change()
     work()
     assert work.done == 1 + again
+
+
+def test_files_and_folders_that_the_read_params_name_are_inputs_by_content(work: Work, folder: Path) -> None:
+    Path("params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {file: models/mine}\n")
+    work()
+    (folder / "models/mine").mkdir(parents=True)
+    (folder / "models/mine/weights").write_text("1")
+    work()
+    work()
+    assert work.done == 2
+    (folder / "models/mine/weights").write_text("2")
+    work()
+    assert work.done == 3
 
 
 def test_outputs_deleted_or_edited_since_come_back(work: Work, folder: Path) -> None:

@@ -256,9 +256,9 @@ def open_tools(cfg: ToolsParams, form: Format, folder: Path, corpus: Path) -> To
     return make_tools(cfg.model_copy(update={"snippets": str(folder / SNIPPETS)}) if _replays(cfg) else cfg, corpus)
 
 
-def tool_files(cfg: ToolsParams) -> list[str]:
-    """Files that the tools' answers depend on and params name: snippets, and the modules of one's own tools."""
-    files = [cfg.snippets] if cfg.snippets else []
+def tool_modules(cfg: ToolsParams) -> list[str]:
+    """Files of the modules that hold tools of one's own, which params name as module:function."""
+    files: list[str] = []
     for behind in cfg.use.values():
         module, own, _ = behind.partition(":")
         with suppress(ImportError):  # opening the tools says what is wrong with it

@@ -11,7 +11,16 @@ from selfimprove.envs.qa.base import Question, score
 from selfimprove.errors import UserError
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
-from selfimprove.methods.spin.tasks import PANELS, SCAFFOLD, check_disjoint, chosen, examples, gather, texts, tool_files
+from selfimprove.methods.spin.tasks import (
+    PANELS,
+    SCAFFOLD,
+    check_disjoint,
+    chosen,
+    examples,
+    gather,
+    texts,
+    tool_modules,
+)
 from selfimprove.tools.params import ToolsParams
 from tests.methods.spin.episodes import EXPERT, QUESTION
 
@@ -83,7 +92,7 @@ def test_spin_09_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path,
     tools = ToolsParams(
         use={"search": "local", "add": "mytools:add", "gone": "no_such_module.at:all"}, snippets="s.jsonl"
     )
-    assert tool_files(tools) == ["s.jsonl", str(tmp_path / "mytools.py")]
+    assert tool_modules(tools) == [str(tmp_path / "mytools.py")]
 
 
 needs_data = pytest.mark.skipif(
