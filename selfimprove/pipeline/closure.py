@@ -17,6 +17,7 @@ ENVIRONMENT = Path("requirements/main.lock")
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
+    Path("selfimprove/merging.py"): (Path("selfimprove/merge.py"),),
     TRAINING / "launch.py": (TRAINING / "worker.py",),
     TRAINING / "xtuner.py": (TRAINING / "xtuner_launch.py", TRAINING / "xtuner_parts.py"),
 }
