@@ -28,6 +28,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.dvc_files import restore, wait_for_others
 from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml
+from selfimprove.pipeline.tracking import TrackingParams, check_package
 from selfimprove.tokenizer import TokenizerSection
 
 PARAMS_FILE = Path("params.yaml")
@@ -37,6 +38,7 @@ GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 
 SCHEMAS: dict[str, type[Section]] = {
     "run": RunParams,
+    "tracking": TrackingParams,
     "tokenizer": TokenizerSection,
     "base": BaseSection,
     "rise": RiseParams,
@@ -71,10 +73,12 @@ def main() -> None:
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each section that does not fit."""
+    """A sentence for each section that does not fit, or wants curves where they cannot be sent."""
     for name, schema in SCHEMAS.items():
         try:
-            load_section(dict(values), name, schema, str(PARAMS_FILE))
+            section = load_section({"tracking": {}, **values}, name, schema, str(PARAMS_FILE))
+            if isinstance(section, TrackingParams):
+                check_package(section)
         except UserError as error:
             yield str(error)
 

@@ -20,7 +20,7 @@ from selfimprove.params_base import Section
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order in which they are told of."""
 
-SECTIONS = ("run", "tokenizer", "base", *METHODS)
+SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
 

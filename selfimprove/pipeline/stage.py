@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -31,6 +31,7 @@ from selfimprove.pipeline.params import RunParams, S, load_section, named_paths,
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
+from selfimprove.pipeline.tracking import Tracker, TrackingParams
 
 if TYPE_CHECKING:
     from selfimprove.pipeline.episodes import Played
@@ -54,10 +55,14 @@ class Stage(Generic[S]):
         name: the stage's name in dvc.yaml, such as ``rise-generate@iter1``.
         item: what follows the ``@`` ("" if nothing does).
         run: the ``run`` section; ``params``: the method's section.
+        tracker: the curves of this run.
     """
 
-    def __init__(self, name: str, item: str, run: RunParams, params: S, identity: Any) -> None:
+    def __init__(
+        self, name: str, item: str, run: RunParams, params: S, identity: Any, tracking: TrackingParams | None = None
+    ) -> None:
         self.name, self.item, self.run, self.params = name, item, run, params
+        self.tracker = Tracker(tracking or TrackingParams(report_to="none"), name, SCRATCH)
         self._identity = identity
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
@@ -192,7 +197,7 @@ class Stage(Generic[S]):
 
     def progress(self, total: int, *, done: int = 0) -> StageProgress:
         """Progress over ``total`` units of this stage."""
-        return StageProgress(self.name, total, done=done)
+        return StageProgress(self.name, total, done=done, tracker=self.tracker)
 
     def publish(self) -> None:
         """Move every output into place; keep second names of them in the scratch folder."""
@@ -286,13 +291,14 @@ def stage(
                 values = read_yaml(PARAMS_FILE)
                 run = load_section(values, "run", RunParams, str(PARAMS_FILE))
                 params = load_section(values, section, schema, str(PARAMS_FILE))
+                tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 if item not in GROUPS:
-                    _run(Stage(full, item, run, params, params), main, since)
+                    _run(Stage(full, item, run, params, params, tracking), main, since)
                     return
                 Path("results", section, item).mkdir(parents=True, exist_ok=True)  # there may be no entry
                 for entry in group_of(params, item):
                     full = f"{name}@{entry}"
-                    _run(Stage(full, entry, run, params, params), main, since)
+                    _run(Stage(full, entry, run, params, params, tracking), main, since)
                     since = time.time()
             except UserError as error:
                 print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -325,7 +331,7 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
     part = f".{current.shard[0]}of{current.shard[1]}" if current.shard else ""
     with stage_lock(SCRATCH / "locks", current.name.replace("@", "-") + part), suppress(_ShardDone):
         began = time.monotonic()
-        with suppress(_AlreadyDone):
+        with suppress(_AlreadyDone), closing(current.tracker):
             main(current)
         own = time.monotonic() - began - current.journal_seconds
         current.publish()

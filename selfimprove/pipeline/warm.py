@@ -160,6 +160,7 @@ def _import() -> None:
     import pydantic.json_schema  # noqa: F401
     import rich.progress  # noqa: F401
     import ruamel.yaml  # noqa: F401
+    import tensorboard.summary  # noqa: F401
     import torch  # noqa: F401
     import transformers.models.llama.modeling_llama
     import transformers.trainer  # noqa: F401

@@ -84,7 +84,6 @@ class FinetuneParams(Section):
     save_steps: int = Field(default=100, ge=1)
     save_total_limit: int = Field(default=2, ge=1)
     logging_steps: int = Field(default=10, ge=1)
-    report_to: Literal["none", "wandb", "tensorboard"] = "none"
     trust_remote_code: bool = False
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch.distributed
 
 from selfimprove.errors import UserError
-from selfimprove.training.job import Progress
+from selfimprove.training.progress import Progress
 from selfimprove.training.shared_sum import SharedSum
 
 ORPHANED = 3
@@ -178,8 +178,8 @@ def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connectio
 
     place.sums.enter(place.rank)
 
-    def tell(done: int, total: int, note: str) -> None:
-        line.send(("step", (done, total, note)))
+    def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
+        line.send(("step", (done, total, note, dict(metrics))))
 
     result = work(tell)
     torch.distributed.barrier()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,6 @@ from selfimprove.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.zero import zero_config
-
-Progress = Callable[[int, int, str], None]
-"""Called after each optimiser step with (steps done, steps in all, a note to show)."""
 
 
 class RunJob(BaseModel):
@@ -119,7 +116,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         logging_steps=params.logging_steps,
         logging_nan_inf_filter=False,
         save_strategy="no",
-        report_to=params.report_to,
+        report_to="none",  # the stage has its own curves (pipeline/tracking.py)
         disable_tqdm=True,
         log_level="error",
         dataloader_num_workers=0,

@@ -30,6 +30,7 @@ from selfimprove.records import Example
 from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
+from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     Job = TypeVar("Job", bound=RunJob)
 
 Report = TypeVar("Report", bound=BaseModel)
-Progress = Callable[[int, int, str], None]
 PROGRESS_MARK = "@step "
 LOG_LINES = 6
 LAUNCHED = "SELFIMPROVE_LAUNCHED"
@@ -71,7 +71,7 @@ def finetune(
         threads: of each process (launcher ``fork``: of all together); part of the result's identity on CPU.
         max_tokens: overrides ``cfg.max_tokens``: stop after the step that brings the tokens read to this many.
         pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
-        progress: called after each step with (steps done, steps in all, note).
+        progress: called after each step.
 
     Raises:
         UserError: no model, no template, ids the model does not know, no example left, or a worker that failed.

@@ -30,10 +30,11 @@ from transformers.training_args import TrainingArguments
 from selfimprove.errors import UserError
 from selfimprove.training import shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
-from selfimprove.training.job import Progress, RunJob
+from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import Plan
+from selfimprove.training.progress import Progress
 from selfimprove.training.rows import MODEL_INPUTS
 from selfimprove.training.shared_sum import SharedSum
 
@@ -171,7 +172,8 @@ class PlannedTrainer(Trainer):
                     shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         started = time.monotonic()
-        self._resumed_at = len(self._figures)
+        self._resumed_at = self._tracked = len(self._figures)
+        self._clock = started
         if self._resumed_at < len(self._plan.steps):
             self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         self.settle()
@@ -263,6 +265,21 @@ class PlannedTrainer(Trainer):
             model.config.use_cache = True
             model.save_pretrained(out_dir, state_dict=state)
 
+    def metrics(self, step: int) -> dict[str, float]:
+        """Points of the curves after ``step``: when its figures have just been settled, else none."""
+        every, steps = self._job.params.logging_steps, self._plan.steps
+        if step % every and step != len(steps):
+            return {}
+        window = self._figures[(step - 1) // every * every : step]
+        tokens = sum(one.tokens for one in steps[self._tracked : step])
+        seconds, self._clock, self._tracked = time.monotonic() - self._clock, time.monotonic(), step
+        means = [sum(column) / len(window) for column in zip(*window, strict=True)]
+        metrics = dict(zip(self.figures, means, strict=True))
+        metrics |= {"learning_rate": self._get_learning_rate(), "tokens_per_second": tokens / max(seconds, 1e-9)}
+        if self._evaluations and self._evaluations[-1]["step"] == step:
+            metrics |= {name: value for name, value in self._evaluations[-1].items() if name != "step"}
+        return metrics
+
     def means(self) -> list[tuple[int, list[float]]]:
         """(step, mean figures of the steps since the last entry), every ``logging_steps``."""
         every, curve = self._job.params.logging_steps, []
@@ -313,7 +330,7 @@ class _EveryStep(TrainerCallback):
         trainer.step_ended(state.global_step)
         if trainer._progress is not None and args.local_process_index == 0:  # a node's own: rank 0 may be elsewhere
             note = f"loss {trainer._figures[-1][0]:.4f}" if trainer._figures else ""
-            trainer._progress(state.global_step, state.max_steps, note)
+            trainer._progress(state.global_step, state.max_steps, note, trainer.metrics(state.global_step))
         return control
 
 

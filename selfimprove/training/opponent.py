@@ -22,11 +22,12 @@ import torch
 
 from selfimprove.pipeline.journal import Journal
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.job import Progress, RunJob, check_vocabulary
+from selfimprove.training.job import RunJob, check_vocabulary
 from selfimprove.training.loading import load_base
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import MicroBatch, lay_out
 from selfimprove.training.pairs import EncodedPair, lengths_of, sequences_of
+from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS, render
 from selfimprove.training.spin_objective import over_sequences, token_log_probs
 
@@ -71,7 +72,7 @@ def score(
             done += len(batch)
             if progress is not None and rank == 0 and (done - told >= TOLD_EVERY or done == len(missing)):
                 told = done
-                progress(0, 0, f"opponent: {done} of {len(missing)} pairs")
+                progress(0, 0, f"opponent: {done} of {len(missing)} pairs", {})
     del model
     if job.params.device == "cuda":
         torch.cuda.empty_cache()

@@ -30,10 +30,14 @@ MicroBatch = tuple[Row, ...]
 
 @dataclass(frozen=True)
 class Step:
-    """One optimiser step: ``examples`` in draw order, and for each process its micro-batches, equally many."""
+    """One optimiser step: ``examples`` in draw order, and for each process its micro-batches, equally many.
+
+    ``tokens``: of the examples, context included.
+    """
 
     examples: tuple[int, ...]
     shares: tuple[tuple[MicroBatch, ...], ...]
+    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,10 +99,10 @@ def make_plan(
             size = min(size, len(lengths) - examples % len(lengths))
         batch = tuple(next(stream) for _ in range(size))
         shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size, filled)
-        steps.append(Step(batch, shares))
+        steps.append(Step(batch, shares, sum(lengths[i] for i in batch)))
         remaining -= size
         examples += size
-        real += sum(lengths[i] for i in batch)
+        real += steps[-1].tokens
         padded += sum(computed_tokens(micro, lengths, filled) for share in shares for micro in share)
     return Plan(tuple(steps), examples, real, padded)
 

@@ -14,13 +14,14 @@ from transformers.training_args import TrainingArguments
 from selfimprove.errors import UserError
 from selfimprove.training import opponent
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import Progress, RunJob, check_vocabulary, join, own_threads
+from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import learnt_positions
 from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
 from selfimprove.training.pair_config import PairParams
 from selfimprove.training.pairs import EncodedPair, lengths_of, pairs_of, sequences_of
+from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairReport, PairTiming
 from selfimprove.training.rows import END_TO_END, render
 from selfimprove.training.spin_objective import (

@@ -27,7 +27,6 @@ from selfimprove.merging import full_weights
 from selfimprove.records import Message, Pair
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import (
-    Progress,
     copy_untrained,
     drawn_out,
     finish,
@@ -36,6 +35,7 @@ from selfimprove.training.launch import (
     threads_each,
 )
 from selfimprove.training.pair_config import PairParams
+from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairCounters, PairReport
 
 

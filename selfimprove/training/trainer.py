@@ -9,11 +9,12 @@ import torch
 from transformers.training_args import TrainingArguments
 
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import Progress, RunJob, check_vocabulary, join, own_threads
+from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
 from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
+from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.rows import END_TO_END, render
 

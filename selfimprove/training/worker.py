@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -50,8 +51,8 @@ def _train(job_file: Path) -> BaseModel:
     return train(Job.model_validate_json(told), sequences, _tell)
 
 
-def _tell(done: int, total: int, note: str) -> None:
-    print(PROGRESS_MARK + json.dumps([done, total, note]), flush=True)
+def _tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
+    print(PROGRESS_MARK + json.dumps([done, total, note, dict(metrics)]), flush=True)
 
 
 def _leave_with_launcher() -> None:

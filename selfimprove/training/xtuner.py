@@ -21,11 +21,11 @@ from selfimprove.adapters import WEIGHTS as ADAPTER
 from selfimprove.errors import UserError
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import Progress
 from selfimprove.training.launch import reason, save_encoded, watch, worker_command
 from selfimprove.training.loading import load_config
 from selfimprove.training.objective import effective_weight, example_scales
 from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.trainer import Job
 from selfimprove.training.xtuner_config import XtunerRun, accumulation, config_text, zero2_text

@@ -77,7 +77,6 @@ def unsupported(params: FinetuneParams) -> str | None:
         "warmup_steps": params.warmup_steps > 0,
         f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
         "lora.quantize": params.lora is not None and params.lora.quantize != "none",
-        f"report_to: {params.report_to}": params.report_to != "none",
     }
     return next((name for name, refused in refusals.items() if refused), None)
 

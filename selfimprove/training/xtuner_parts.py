@@ -115,7 +115,8 @@ class StepHook(Hook):
         if is_main_process():
             self._losses.append(float(loss))
             self._seal(runner, batch_idx + 1)
-            tell(len(self._losses), runner.max_iters // self._accumulation, f"loss {self._losses[-1]:.4f}")
+            last = self._losses[-1]
+            tell(len(self._losses), runner.max_iters // self._accumulation, f"loss {last:.4f}", {"loss": last})
         if several:
             dist.barrier()
 

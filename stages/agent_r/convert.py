@@ -47,6 +47,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     ["actor"] if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else [],
                     policy_dir=actor, threads=stage.run.threads, journal=journal,
                 ) as engines:  # fmt: skip
+                    progress.watch(engines)
                     judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
                     if cfg.judge == "scripted":
                         judge = ScriptedJudge({agent_r.env.name: make_agent_env(agent_r.env)})

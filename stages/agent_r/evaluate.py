@@ -43,6 +43,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                         seed = key_bits(stage.run.seed, name)
                         one = lambda game: play(game.task_id, world, engines["actor"], cfg, seed, game.replies)  # noqa: E731
                         with stage.progress(len(games)) as progress:
+                            progress.watch(engines)
                             episodes = await play_all(games, one, concurrency=cfg.concurrency, progress=progress)
                         stage.count_blocked(episodes)
                         return episodes

@@ -35,6 +35,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     agent_r.engines, [cfg.engine], policy_dir=policy, threads=stage.run.threads, journal=journal,
                     expert=lambda c: scripted_actor(make_agent_env(agent_r.env), c.error_rate),
                 ) as engines:  # fmt: skip
+                    progress.watch(engines)
                     mine = shard_of(tasks, stage.shard)
                     search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed)  # noqa: E731
                     trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)

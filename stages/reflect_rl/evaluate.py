@@ -54,6 +54,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                     )
                 )
 
+            progress.watch(engines)
+
             async def one(game: Game) -> RLEpisode:
                 task, level, rep = game
                 if agent is not None:

@@ -30,6 +30,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
             async with open_engines(
                 reflect_rl.engines, chat, policy_dir=folder, threads=stage.run.threads, journal=journal
             ) as engines:
+                progress.watch(engines)
                 teacher: Teacher = ScriptedTeacher()
                 if chat:
                     name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher

@@ -31,6 +31,7 @@ def main(stage: Stage[RiseParams]) -> None:
             async with open_engines(
                 rise.engines, ["student"], policy_dir=model, threads=stage.run.threads, journal=journal
             ) as engines:
+                progress.watch(engines)
                 play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
                 played = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= figures(engines)

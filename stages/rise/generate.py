@@ -32,6 +32,7 @@ def main(stage: Stage[RiseParams]) -> None:
                 rise.engines, cfg.models, policy_dir=policy, threads=stage.run.threads, journal=journal,
                 expert=lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate),
             ) as engines:  # fmt: skip
+                progress.watch(engines)
                 mine = shard_of(problems, stage.shard)
                 play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)

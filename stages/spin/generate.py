@@ -40,6 +40,7 @@ def main(stage: Stage[SpinParams]) -> None:
             async with open_engines(
                 spin.engines, ["policy"], policy_dir=opponent, threads=stage.run.threads, journal=journal
             ) as engines:
+                progress.watch(engines)
                 play_one = lambda game: play(  # noqa: E731
                     game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
                     prefix=prefix, iteration=stage.item, run=game[2],

@@ -234,7 +234,7 @@ from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 
-def progress(done, total, note):
+def progress(done, total, note, metrics):
     if done == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 

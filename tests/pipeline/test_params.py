@@ -20,11 +20,13 @@ from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths, read_yaml
 from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.tracking import TrackingParams
 from selfimprove.tokenizer import TokenizerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = {
     "run": RunParams,
+    "tracking": TrackingParams,
     "tokenizer": TokenizerSection,
     "base": BaseSection,
     "rise": RiseParams,

@@ -105,7 +105,7 @@ def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     cfg = params(**launcher).model_copy(update={"validation": 0.2})
     with other_nodes(tmp_path / "together", cfg.launcher):
         together = run(
-            tiny, examples, tmp_path / "together", cfg, progress=lambda done, of, note: seen.append((done, of))
+            tiny, examples, tmp_path / "together", cfg, progress=lambda done, of, note, metrics: seen.append((done, of))
         )
     assert [loss for _, loss in together.loss] == pytest.approx([loss for _, loss in alone.loss], rel=1e-4)
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]

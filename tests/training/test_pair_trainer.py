@@ -338,7 +338,7 @@ def test_spin_46_two_processes_give_the_figures_and_weights_of_one(
     seen: list[int] = []
     together = run(
         tiny, duels(25), tmp_path / "together", params(**cfg, launcher=launcher, attention=attention),
-        progress=lambda done, of, note: seen.append(done),
+        progress=lambda done, of, note, metrics: seen.append(done),
     )  # fmt: skip
     for one, two in zip(alone.curve + alone.evaluations, together.curve + together.evaluations, strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-3)

@@ -139,7 +139,6 @@ def test_agent_r_30_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) 
         ({"device": "cuda", "tf32": True}, "tf32"),
         ({"device": "cuda", "attention": "flash_attention_2"}, "attention: flash_attention_2"),
         ({"device": "cuda", "lora": {"quantize": "4bit"}}, "lora.quantize"),
-        ({"report_to": "wandb"}, "report_to: wandb"),
         ({"validation": 0.1}, "validation"),
         ({"warmup_steps": 100}, "warmup_steps"),
     ],

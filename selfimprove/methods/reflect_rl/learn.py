@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.pipeline.episodes import play_all
 from selfimprove.seeds import SeedKey, key_bits
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training.progress import Progress
 from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_group import Group
 from selfimprove.training.rl_learner import Learner
@@ -48,7 +49,6 @@ from selfimprove.training.rl_objective import Decision, Trajectory
 from selfimprove.training.rl_policy import Policy, weights_hash
 from selfimprove.training.rl_replay import Replay
 
-Progress = Callable[[int, int, str], None]
 STATE, LOG = "state.json", "log.jsonl"
 
 
@@ -142,6 +142,14 @@ def _with_full_weights(job: RLJob) -> RLJob:
     )
 
 
+def _metrics(row: dict[str, Any]) -> dict[str, float]:
+    """A row of the log as points of the curves."""
+    fresh, replayed = row["loss"]
+    values = {"success": row["succ"], "cost": row["cost"], "entropy": row["entropy"]}
+    values |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"], "decisions": row["steps"]}
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
 def curve(job: RLJob) -> Iterator[dict[str, Any]]:
     """The log as rows of a table, read line by line; an empty cell: there was nothing to measure."""
     with job.log.open(encoding="utf-8") as file:
@@ -216,7 +224,7 @@ class _Run:
                     log.flush()
                     self._save(log.tell())
                 if self._progress is not None and self._group.first:
-                    self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}")
+                    self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}", _metrics(row))
         if self._frozen is not None and weights_hash(self._frozen) != frozen:
             raise RuntimeError("the frozen reflection model has changed during reinforcement learning")
         self._learner.check_weights()
