@@ -37,7 +37,7 @@ def ends_with(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_the_smoke_profile_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
     check.main()
-    assert "7 sections are valid, and what rise, agent_r, reflect_rl, spin need is there" in capsys.readouterr().out
+    assert "8 sections are valid, and what rise, agent_r, reflect_rl, spin need is there" in capsys.readouterr().out
 
 
 def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
