@@ -21,7 +21,7 @@ VLLM_STEP, EAGER_LAYER = 4e-3, 4e-4
 kernels, which are started one by one."""
 
 BATCHED_TOKENS = 8192
-"""Tokens that vLLM reads in one pass on large GPUs (its default ``max_num_batched_tokens``)."""
+"""Tokens that vLLM is taken to read in one pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
 
 PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
 """Bytes of a process beside its tensors: the CUDA context, library workspaces and fragmentation on a GPU; the libraries

@@ -1,0 +1,37 @@
+"""What the tests of ``make plan`` share: the repository's profiles with one more, and lines of a plan."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from selfimprove.pipeline.plan.estimate import Estimate
+from selfimprove.pipeline.plan.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ROOT / "profiles"
+
+# The profile as it was: two models' KV caches, one in float32 since the trainer's 8-bit policy has float32 embeddings.
+SIXTY_FOUR_SLOTS = """
+base: {reflect_rl: {model: openai-community/gpt2-xl, revision: 15ea56dee5df4983c59b2538573817e1667135e2}}
+reflect_rl:
+  engines:
+    policy: &small {engine: transformers, model: policy, replicas: 1, slots: 64, context: 1024, prefill_rows: 16,
+      prefill_block: 128, dtype: bfloat16, device: cuda}
+    reflector: *small
+  iterations:
+    reflect_rl: {rl: {max_steps: 100, dtype: bfloat16, attention: sdpa, device: cuda, gradient_checkpointing: true,
+      lora: {rank: 64, alpha: 16, dropout: 0.0, quantize: 8bit}, launcher: {kind: single, processes: 1}}}
+"""
+
+
+def overlay(tmp_path: Path, text: str) -> Path:
+    """A folder of profiles with one more, ``mine``."""
+    shutil.copy(PROFILES / "default.yaml", tmp_path)
+    (tmp_path / "mine.yaml").write_text(text)
+    return tmp_path
+
+
+def line(plan: Plan, stage: str) -> Estimate:
+    """A stage's line."""
+    return next(line for line in plan.lines if line.stage == stage)

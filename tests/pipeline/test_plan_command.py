@@ -1,0 +1,151 @@
+"""``make plan`` as a command: settings, the table, and how it says no."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove import cli
+from selfimprove.errors import UserError
+from selfimprove.pipeline.plan import plan as planning
+from selfimprove.pipeline.plan.__main__ import app
+from selfimprove.pipeline.plan.hardware import GPUS, visible_gpus
+from selfimprove.pipeline.plan.plan import methods_of, plans
+from selfimprove.pipeline.profiles import compose, composed
+from tests.pipeline.planned import PROFILES, ROOT, overlay
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan on a machine with GPUs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(*arguments: str) -> Ended:
+    """The command line, in a terminal of 80 columns."""
+    stdout, stderr = StringIO(), StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as ended:
+        cli.run(app, arguments)
+    return Ended(int(ended.value.code or 0), stdout.getvalue(), stderr.getvalue())
+
+
+def test_a_profile_s_values_are_those_that_use_writes() -> None:
+    for profile in ("default", "reflect-rl-autoexplore"):
+        assert composed(profile, PROFILES) == YAML(typ="safe", pure=True).load(compose(profile, PROFILES))
+
+
+def test_a_profile_plans_its_own_methods_and_the_default_all() -> None:
+    assert methods_of("rise-llama2-7b") == ["rise"]
+    assert methods_of("default") == ["rise", "agent_r", "reflect_rl", "spin"]
+
+
+def test_a_profile_without_gpus_says_so() -> None:
+    done = command("gsm8k-cpu")
+    assert done.returncode == 0
+    assert "no GPU is needed" in done.stdout
+    (plan,) = plans("gsm8k-cpu")
+    assert plan.hours is None
+    assert all(line.gpus == 0 and line.host > 0 for line in plan.lines)
+
+
+def test_stages_that_leave_gpus_idle_are_named() -> None:
+    done = command("spin-llama2-7b", "--gpus", "2x80GB")
+    assert "Some of the 2 GPUs are idle in sft, finetune@iter0" in " ".join(done.stdout.split())
+
+
+def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf 'NVIDIA H100 80GB HBM3, 81559\\nNVIDIA H100 80GB HBM3, 81559\\n'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == (2, 81559 * 2**20, GPUS["H100"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = visible_gpus()
+    assert found is not None
+    assert found[0] == 1
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert visible_gpus() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rise-llama-7b"], "did you mean 'rise-llama2-7b'?"),
+        (["default", "--method", "rize"], "METHOD='rize' is no method; there are rise, agent_r, reflect_rl, spin."),
+        (["default", "--gpus", "four"], "GPUS='four' is not a number of GPUs and their memory"),
+        (["default", "--gpus", "0x80GB"], "write for example GPUS=4x80GB."),
+        (["default", "--disk", "2"], "DISK='2' is not a size"),
+        (["default", "--price", "0.5"], "PRICE='0.5' is not a price"),
+        (["default", "--gpu", "H10"], "GPU='H10' is not in the plan's table; did you mean H100?"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_table_is_whole_at_80_columns_and_ends_with_a_no_and_exit_code_2() -> None:
+    done = command("rise-llama2-7b", "--gpus", "1x24GB", "--detail")
+    assert done.returncode == 2
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "…" not in done.stdout
+    assert re.search(r"^no: rise-sft: rise\.sft\.launcher\.processes is 4", done.stderr, re.MULTILINE)
+    for stage in ("generate@iter1", "control-finetune@single_turn", "total"):
+        assert stage in done.stdout
+
+
+def test_the_totals_of_all_gpu_profiles_are_one_table() -> None:
+    done = command("all")
+    assert done.returncode == 0
+    rows = done.stdout.strip().splitlines()
+    assert len({row.count("|") for row in rows}) == 1
+    assert any(row.startswith("| `spin-zephyr-7b`") for row in rows)
+    assert not any("gsm8k-cpu" in row for row in rows)
+
+
+def test_make_plan_passes_its_settings_on() -> None:
+    shown = subprocess.run(
+        ["make", "-n", "plan", "PROFILE=rise-llama2-7b", "METHOD=rise", "GPUS=4x80GB", "GPU=A100", "DISK=2TB",
+         "PRICE=1,2", "ARGS=--detail"], cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for part in (
+        "'rise-llama2-7b'",
+        "--method 'rise'",
+        "--gpus '4x80GB'",
+        "--gpu 'A100'",
+        "--disk '2TB'",
+        "--price '1,2'",
+    ):
+        assert part in shown
+    assert "--detail" in shown
+
+
+def test_a_broken_profile_is_refused_with_its_key(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=re.escape("rise.evaluate.max_turn: unknown key; did you mean 'max_turns'?")):
+        plans("mine", folder=overlay(tmp_path, "rise: {evaluate: {max_turn: 3}}"))
+
+
+def test_a_teacher_s_tokens_are_priced() -> None:
+    done = command("rise-llama2-7b", "--price", "0,2", "--gpus", "4x80GB")
+    assert done.returncode == 0
+    assert f"{12_000 * 512 * 2 / 1e6:.2f}" in done.stdout

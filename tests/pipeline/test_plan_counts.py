@@ -1,0 +1,141 @@
+"""``make plan``: the stages of the graph, and how much they read, write and keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dvc.parsing import DataResolver
+from dvc.repo import Repo
+from ruamel.yaml import YAML
+
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.plan import plan as planning
+from selfimprove.pipeline.plan.hardware import parse_gpus
+from selfimprove.pipeline.plan.plan import make_plan, plans, stored_copies
+from selfimprove.pipeline.profiles import composed, names
+from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
+
+GRAPH = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plan on a machine with GPUs."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(planning, "visible_gpus", lambda: None)
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repo]:
+    folder = tmp_path_factory.mktemp("graph")
+    with Repo.init(str(folder), no_scm=True) as repo:
+        yield repo
+
+
+def resolved(repo: Repo, params: dict) -> dict[str, dict]:
+    """The stages of dvc.yaml under params, by DVC's own resolver."""
+    YAML().dump(params, Path(repo.root_dir, "params.yaml"))
+    return DataResolver(repo, repo.root_dir, GRAPH).resolve()["stages"]
+
+
+def uses_a_model(name: str, stage: dict, params: dict) -> bool:
+    """It writes a model, or has engines; or a teacher asks the questions."""
+    keys = [str(key) for key in stage.get("params", [])]
+    writes = any(str(out).startswith("models/") for out in stage.get("outs", []))
+    asks = name == "reflect_rl-data" and params["reflect_rl"]["tasks"].get("teacher")
+    return bool(writes or asks or any(key.endswith(".engines") for key in keys))
+
+
+@pytest.mark.parametrize("profile", names(PROFILES))
+def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, profile: str) -> None:
+    params = composed(profile, PROFILES)
+    wanted = {name for name, stage in resolved(repo, params).items() if uses_a_model(name, stage, params)}
+    settings = {"gpus": None, "gpu": None, "disk": None, "price": None}
+    planned = [line.stage for method in METHODS for line in make_plan(profile, params, method, **settings).lines]
+    assert len(planned) == len(set(planned))
+    assert set(planned) == wanted
+
+
+def test_outputs_count_once_where_dvc_links_and_twice_where_it_copies(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    for text, copies in (
+        ("[core]\n", 2),
+        ('[cache]\n    type = "reflink,copy"\n', 2),
+        ('[cache]\n    type = "reflink,hardlink,copy"\n', 1),
+    ):
+        config.write_text(text)
+        assert stored_copies(config) == copies
+
+
+def test_a_lora_row_keeps_its_adapter_and_the_newest_are_merged_beside() -> None:
+    (plan,) = plans("spin-llama2-7b")
+    adapter = line(plan, "spin-finetune@iter1").kept
+    assert adapter == 4 * 32 * 8 * 4 * 4096  # float32; 32 layers, rank 8, two sides of two square matrices
+    assert plan.merged == 3 * 2 * 6_738_415_616
+    assert plan.kept > plan.merged + line(plan, "base@spin").kept
+
+
+def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None:
+    text = (PROFILES / "rise-llama2-7b.yaml").read_text()
+    assert line(plans("rise-llama2-7b")[0], "rise-evaluate@iter1").gpus == 4
+    folder = overlay(tmp_path, text.replace("tensor_parallel: 1", "tensor_parallel: 2, replicas: 1"))
+    assert line(plans("mine", gpus=parse_gpus("4x80GB"), folder=folder)[0], "rise-evaluate@iter1").gpus == 2
+
+
+def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_those_written(tmp_path: Path) -> None:
+    def made(problems: int, samples: int) -> tuple[int, int]:
+        text = (
+            f"rise: {{iterations: {{iter1: {{generate: {{problems: {problems}, max_turns: 1, models: [student], "
+            f"num_of_samples: [{samples}]}}}}, iter2: null}}, controls: null}}"
+        )
+        (plan,) = plans("mine", folder=overlay(tmp_path, text))
+        found = line(plan, "rise-generate@iter1")
+        return found.read, found.written
+
+    assert made(200, 1) == tuple(2 * count for count in made(100, 1))
+    assert made(100, 4) == (made(100, 1)[0], 4 * made(100, 1)[1])
+    assert made(100, 1)[1] == 100 * 64  # max_tokens each
+
+
+def test_a_teacher_s_tokens_are_counted() -> None:
+    (plan,) = plans("rise-llama2-7b")
+    requests, _, written = plan.remote["teacher"]
+    assert (requests, written) == (12_000, 12_000 * 512)  # one a problem and iteration, of the teacher's own max_tokens
+
+
+def test_a_tree_has_at_most_its_dives_depth_and_samples_in_replies() -> None:
+    (plan,) = plans("agent-r-llama3.1-8b")
+    assert (
+        line(plan, "agent_r-generate@iter1").written == 300 * 8 * 21 * 4 * 500
+    )  # trees, dives, depth, samples, tokens
+    pairs, good = 16 * 16, 16  # of 32 leaves a tree
+    assert line(plan, "agent_r-finetune@iter1").read == 300 * (pairs + good) * 8192 * 3
+
+
+def test_plain_self_play_writes_one_answer_a_prompt_and_trains_on_two_sides() -> None:
+    (plan,) = plans("spin-zephyr-7b")
+    assert line(plan, "spin-generate@iter0").written == 50_000 * 256
+    sides = 50_000 * 2 * 2048
+    assert line(plan, "spin-finetune@iter0").read == sides * (2 + 1)  # two epochs, and the opponent once
+
+
+def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once(tmp_path: Path) -> None:
+    text = SIXTY_FOUR_SLOTS.replace(
+        "max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_new_tokens: 50"
+    )
+    (plan,) = plans("mine", folder=overlay(tmp_path, text))
+    found = line(plan, "reflect_rl-finetune@reflect_rl")
+    steps = 10 * 4 * 20  # iterations, episodes, the horizon
+    assert found.written == steps * (50 + 1)
+    assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # advised, played, learnt
+
+
+def test_a_control_reads_what_the_iterations_before_it_read() -> None:
+    (plan,) = plans("spin-zephyr-7b")
+    tokens = [line(plan, f"spin-finetune@iter{k}").read for k in range(4)]
+    control = line(plan, "spin-control-finetune@more_sft").read
+    # The iterations' lines also have what the opponent scores.
+    assert sum(tokens) * 0.6 < control < sum(tokens)
