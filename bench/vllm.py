@@ -1,0 +1,91 @@
+"""vLLM on a CPU: as many processes with one thread each against one process with all threads.
+
+Both hold a 3M-parameter model in float32 and write the same short samples, in alternating rounds; the fastest round of
+each counts, as other work on the machine only slows down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.config import VllmEngineConfig
+from selfimprove.engines.factory import make_engine
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+
+
+def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, rounds: int = 5) -> dict[str, Any]:
+    """Tokens per second of both ways.
+
+    Args:
+        threads: of the one process; also how many replicas with one thread each stand against it.
+        samples: requests of one round, all at once, each with a prompt of its own.
+
+    Returns:
+        ``tokens_per_second`` and ``rounds`` (each one's rate, in order) by way; ``replicas_over_one``: their ratio;
+        ``same``: whether both wrote the same texts in every round.
+    """
+    from tests.tiny import make_tiny_model
+
+    with TemporaryDirectory() as scratch:
+        model = make_tiny_model(Path(scratch) / "model", hidden=256, layers=4, heads=8, spread=0.05)
+        engines = {"one process": _engine(model, 1, threads), f"{threads} replicas": _engine(model, threads, threads)}
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        same = True
+        with asyncio.Runner() as runner:
+            for number in range(rounds + 1):  # the first loads the models and does not count
+                texts = []
+                for name, engine in engines.items():
+                    text, rate = runner.run(_round(engine, number, samples, max_tokens))
+                    texts.append(text)
+                    if number:
+                        rates[name].append(round(rate, 1))
+                same = same and texts[0] == texts[1]
+            for engine in engines.values():
+                runner.run(engine.close())
+    best = {name: max(rate) for name, rate in rates.items()}
+    one, replicas = best.values()
+    return {
+        "threads": threads,
+        "samples": samples,
+        "max_tokens": max_tokens,
+        "tokens_per_second": best,
+        "rounds": rates,
+        "replicas_over_one": round(replicas / one, 3),
+        "same": same,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table."""
+    from bench.rates import print_rates
+
+    title = f"vLLM, {result['samples']} samples of {result['max_tokens']} tokens, {result['threads']} threads in all"
+    print_rates(title, "samples", {}, result["tokens_per_second"])
+    print(f"replicas / one process: {result['replicas_over_one']}")
+
+
+def _engine(model: Path, replicas: int, threads: int) -> Engine:
+    cfg = VllmEngineConfig(engine="vllm", replicas=replicas, context=256, dtype="float32", max_sequences=128)
+    return make_engine(cfg, policy_dir=model, threads=threads, expert=None)
+
+
+async def _round(engine: Engine, number: int, samples: int, max_tokens: int) -> tuple[list[str], float]:
+    """Texts of a round, and the tokens that it wrote in a second."""
+    requests = [
+        Request(
+            [Message(role="user", content=f"Mia has {i} apples and buys {7 * i + number}. How many has she now?")],
+            SeedKey(number, f"task {i}"),
+            max_tokens=max_tokens,
+        )
+        for i in range(samples)
+    ]
+    began = time.perf_counter()
+    answers = await asyncio.gather(*map(engine.generate, requests))
+    seconds = time.perf_counter() - began
+    return [answer.text for [answer] in answers], sum(len(answer.logprobs or []) for [answer] in answers) / seconds
