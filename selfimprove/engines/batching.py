@@ -7,10 +7,11 @@ and the passes that cannot be filled, or that are tried when the engine starts, 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil, log10
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from selfimprove.engines.config import TransformersEngineConfig
 
@@ -38,10 +39,13 @@ def batch_sizes(cfg: TransformersEngineConfig, parameters: int) -> tuple[int, in
 
 
 def stored_parameters(folder: Path) -> int:
-    """How many numbers the safetensors files of a model hold; only their headers are read."""
+    """How many numbers the safetensors files of a model hold; only their headers are read.
+
+    A file that is none counts nothing: loading the model says what is wrong with it.
+    """
     total = 0
     for file in folder.glob("*.safetensors"):
-        with safe_open(file, "np") as weights:
+        with suppress(SafetensorError), safe_open(file, "np") as weights:
             for name in weights.keys():  # noqa: SIM118 - no mapping
                 size = 1
                 for length in weights.get_slice(name).get_shape():
