@@ -87,6 +87,7 @@ class Episode(Record):
     status: Status
     seed: str
     error: str | None = None
+    run: str = Field(default="", description="which of several runs over the same problem, such as sequential")
 
     @property
     def rewards(self) -> list[float]:

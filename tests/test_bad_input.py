@@ -120,7 +120,7 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
 ) -> None:
     folder = bench.copy(tmp_path / "bench")
     shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
-    assert f"{missing} does not exist; run `dvc repro " in refused(bench, folder, stage, item)
+    assert f"{missing} does not exist; run `make repro METHOD=rise`" in refused(bench, folder, stage, item)
 
 
 def engine(**options: Any) -> dict[str, Any]:

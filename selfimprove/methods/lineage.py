@@ -66,6 +66,21 @@ def check_room(place: str, unit: str, count: int, offset: int, train: int) -> No
         )
 
 
+def check_panel(place: str, panel: str, tasks: object) -> None:
+    """Refuse an evaluation on a split that has no tasks.
+
+    Args:
+        place: the param that names the split; tasks: the section with a count for each.
+
+    Raises:
+        ValueError: names both params.
+    """
+    if getattr(tasks, panel) == 0:
+        raise ValueError(
+            f"{place}: {panel} is asked for, but tasks.{panel} is 0; raise it, or evaluate on another split"
+        )
+
+
 def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",)) -> list[str]:
     """The iteration and its ancestors, oldest first; the root that they come from is left out. Of a root: nothing.
 

@@ -27,7 +27,7 @@ from selfimprove.errors import UserError
 from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
-from selfimprove.pipeline.params import RunParams, S, load_section, named_paths, read_yaml
+from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths, read_yaml
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
@@ -80,8 +80,9 @@ class Stage(Generic[S]):
             raise RuntimeError(f"{self.name}: input {path} was declared after the work began")
         place = Path(path)
         if not place.exists():
+            method = next((one for one in METHODS if self.name.startswith(f"{one}-") or self.item == one), "all")
             raise UserError(
-                f"{path} does not exist; run `dvc repro {self.name}`, which makes what the stage needs first."
+                f"{path} does not exist; run `make repro METHOD={method}`, which makes what the stage needs first."
             )
         self._inputs[path] = place
         return place

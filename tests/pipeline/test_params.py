@@ -342,3 +342,12 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
     assert named_paths([rise, BaseParams(model="mine"), None, 3, "x" * 5000, "a\0b", ""]) == {
         Path("my/train.jsonl"), Path("mine"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["rise", "agent_r", "spin"])
+def test_an_evaluation_on_a_split_without_tasks_is_refused(method: str) -> None:
+    values = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
+    values[method]["tasks"]["dev"] = 0
+    values[method]["evaluate"]["panel"] = "dev"
+    with pytest.raises(UserError, match=f"{method}: evaluate.panel: dev is asked for, but tasks.dev is 0"):
+        load_section(values, method, SCHEMAS[method], "params.yaml")

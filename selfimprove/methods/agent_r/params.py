@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.agent_params import EnvParams
-from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -87,6 +87,12 @@ class SearchParams(Section):
     max_tokens: int = Field(default=500, ge=1)
     stop: list[str] = Field(default=[])
     concurrency: int = Field(default=256, ge=1, description="trees in flight")
+
+    @model_validator(mode="after")
+    def _some(self) -> SearchParams:
+        if self.min is not None and self.max is not None and self.min >= self.max:
+            raise ValueError(f"min: no task id is from {self.min} on and below max {self.max}; lower min or raise max")
+        return self
 
 
 class Mix(Section):
@@ -197,6 +203,7 @@ class AgentRParams(Section):
             raise ValueError("tasks.layouts: only textcraft has other layouts of a task; set 1")
         if self.tasks.games is not None and self.env.name != "sciworld":
             raise ValueError("tasks.games: only sciworld has task numbers; remove it")
+        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
         if isinstance(self.engines["actor"], ScriptedEngineConfig):

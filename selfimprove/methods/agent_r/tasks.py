@@ -67,11 +67,8 @@ def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, 
 def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Panel, ...]]]:
     """Ids, and the panels that share them in turn."""
     everything = list(env.task_ids())
-    if tasks.games is not None:
-        from selfimprove.envs.sciworld_games import ids_of_task_numbers
-
-        everything = ids_of_task_numbers(tasks.games.start, tasks.games.stop, tasks.games.variations)
     if not tasks.files:
+        everything = _of_games(tasks, None) if tasks.games is not None else everything
         return [(everything, ("test", "dev", "train", "demonstrations"))]
     known = set(everything)
     lists = {name: read_ids(Path(path), env.name) for name, path in sorted(tasks.files.items())}
@@ -85,8 +82,22 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Pane
     given = {i for ids in lists.values() for i in ids}
     rest = [i for i in everything if i not in given]
     train, test = lists.get("train", rest), lists.get("test", rest)
+    if tasks.games is not None:
+        train = _of_games(tasks, train)
     check_disjoint({"the training file": train, "the test file": test})
     return [(test, ("test",)), (train, ("dev", "train", "demonstrations"))]
+
+
+def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
+    """ScienceWorld's ids by Agent-R's loop over task numbers, of a training list or of all (row 15)."""
+    from selfimprove.envs.sciworld_games import IDS_OF_NUMBER, ids_of_task_numbers
+
+    assert tasks.games is not None
+    listed = None
+    if among is not None:
+        given = {str(number): [i for i in among if i in ids] for number, ids in IDS_OF_NUMBER.items()}
+        listed = {number: ids for number, ids in given.items() if ids}
+    return ids_of_task_numbers(tasks.games.start, tasks.games.stop, tasks.games.variations, listed)
 
 
 def check_disjoint(panels: Mapping[str, Sequence[int]]) -> None:

@@ -83,11 +83,8 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
         try:
             drawn = await engine.generate(_request(dialogue, len(start), engine, problem, turn, samples, play, cfg))
         except EngineError as error:
-            parallel = [Turn(model="student", attempts=first, chosen=0, observation="")] if first else []
-            return (
-                _episode(problem, start, turns, play, "blocked", str(error)),
-                _episode(problem, start, parallel, play, "unsolved" if first else "blocked"),
-            )
+            sequential = _episode(problem, start, turns, play, "blocked", str(error))
+            return _both(sequential, first, problem, start, play)
         attempts = [_score(completion, problem, play.env) for completion in drawn]
         first = first or attempts
         right = attempts[0].reward == 1
@@ -97,8 +94,21 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
             break
         pairs.append(_pair(turns[-1]))
     solved: Status = "solved" if any(turn.attempt.reward == 1 for turn in turns) else "unsolved"
-    parallel = [Turn(model="student", attempts=first, chosen=0, observation="")]
-    return _episode(problem, start, turns, play, solved), _episode(problem, start, parallel, play, solved)
+    return _both(_episode(problem, start, turns, play, solved), first, problem, start, play)
+
+
+def _both(
+    sequential: Episode, first: list[Attempt], problem: Problem, start: list[Message], play: Play
+) -> tuple[Episode, Episode]:
+    """The sequential run, and the parallel one of these first attempts, each with its own status and its name."""
+    turns = [Turn(model="student", attempts=first, chosen=0, observation="")] if first else []
+    status: Status = "solved" if any(attempt.reward == 1 for attempt in first) else "unsolved"
+    parallel = (
+        _episode(problem, start, turns, play, status)
+        if first
+        else _episode(problem, start, turns, play, "blocked", sequential.error)
+    )
+    return sequential.model_copy(update={"run": "sequential"}), parallel.model_copy(update={"run": "parallel"})
 
 
 def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:

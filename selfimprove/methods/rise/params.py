@@ -11,7 +11,7 @@ from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.arithmetic import Difficulty
 from selfimprove.envs.base import AnswerEnv, Problem, make_env
 from selfimprove.errors import UserError
-from selfimprove.methods.lineage import check_known, check_names, check_room, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
 from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
@@ -165,6 +165,7 @@ class RiseParams(Section):
             check_room(place, "problems", asked.problems, asked.offset, self.tasks.train)
         for key, control in self.controls.items():
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
+        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
-from selfimprove.methods.lineage import check_known, check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.params_base import Section
 from selfimprove.tools.params import ToolsParams
@@ -177,6 +177,7 @@ class SpinParams(Section):
     @model_validator(mode="after")
     def _names(self) -> SpinParams:
         check_names({"controls": self.controls, "iterations": self.iterations})
+        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
         for key, iteration in self.iterations.items():
             self.lineage(key)
             if iteration.init_from != iteration.init:

@@ -300,7 +300,7 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
         shutil.rmtree(folder / missing)
     else:
         (folder / missing).unlink(missing_ok=True)
-    assert f"{missing} does not exist; run `dvc repro " in refused(agent_bench, folder, stage, item)
+    assert f"{missing} does not exist; run `make repro METHOD=agent_r`" in refused(agent_bench, folder, stage, item)
 
 
 def test_an_iteration_that_is_not_in_the_params_is_refused(agent_bench: Workbench, tmp_path: Path) -> None:

@@ -217,3 +217,32 @@ def test_agent_r_13_the_published_lists_are_read_and_share_no_id(env: str, train
     assert (len(lists[train]), len(lists["test"])) == counts
     if env == "textcraft":
         assert sorted(lists["test"]) == [*range(31), *range(140, 181), *range(420, 445), *range(533, 536)]
+
+
+class Sciences(Corridor):
+    """An environment with ScienceWorld's name and ids; its simulator is not needed to draw tasks."""
+
+    name = "sciworld"
+
+    def task_ids(self) -> range:
+        return range(4639)
+
+
+def test_agent_r_15_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tmp_path: Path) -> None:
+    train, test = [100, 99, 98, 4140, 4141], [4136, 4200]
+    files = write(tmp_path, train=train, test=test)
+    counts = {"demonstrations": 0, "train": 3, "dev": 0, "test": 2}
+    games = {"start": 0, "stop": 2, "variations": 2}
+    tasks = TaskParams.model_validate({**counts, "files": files, "games": games})
+    made = build_panels(tasks, Sciences(), seed=3)
+    assert set(made["train"]) <= {100, 99, 4140, 4141}  # two variations of each of the first two task numbers
+    assert set(made["test"]) == set(test)  # the loop is over training tasks
+    files = write(tmp_path, train=train)
+    tasks = TaskParams.model_validate({**counts, "files": files, "games": {"start": 0, "stop": 3}})
+    with pytest.raises(UserError, match="the sciworld training list has no task number"):
+        build_panels(tasks, Sciences(), seed=3)
+
+
+def test_agent_r_14_a_range_of_ids_that_holds_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="no task id is from 7 on and below max 7; lower min or raise max"):
+        SearchParams.model_validate({"tasks": 1, "min": 7, "max": 7})

@@ -133,6 +133,16 @@ def test_rise_14_without_an_oracle_every_turn_is_played_and_called_incorrect():
     assert contents(student.asked[2]) == [RIGHT + "!", NO]
 
 
+def test_rise_40_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
+    sequential, parallel = assess(Script([WRONG, WRONG], [RIGHT], [WRONG]), parallel_samples=2)
+    assert (sequential.run, sequential.status) == ("sequential", "solved")  # at the second turn
+    assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # of first attempts, none is right
+    cut = assess(Script([WRONG, RIGHT], failing=(1,)), parallel_samples=2)
+    assert [(one.run, one.status) for one in cut] == [("sequential", "blocked"), ("parallel", "solved")]
+    gone = assess(Script([WRONG, WRONG], failing=(0,)), parallel_samples=2)
+    assert [(one.status, one.error) for one in gone] == [("blocked", "the endpoint died")] * 2
+
+
 def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
