@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.config import (
@@ -16,6 +17,9 @@ from selfimprove.engines.lazy import LazyEngine
 from selfimprove.engines.vllm_checks import check_installed, check_model, replica_count, visible_gpus
 from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
+
+_LOADING = Lock()
+"""vLLM measures how much GPU memory it takes while it loads, so engines that share GPUs load one after the other."""
 
 POLICY = "policy"
 """``model: policy`` names the model that the iteration starts from."""
@@ -76,12 +80,13 @@ def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
 
     def make() -> Engine:
         full = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
-        if replicas > 1:
-            from selfimprove.engines.replicated import replicated_vllm
+        with _LOADING:
+            if replicas > 1:
+                from selfimprove.engines.replicated import replicated_vllm
 
-            return replicated_vllm(cfg, full, replicas=replicas, gpus=gpus, threads=threads)
-        from selfimprove.engines.vllm import VllmEngine
+                return replicated_vllm(cfg, full, replicas=replicas, gpus=gpus, threads=threads)
+            from selfimprove.engines.vllm import VllmEngine
 
-        return VllmEngine(cfg, full)
+            return VllmEngine(cfg, full)
 
     return LazyEngine(make, chat, cfg.context)

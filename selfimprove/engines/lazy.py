@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from selfimprove.engines.base import Completion, Engine, EngineStats, Request
@@ -21,7 +23,7 @@ class LazyEngine:
         self.chat = chat
         self._make = make
         self._context = context
-        self._making: asyncio.Task[Engine] | None = None
+        self._making: asyncio.Future[Engine] | None = None
         self._engine: Engine | None = None
 
     @property
@@ -41,7 +43,7 @@ class LazyEngine:
         """As the engine. Raises: as the engine, and for every call what making it has raised."""
         if self._engine is None:
             if self._making is None:
-                self._making = asyncio.create_task(asyncio.to_thread(self._make))
+                self._making = asyncio.wrap_future(self._made())
             # A caller that goes away must not stop what others wait for.
             self._engine = await asyncio.shield(self._making)
         return await self._engine.generate(request)
@@ -52,3 +54,16 @@ class LazyEngine:
             await asyncio.wait([self._making])
             if self._making.exception() is None:
                 await self._making.result().close()
+
+    def _made(self) -> Future[Engine]:
+        """Make it in a thread that does not keep an interrupted stage alive, as those of asyncio would."""
+        made: Future[Engine] = Future()
+
+        def work() -> None:
+            try:
+                made.set_result(self._make())
+            except BaseException as error:  # raised where the engine is asked
+                made.set_exception(error)
+
+        threading.Thread(target=work, name="make an engine", daemon=True).start()
+        return made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -159,3 +161,14 @@ def test_an_engine_that_is_still_being_made_is_closed_when_it_is_ready(chat: Cha
         assert len(closed) == 1
 
     asyncio.run(work())
+
+
+def test_a_stage_that_is_interrupted_while_a_model_loads_does_not_wait_for_it() -> None:
+    code = (
+        "import asyncio, threading\n"
+        "from selfimprove.engines.lazy import LazyEngine\n"
+        "engine = LazyEngine(threading.Event().wait, None, 64)\n"
+        "asyncio.run(asyncio.wait_for(engine.generate(None), 0.01))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.stderr.strip().endswith("TimeoutError"), done.stderr
