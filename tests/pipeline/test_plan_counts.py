@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,18 @@ def test_a_teacher_s_tokens_are_counted() -> None:
     (plan,) = plans("rise-llama2-7b")
     requests, _, written = plan.remote["teacher"]
     assert (requests, written) == (12_000, 12_000 * 512)  # one a problem and iteration, of the teacher's own max_tokens
+
+
+def test_an_engine_over_another_model_needs_that_model_s_memory(tmp_path: Path) -> None:
+    text = (PROFILES / "rise-llama2-7b.yaml").read_text()
+    teacher = "teacher: {engine: vllm, model: Qwen/Qwen2.5-1.5B-Instruct, gpu_memory: 0.3}"
+    text = re.sub(r"teacher: \{.*?\}", teacher, text, flags=re.DOTALL).replace(
+        "dtype: bfloat16, tensor", "gpu_memory: 0.6, tensor", 1
+    )
+    (plan,) = plans("mine", folder=overlay(tmp_path, text))
+    both = line(plan, "rise-generate@iter1").memory
+    assert both.weights == 2 * (6_738_415_616 + 1_543_714_304)
+    assert line(plan, "rise-evaluate@iter1").memory.weights == 2 * 6_738_415_616
 
 
 def test_a_tree_has_at_most_its_dives_depth_and_samples_in_replies() -> None:

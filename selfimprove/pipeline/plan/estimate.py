@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from selfimprove.engines.factory import POLICY
 from selfimprove.engines.vllm_checks import check_gpu_memory
 from selfimprove.errors import UserError
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan import inference, training
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.inference import Loaded, engine_seconds, loaded_engine
+from selfimprove.pipeline.plan.shapes import shape_of
 from selfimprove.pipeline.plan.training import Trained, trained_model
 from selfimprove.pipeline.plan.work import Work
 
@@ -67,7 +69,10 @@ def estimate(
 
     Args:
         section: the method, as params.yaml names it.
-        shape: of the method's base, which every model of it has.
+        shape: of the method's base, which every model of it has; an engine may name another model.
+
+    Raises:
+        UserError: nothing here describes such an engine's model.
     """
     local = {
         call.engine: cfg
@@ -76,8 +81,9 @@ def estimate(
     }
     trained = trained_model(work.training, shape, machine) if work.training and not work.training.untrained else None
     held = trained.held_dtype if trained and work.together else None
+    shapes = {name: shape if cfg.model == POLICY else shape_of(cfg.model) for name, cfg in local.items()}
     loaded = {
-        name: loaded_engine(f"{section}.engines.{name}", cfg, shape, machine, held if name == "policy" else None)
+        name: loaded_engine(f"{section}.engines.{name}", cfg, shapes[name], machine, held if name == "policy" else None)
         for name, cfg in local.items()
     }
     serving = _serving(loaded)
@@ -85,7 +91,7 @@ def estimate(
     peak = serving + learning if work.together else max(serving, learning, key=lambda part: part.total)
     read = sum(call.read for call in work.calls if call.engine in local) * work.rows
     written = sum(call.written for call in work.calls if call.engine in local) * work.rows
-    hours, at = _hours(work, loaded, trained, shape, machine)
+    hours, at = _hours(work, loaded, trained, shapes, machine)
     if work.training is not None:
         read += work.training.tokens + work.training.scored
     return Estimate(
@@ -141,7 +147,11 @@ def _remote(work: Work, engines: Mapping[str, EngineConfig]) -> dict[str, tuple[
 
 
 def _hours(
-    work: Work, loaded: Mapping[str, Loaded], trained: Trained | None, shape: f.Shape, machine: Hardware
+    work: Work,
+    loaded: Mapping[str, Loaded],
+    trained: Trained | None,
+    shapes: Mapping[str, f.Shape],
+    machine: Hardware,
 ) -> tuple[float | None, str]:
     """Hours on the machine's GPUs and the shares they rest on; None where something runs on the CPU."""
     if any(not one.gpus for one in loaded.values()) or (trained is not None and not trained.gpus):
@@ -149,7 +159,7 @@ def _hours(
     seconds, shares = 0.0, []
     for call in work.calls:
         if call.engine in loaded:
-            seconds += engine_seconds(call, loaded[call.engine], shape, machine) * work.rows
+            seconds += engine_seconds(call, loaded[call.engine], shapes[call.engine], machine) * work.rows
             shares = [f"{inference.COMPUTE:.0%}", f"{inference.TRAFFIC:.0%}"]
     if trained is not None:
         seconds += trained.seconds
