@@ -110,8 +110,7 @@ class Here:
         teacher: base address of the local OpenAI-compatible server.
         chats: folder of chats in the format of ``plain reformat``.
         snippets: file of search snippets.
-        embedded: tasks are made here instead of being fetched from their declared source.
-        iterations: length to which a chain of iterations is cut.
+        quick: tasks are made here instead of being fetched from their declared source; one iteration, one control.
     """
 
     gpus: int
@@ -119,8 +118,7 @@ class Here:
     teacher: str
     chats: str
     snippets: str
-    embedded: bool = False
-    iterations: int = 2
+    quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,11 +149,12 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
     """
     edit = _Edit(deepcopy(dict(params)))
     for method in methods:
-        _cut_iterations(edit, method, here.iterations)
+        _cut_iterations(edit, method, 1 if here.quick else 2)
         _replace_model(edit, method, here.models.get(method))
         _replace_services(edit, method, here)
-        if here.embedded:
+        if here.quick:
             _embed_tasks(edit, method)
+            _keep_one_row(edit, method)
         if not here.gpus:
             _let_expert_search(edit, method)
         _fit_sizes(edit, method)
@@ -257,6 +256,22 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
     if method == "spin" and edit.get("spin.tasks.source") == "hotpotqa":
         edit.set("spin.tasks.source", "encyclopedia", "data")
         edit.remove("spin.tasks.other", "data")
+
+
+def _keep_one_row(edit: _Edit, method: str) -> None:
+    """Of comparisons the first control; of Reflect-RL's runs the last, and the supervised models that it needs."""
+    for name in list(edit.params[method]["controls"])[1:]:
+        edit.remove(f"{method}.controls.{name}", "size")
+    if method != "reflect_rl":
+        return
+    section = edit.params["reflect_rl"]
+    for name in list(section["iterations"])[:-1]:
+        edit.remove(f"reflect_rl.iterations.{name}", "size")
+    rows = [*section["iterations"].values(), *section["controls"].values(), section["evaluate"]]
+    needed = {row.get(key) for row in rows for key in ("init", "reflector", "sft_only")}
+    for name in list(section["sft"]):
+        if name not in needed:
+            edit.remove(f"reflect_rl.sft.{name}", "size")
 
 
 def _let_expert_search(edit: _Edit, method: str) -> None:

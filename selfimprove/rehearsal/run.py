@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -60,8 +59,7 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
         teacher=f"http://127.0.0.1:{port}/v1",
         chats=place.CHATS,
         snippets=place.SNIPPETS,
-        embedded=quick,
-        iterations=1 if quick else 2,
+        quick=quick,
     )
     own, replaced = rehearsed(params, methods, here)
     place.link_named_files(folder, root, own, methods)
@@ -69,10 +67,10 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     environment = _environment(own, methods, root, gpus)
     print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
     with serving(folder, port, folder / "teacher.log"):
-        code = _repro(folder, [f"{m}-report" for m in methods], environment)
+        code = repro(folder, [f"{m}-report" for m in methods], environment)
     if code:
         return 1
-    print(tell(profile, methods, params, own, replaced, _minutes(folder), gpus))
+    print(tell(profile, methods, params, own, replaced, minutes_of(folder), gpus))
     return 0
 
 
@@ -171,10 +169,11 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
     return {**os.environ, **own, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
 
 
-def _repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
+def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
     """Run DVC in the rehearsal's folder, a line per stage; its output goes to a log, whose end a failure shows."""
-    log, minutes = folder / "log.txt", _minutes(folder)
-    command = [shutil.which("dvc", path=environment["PATH"]) or "dvc", "repro", *goals]
+    log, minutes = folder / "log.txt", minutes_of(folder)
+    bin_folder = environment["PATH"].split(os.pathsep)[0]
+    command = [f"{bin_folder}/python", "-m", "selfimprove.pipeline.warm", "dvc", "repro", *goals]  # as `make repro`
     stage, began = "", time.monotonic()
     with (
         log.open("w", encoding="utf-8") as out,
@@ -230,7 +229,7 @@ def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> 
         write_json(folder / "minutes.json", minutes)
 
 
-def _minutes(folder: Path) -> dict[str, float]:
+def minutes_of(folder: Path) -> dict[str, float]:
     """Stage -> minutes of its last run, of this and earlier calls."""
     import json
 

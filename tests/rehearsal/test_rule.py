@@ -49,7 +49,7 @@ def under(key: str, places: set[str]) -> bool:
     return any(key == place or key.startswith(f"{place}.") for place in places)
 
 
-@pytest.mark.parametrize("machine", [here(), here(4), here(embedded=True, iterations=1)], ids=["cpu", "gpus", "quick"])
+@pytest.mark.parametrize("machine", [here(), here(4), here(quick=True)], ids=["cpu", "gpus", "quick"])
 @pytest.mark.parametrize("name", GPU_PROFILES)
 def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machine: Here) -> None:
     before = deepcopy(PROFILES[name])
@@ -62,7 +62,7 @@ def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machin
     assert all(any(under(key, {place}) for key in changed) for place in listed)
 
 
-@pytest.mark.parametrize("machine", [here(), here(embedded=True, iterations=1)], ids=["cpu", "quick"])
+@pytest.mark.parametrize("machine", [here(), here(quick=True)], ids=["cpu", "quick"])
 @pytest.mark.parametrize("name", GPU_PROFILES)
 def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_gpu(
     name: str, machine: Here, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +114,16 @@ def test_a_chain_is_cut_and_controls_match_its_last_iteration() -> None:
 def test_runs_that_start_from_the_same_model_are_no_chain_and_all_stay() -> None:
     own, _ = rehearse("reflect-rl-gpt2-xl", here())
     assert own["reflect_rl"]["iterations"].keys() == PROFILES["reflect-rl-gpt2-xl"]["reflect_rl"]["iterations"].keys()
+
+
+def test_a_quick_rehearsal_has_one_iteration_and_one_control_of_every_method_and_fetches_nothing() -> None:
+    for name in GPU_PROFILES:
+        own, _ = rehearse(name, here(quick=True))
+        for method in gpu_methods(PROFILES[name]):
+            assert (len(own[method]["iterations"]), len(own[method]["controls"])) == (1, 1), name
+            assert own[method]["tasks"].get("source", "embedded") in ("embedded", "encyclopedia", "chat")
+    own, _ = rehearse("reflect-rl-gpt2-xl", here(quick=True))
+    assert list(own["reflect_rl"]["sft"]) == ["reflector", "policy"]
 
 
 def test_a_training_of_no_epochs_stays_one() -> None:
