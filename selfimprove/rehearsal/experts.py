@@ -26,6 +26,7 @@ from selfimprove.pipeline.params import load_section, read_yaml
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
 
+ALL_FILES = 100_000
 FALLBACK = "I look at what is given and take the next step.\nAnswer: 0"
 
 _SHOWN = re.compile(r"^Repository: (.+)\nFile: (.+)\nContent:\n", re.MULTILINE)
@@ -115,7 +116,7 @@ class ExploreExpert:
 
     @cached_property
     def _of_files(self) -> Mapping[tuple[str, str], list[tuple[str, str]]]:
-        env = self._params.env
+        env = self._params.env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws its own few
         made: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for task in template_tasks(env, repositories(env)):
             made.setdefault((task.root, task.filename), []).append((task.question, task.answer))
