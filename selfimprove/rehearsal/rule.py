@@ -96,7 +96,7 @@ TRAINING_CAPS: Mapping[str, float] = {
 }
 """The same for every section of fine-tuning (one with a launcher)."""
 
-TRAINING_TOKENS = 1500
+TRAINING_TOKENS = 1000
 """A fine-tuning stops after the step that brings the tokens read to this many."""
 
 

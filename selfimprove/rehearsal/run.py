@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -64,6 +65,7 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     own, replaced = rehearsed(params, methods, here)
     place.link_named_files(folder, root, own, methods)
     _write_params(folder, own)
+    write_json(folder / "replaced.json", [asdict(one) for one in replaced])
     environment = _environment(own, methods, root, gpus)
     print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
     with serving(folder, port, folder / "teacher.log"):

@@ -26,6 +26,8 @@ def tell(
     lines += ["\nas in the profile", *(f"  {text}" for text in _kept(methods, run))]
     lines.append("\nreplaced")
     lines += [f"  {text}" for text in replacements(replaced)]
+    if not gpus and "'vllm'" in str(run):
+        lines.append("  device    vLLM: its build for GPUs -> its build for CPUs, the same version")
     if not gpus:
         lines += ["\nnot rehearsed without a GPU", *(f"  {text}" for text in _not_rehearsed(asked, methods))]
     return "\n".join(lines)
@@ -43,7 +45,10 @@ def replacements(replaced: Sequence[Replacement]) -> list[str]:
         where = keys[0] if len(keys) == 1 else f"{last} ({len(keys)} places)"
         lines.append(f"{kind:8}  {where}: {change}")
     sizes = sum(one.kind == "size" for one in replaced)
-    return [*lines, f"{'size':8}  {sizes} keys: fewer tasks, steps and iterations, shorter texts (params.yaml there)"]
+    return [
+        *lines,
+        f"{'size':8}  {sizes} keys: fewer tasks, steps and iterations, shorter texts: replaced.json",
+    ]
 
 
 def _kept(methods: Sequence[str], run: Params) -> list[str]:
