@@ -49,7 +49,7 @@ CAPS: Mapping[str, float] = {
     "reflect_rl.generate.max_tokens": 40,
     "reflect_rl.evaluate.eval_reps": 1,
     "reflect_rl.evaluate.max_new_tokens": 8,
-    "reflect_rl.iterations.*.rl.max_steps": 2,
+    "reflect_rl.iterations.*.rl.max_steps": 3,
     "reflect_rl.iterations.*.rl.episodes": 4,
     "reflect_rl.iterations.*.rl.max_new_tokens": 8,
     "reflect_rl.iterations.*.rl.save_steps": 1,
@@ -71,7 +71,7 @@ CAPS: Mapping[str, float] = {
 LIMITS: Mapping[str, int] = {
     "agent_r.evaluate.revision_tasks": 2,
     "agent_r.iterations.*.convert.max_pairs_per_tree": 1,
-    "reflect_rl.tasks.train": 6,
+    "reflect_rl.tasks.train": 3,
     "reflect_rl.tasks.dev": 1,
     "reflect_rl.tasks.test": 2,
     "reflect_rl.generate.tasks": 2,

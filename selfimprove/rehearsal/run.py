@@ -35,7 +35,8 @@ _RUNNING = re.compile(r"Running stage '([^']+)'")
 
 
 def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
-    """Rehearse a profile; returns the exit code: 0 if the whole graph ran, 1 if a stage failed.
+    """Rehearse a profile; returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if
+    something that it needs is missing.
 
     Args:
         method: one method, or ``all`` that the profile runs on a GPU.
@@ -68,6 +69,9 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     write_json(folder / "replaced.json", [asdict(one) for one in replaced])
     environment = _environment(own, methods, root, gpus)
     print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
+    check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as `make repro` does first
+    if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
+        return 2
     with serving(folder, port, folder / "teacher.log"):
         code = repro(folder, [f"{m}-report" for m in methods], environment)
     if code:
@@ -174,8 +178,7 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
 def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
     """Run DVC in the rehearsal's folder, a line per stage; its output goes to a log, whose end a failure shows."""
     log, minutes = folder / "log.txt", minutes_of(folder)
-    bin_folder = environment["PATH"].split(os.pathsep)[0]
-    command = [f"{bin_folder}/python", "-m", "selfimprove.pipeline.warm", "dvc", "repro", *goals]  # as `make repro`
+    command = [_python(environment), "-m", "selfimprove.pipeline.warm", "dvc", "repro", *goals]  # as `make repro`
     stage, began = "", time.monotonic()
     with (
         log.open("w", encoding="utf-8") as out,
@@ -206,6 +209,10 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int
         file=sys.stderr,
     )
     return code
+
+
+def _python(environment: Mapping[str, str]) -> str:
+    return f"{environment['PATH'].split(os.pathsep)[0]}/python"
 
 
 @contextmanager
