@@ -14,7 +14,7 @@ from typing import Any, Literal
 from selfimprove.pipeline.params import METHODS
 
 Params = dict[str, Any]
-Kind = Literal["size", "device", "model", "teacher", "data", "left out"]
+Kind = Literal["size", "device", "model", "service", "data", "left out"]
 
 CAPS: Mapping[str, float] = {
     "rise.tasks.demonstrations": 4,
@@ -148,6 +148,8 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
         methods: the methods that are rehearsed; other methods' sections stay as they are.
     """
     edit = _Edit(deepcopy(dict(params)))
+    if edit.get("tracking.report_to") == "wandb":
+        edit.set("tracking.report_to", "tensorboard", "service")
     for method in methods:
         _cut_iterations(edit, method, 1 if here.quick else 2)
         _replace_model(edit, method, here.models.get(method))
@@ -228,14 +230,11 @@ def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
 
 
 def _replace_services(edit: _Edit, method: str, here: Here) -> None:
-    """Paid or absent services: chat endpoints, live search, experiment trackers, data without a declared source."""
+    """What is paid for or absent here: chat endpoints, live search, data without a declared source."""
     for name, engine in edit.params[method]["engines"].items():
         if engine and engine["engine"] == "openai":
-            edit.set(f"{method}.engines.{name}.base_url", here.teacher, "teacher")
-            edit.remove(f"{method}.engines.{name}.api_key_file", "teacher")
-    for path, node in list(_mappings(edit.params[method], (method,))):
-        if node.get("report_to") in ("wandb", "trackio"):
-            edit.set(".".join((*path, "report_to")), "tensorboard", "teacher")
+            edit.set(f"{method}.engines.{name}.base_url", here.teacher, "service")
+            edit.remove(f"{method}.engines.{name}.api_key_file", "service")
     if method != "spin":
         return
     for tools in ("tools", "play_tools"):

@@ -94,7 +94,7 @@ def test_on_gpus_the_model_the_data_types_and_the_kernels_are_the_profiles_own(n
     own, made = rehearse(name, here(8))
     assert own["base"] == PROFILES[name]["base"]
     assert own["run"] == PROFILES[name]["run"]
-    assert {one.kind for one in made} <= {"size", "teacher", "data"}
+    assert {one.kind for one in made} <= {"size", "service", "data"}
 
 
 def test_processes_never_exceed_the_gpus_that_are_there() -> None:
@@ -138,6 +138,13 @@ def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> No
     assert first["generate"]["engine"] == "rehearsal_expert"
     assert second["generate"].get("engine", "actor") == "actor"
     assert second["convert"]["accumulate"] is True  # it learns from the first one's trees as well
+
+
+def test_curves_go_to_no_service_of_others() -> None:
+    params = deepcopy(PROFILES["rise-24gb"]) | {"tracking": {"report_to": "wandb"}}
+    own, made = rehearsed(params, ["rise"], here())
+    assert own["tracking"] == {"report_to": "tensorboard"}
+    assert Replacement("tracking.report_to", "wandb", "tensorboard", "service") in made
 
 
 def test_the_default_needs_no_gpu() -> None:
