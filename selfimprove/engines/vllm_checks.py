@@ -52,9 +52,11 @@ def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
         )
     inner = config.get("text_config") or config
     heads = inner.get("num_attention_heads", inner.get("n_head"))
-    if isinstance(heads, int) and heads % cfg.tensor_parallel:
+    shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or gives each to several GPUs
+    width = cfg.tensor_parallel
+    if isinstance(heads, int) and (heads % width or (shared % width and width % shared)):
         raise UserError(
-            f"engine vllm: tensor_parallel {cfg.tensor_parallel} does not divide the {heads} attention heads of "
+            f"engine vllm: tensor_parallel {width} does not divide the {heads} attention heads ({shared} for keys) of "
             f"{folder}; set it to a divisor."
         )
 
@@ -98,8 +100,8 @@ def replica_count(cfg: VllmEngineConfig, gpus: int) -> int:
     needed = count * cfg.tensor_parallel
     if needed > gpus and (gpus or cfg.tensor_parallel > 1):
         raise UserError(
-            f"engine vllm: {count} replicas x tensor_parallel {cfg.tensor_parallel} need {needed} GPUs, but "
-            f"{gpus} are visible; lower replicas or tensor_parallel."
+            f"engine vllm: {count} replicas x tensor_parallel {cfg.tensor_parallel} need {needed} GPUs, but {gpus} are "
+            "visible; lower replicas or tensor_parallel."
         )
     return count
 

@@ -75,6 +75,14 @@ def test_tensor_parallel_must_divide_the_attention_heads(config: dict[str, objec
         check_model(cfg(tensor_parallel=8), folder)
 
 
+def test_tensor_parallel_must_divide_the_key_heads_or_be_divided_by_them(tmp_path: Path) -> None:
+    folder = model(tmp_path / "model", {"num_attention_heads": 24, "num_key_value_heads": 8})
+    for width in (2, 4, 8, 24):
+        check_model(cfg(tensor_parallel=width), folder)
+    with pytest.raises(UserError, match="tensor_parallel 12 does not divide the 24 attention heads \\(8 for keys\\)"):
+        check_model(cfg(tensor_parallel=12), folder)
+
+
 def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
     folder = model(tmp_path / "model", LLAMA_2)
     (folder / "config.json").write_text("{", encoding="utf-8")
