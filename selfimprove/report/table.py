@@ -7,6 +7,7 @@ Figures come from ``results/summary/<method>.json``; seconds and generated token
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -15,7 +16,8 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.publish import aside
@@ -33,13 +35,16 @@ def main() -> None:
     if not summaries:
         print("no results yet; run `make repro`.", file=sys.stderr)
         sys.exit(2)
-    console = Console(width=None if sys.stdout.isatty() else 118)
-    for method, summary in summaries.items():
-        console.print(results_table(method, summary))
-        console.print(difference_table(method, summary))
+    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 118)
+    tables = [table for method, summary in summaries.items() for table in (
+        results_table(method, summary), difference_table(method, summary),
+    )]  # fmt: skip
     draw(summaries, OUT)
     if len(summaries) > 1:
-        console.print(overview(summaries))
+        tables.append(overview(summaries))
+    for table in tables:
+        for part in fitted(table, console):
+            console.print(part)
     console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
     console.print("(a control's: results/<method>/controls/<row>/, an agent's: results/<method>/agents/<row>/)")
 
@@ -79,13 +84,42 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     return table
 
 
+def fitted(table: Table, console: Console) -> list[Table]:
+    """The table as it is where the console is wide enough, else its columns in several tables below each other.
+
+    The columns on the left that are not right-aligned name a row; each part repeats them. Nothing is cut.
+    """
+    named = next((place for place, column in enumerate(table.columns) if column.justify == "right"), 1)
+    parts: list[list[Column]] = [[]]
+    for column in table.columns[named:]:
+        if parts[-1] and _width(_part(table, [*table.columns[:named], *parts[-1], column]), console) > console.width:
+            parts.append([])
+        parts[-1].append(column)
+    made = [_part(table, [*table.columns[:named], *columns]) for columns in parts]
+    made[0].title, made[-1].caption = table.title, table.caption
+    return made
+
+
+def _part(table: Table, columns: Sequence[Column]) -> Table:
+    part = Table(box=table.box, padding=table.padding, title_justify="left", caption_justify="left")
+    for column in columns:
+        part.add_column(column.header, justify=column.justify, no_wrap=True)
+    for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+        part.add_row(*cells, end_section=row.end_section)
+    return part
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=1 << 12), table).maximum
+
+
 def overview(summaries: dict[str, Any]) -> Table:
-    """All methods in one table: each row by its method's headline metric, the last row minus it, what it cost."""
+    """All methods in one table: each row by its method's headline metric, the last row minus this one, and what it cost."""
     table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.title_justify = "left"
     for column in ("method", "metric", "row"):
         table.add_column(column, no_wrap=True)
-    for column in ("mean ± se", "n", "last minus it", "tokens", "train", "eval"):
+    for column in ("mean ± se", "n", "Δ (last − row)", "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, summary in summaries.items():
         metric = summary.get("headline", summary["columns"][0])

@@ -18,7 +18,15 @@ from selfimprove.outcomes import Outcome
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rows import place
 from selfimprove.records import mean_and_error, write_jsonl
-from selfimprove.report.table import SUMMARIES, difference_table, draw, overview, read_summaries, results_table
+from selfimprove.report.table import (
+    SUMMARIES,
+    difference_table,
+    draw,
+    fitted,
+    overview,
+    read_summaries,
+    results_table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
@@ -173,3 +181,21 @@ def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_di
     assert [line[0] for line in lines] == ["rise"] * len(ROWS) + ["other"] * len(ROWS)
     assert [line[2] for line in lines[: len(ROWS)]] == ROWS
     assert "(last)" in lines[len(ROWS) - 1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 118, 200])
+def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: int) -> None:
+    summary = summarise_rise(params(), results)
+    for table in (results_table("rise", summary), difference_table("rise", summary), overview({"rise": summary})):
+        narrow = Console(width=width, file=StringIO(), record=True)
+        parts = fitted(table, narrow)
+        for part in parts:
+            narrow.print(part)
+        text = narrow.export_text()
+        assert "…" not in text
+        assert all(len(line.rstrip()) <= width for line in text.splitlines())
+        cells = [str(cell) for column in table.columns for cell in [column.header, *column.cells] if str(cell).strip()]
+        assert all(cell.strip() in text for cell in cells)
+        assert all(str(column.header) in text for column in table.columns)
+        assert len(parts) == 1 or width < 118
+    assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
