@@ -22,8 +22,8 @@ PLOTS = {"rise": "rise-accuracy-by-turn", "agent_r": "agent_r-score-by-iteration
 
 
 def ran(output: str) -> set[str]:
-    """Stages that DVC executed, but for the one that looks at files each time."""
-    return set(re.findall(r"Running stage '([^']+)'", output)) - {"inputs"}
+    """Stages that DVC executed, but for the two that look each time at files, and at code and packages."""
+    return set(re.findall(r"Running stage '([^']+)'", output)) - {"inputs", "code"}
 
 
 def edit(folder: Path, change: str, value: object) -> None:
@@ -141,6 +141,16 @@ def test_agent_r_32_iterations_learn_revisions_that_the_judge_placed(repo: Path)
 
 def test_nothing_reruns_when_nothing_changed(repo: Path) -> None:
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+
+
+def test_another_version_of_a_package_reruns_stages_and_an_optional_package_does_not(repo: Path) -> None:
+    before = hashes(repo)
+    for package, rerun in (("bitsandbytes-0.50.2", set()), ("numpy-9.9.9", {"rise-data"})):
+        (repo / f".site-{package}/{package}.dist-info").mkdir(parents=True)
+        done = run(repo, "dvc", "repro", "rise-data", PYTHONPATH=str(repo / f".site-{package}"))
+        assert ran(done.stdout) == rerun
+    assert ran(run(repo, "dvc", "repro", "rise-data").stdout) == set()  # from the run cache
+    assert hashes(repo) == before
 
 
 def test_a_second_run_from_scratch_gives_identical_hashes(repo: Path, tmp_path: Path) -> None:

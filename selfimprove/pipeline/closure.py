@@ -12,8 +12,11 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from selfimprove.pipeline.installed import installed
+
 ROOTS = ("selfimprove", "stages")
-ENVIRONMENT = Path("requirements/main.lock")
+ENVIRONMENT = Path("data/code/environment.txt")
+"""Where the stage ``code`` writes what is installed."""
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -39,8 +42,9 @@ def closure(script: Path, root: Path = Path()) -> list[str]:
 
 def manifest(script: Path, root: Path = Path()) -> str:
     """The script's closure and the environment, a line each: SHA-256 and path, as ``sha256sum --check`` reads it."""
-    files = [*closure(script, root), str(ENVIRONMENT)]
-    return "".join(f"{hashlib.sha256((root / file).read_bytes()).hexdigest()}  {file}\n" for file in files)
+    contents = {file: (root / file).read_bytes() for file in closure(script, root)}
+    contents[str(ENVIRONMENT)] = installed(root).encode()
+    return "".join(f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in contents.items())
 
 
 def scripts(root: Path = Path()) -> list[Path]:

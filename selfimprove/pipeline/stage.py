@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline import dvc_files, warm
+from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths, read_yaml
@@ -45,7 +46,7 @@ MANIFEST = "manifest.json"
 DVC_STAGE = "DVC_STAGE"
 """DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
-CODE = ("selfimprove", "stages", "requirements/main.lock")
+CODE = ("selfimprove", "stages")
 
 
 class Stage(Generic[S]):
@@ -249,6 +250,7 @@ class Stage(Generic[S]):
             digest.update(f"{declared} {content_digest(path)}".encode())
         for part in CODE:
             digest.update(f"{part} {content_digest(Path(part), '*.py')}".encode())
+        digest.update(installed().encode())
         return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.pipeline.closure import ENVIRONMENT, STARTED_BY_NAME, closure, manifest, scripts
+from selfimprove.pipeline.installed import LOCK, installed
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
@@ -34,7 +35,10 @@ def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) ->
 
 
 def test_the_manifests_are_written_when_any_code_or_the_environment_changed() -> None:
-    assert definition("code")["deps"] == ["selfimprove", "stages", str(ENVIRONMENT)]
+    code = definition("code")
+    assert code["deps"] == ["selfimprove", "stages", str(LOCK)]
+    assert code["always_changed"]  # no file says which packages are installed
+    assert ENVIRONMENT.is_relative_to(*code["outs"])
 
 
 def test_what_python_really_imports_is_in_the_closure() -> None:
@@ -80,7 +84,9 @@ def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: 
 def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
     (script,) = scripts(repository(tmp_path))
     lines = [line.split("  ") for line in manifest(script, tmp_path).splitlines()]
-    assert [path for _, path in lines] == [*closure(script, tmp_path), "requirements/main.lock"]
+    assert [path for _, path in lines] == [*closure(script, tmp_path), str(ENVIRONMENT)]
+    (tmp_path / ENVIRONMENT).parent.mkdir(parents=True)
+    (tmp_path / ENVIRONMENT).write_text(installed(tmp_path))  # as the stage `code` does
     assert all(digest == hashlib.sha256((tmp_path / path).read_bytes()).hexdigest() for digest, path in lines)
 
 
@@ -88,7 +94,7 @@ def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_
     ("edited", "differs"),
     [
         ("selfimprove/b.py", True), ("selfimprove/deep/c.py", True), ("stages/one.py", True),
-        ("requirements/main.lock", True), ("selfimprove/unused.py", False), ("stages/two.py", False),
+        ("selfimprove/unused.py", False), ("stages/two.py", False), ("requirements/main.lock", False),
     ],
 )  # fmt: skip
 def test_a_manifest_changes_with_what_the_script_imports_only(tmp_path: Path, edited: str, differs: bool) -> None:
@@ -97,6 +103,18 @@ def test_a_manifest_changes_with_what_the_script_imports_only(tmp_path: Path, ed
     with (tmp_path / edited).open("a") as file:
         file.write("# edited\n")
     assert (manifest(script, tmp_path) != before) == differs
+
+
+def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path("stages/one.py")
+    before = manifest(script, repository(tmp_path))
+    (tmp_path / "site/bitsandbytes-0.50.2.dist-info").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert manifest(script, tmp_path) == before
+    (tmp_path / "site/numpy-9.0.dist-info").mkdir()
+    assert manifest(script, tmp_path) != before
 
 
 @pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)

@@ -27,12 +27,13 @@ class Small(Section):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path, text in {
-        "selfimprove/code.py": "", "stages/code.py": "", "requirements/main.lock": "", "in.txt": "x",
+        "selfimprove/code.py": "", "stages/code.py": "", "requirements/main.lock": "numpy==2\n", "in.txt": "x",
         "params.yaml": "run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 1}\n",
     }.items():  # fmt: skip
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr("sys.argv", ["stage", "item"])
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "SELFIMPROVE_SHARD"):
         monkeypatch.setenv(name, "")  # restored afterwards
@@ -86,7 +87,8 @@ def test_outputs_are_published_and_scratch_is_cleared_but_for_their_second_names
         (lambda: Path("in.txt").write_text("y"), True),
         (lambda: Path("selfimprove/code.py").write_text("pass"), True),
         (lambda: Path("stages/new.py").write_text(""), True),
-        (lambda: Path("requirements/main.lock").write_text("torch"), True),
+        (lambda: Path("site/numpy-9.0.dist-info").mkdir(parents=True), True),
+        (lambda: Path("site/bitsandbytes-0.50.2.dist-info").mkdir(parents=True), False),
         (lambda: Path("selfimprove/notes.txt").write_text("not code"), False),
     ],
 )

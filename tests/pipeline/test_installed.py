@@ -1,0 +1,65 @@
+"""The identity of a run names the packages that are really installed, and only those that its result depends on."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from selfimprove.pipeline.installed import LOCK, installed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def site(folder: Path, *distributions: str) -> str:
+    """A folder for packages in which these (name-version, as folders are named) are installed."""
+    for name in distributions:
+        (folder / f"{name}.dist-info").mkdir(parents=True)
+    return str(folder)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository whose lock names four packages; nothing is installed but what a test puts on the path."""
+    (tmp_path / LOCK).parent.mkdir()
+    (tmp_path / LOCK).write_text(
+        "numpy==2.3.5 \\\n    --hash=sha256:0\npystemmer==3.0.0 \\\n    --hash=sha256:0\n"
+        "ruamel-yaml-clib==0.2.15 \\\n    --hash=sha256:0\nzc-lockfile==4.0 \\\n    --hash=sha256:0\n"
+    )
+    monkeypatch.setattr("sys.path", [str(tmp_path / "no folder")])
+    return tmp_path
+
+
+def put(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
+    monkeypatch.setattr("sys.path", list(folders))
+
+
+def test_versions_are_the_installed_ones_whatever_the_lock_says(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, site(root / "a", "numpy-2.4.0", "PyStemmer-3.0.0", "ruamel.yaml.clib-0.2.15"))
+    assert installed(root) == "numpy==2.4.0\npystemmer==3.0.0\nruamel-yaml-clib==0.2.15\n"
+
+
+def test_optional_packages_and_the_build_of_torch_do_not_count(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, site(root / "cpu", "numpy-2.3.5", "torch-2.13.0+cpu"))
+    here = installed(root)
+    put(monkeypatch, site(root / "gpu", "numpy-2.3.5", "torch-2.13.0+cu130", "bitsandbytes-0.50.2", "scienceworld-1.2"))
+    assert installed(root) == here == "numpy==2.3.5\ntorch==2.13.0\n"
+
+
+def test_of_two_versions_the_one_that_python_imports_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(monkeypatch, site(root / "first", "numpy-2.4.0"), site(root / "second", "numpy-2.3.5", "zc_lockfile-4.0"))
+    assert installed(root) == "numpy==2.4.0\nzc-lockfile==4.0\n"
+
+
+def test_python_s_own_metadata_says_the_same_of_every_locked_package() -> None:
+    names = sorted({*re.findall(r"(?m)^([^\s=]+)==", (ROOT / LOCK).read_text()), "torch"})
+    lines = []
+    for name in names:
+        try:
+            lines.append(f"{name}=={version(name).partition('+')[0]}\n")
+        except PackageNotFoundError:
+            continue
+    assert len(lines) > 100
+    assert installed(ROOT) == "".join(lines)
