@@ -116,7 +116,7 @@ env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its o
 test-backends: test-backends-vllm test-backends-rehearse test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
 # GPU profiles, small, on the CPU: one for each launcher, engine and teacher.
 .PHONY: test-backends-rehearse

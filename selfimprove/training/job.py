@@ -42,7 +42,7 @@ def own_threads(job: RunJob) -> Iterator[None]:
     Raises:
         UserError: this machine cannot run them.
     """
-    _check_hardware(job.params)
+    check_hardware(job.params)
     disable_progress_bar()  # the stage shows its own progress
     if job.params.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # accelerate imports DeepSpeed, which else probes and warns
@@ -69,7 +69,8 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
     return arguments
 
 
-def _check_hardware(params: FinetuneParams) -> None:
+def check_hardware(params: FinetuneParams) -> None:
+    """Refuse settings that this machine cannot run (``UserError``)."""
     if params.device == "cuda" and not torch.cuda.is_available():
         raise UserError("finetune.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
     if params.device == "cpu" and params.tf32:

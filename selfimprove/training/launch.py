@@ -27,6 +27,7 @@ from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.pipeline.publish import link_copy
 from selfimprove.records import Example
+from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
@@ -173,6 +174,11 @@ def launch(
     Raises:
         UserError: what ``train`` raises, or a worker that failed.
     """
+    if job.params.attention == flash.NAME:
+        from selfimprove.training.job import check_hardware
+
+        check_hardware(job.params)
+        job.params = flash.settle(job.params)  # rows are packed for the attention that runs
     name_checkpoints(job, scratch, sequences)
     launcher = job.params.launcher
     if launcher.kind == "single":

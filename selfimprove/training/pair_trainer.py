@@ -12,7 +12,7 @@ import torch
 from transformers.training_args import TrainingArguments
 
 from selfimprove.errors import UserError
-from selfimprove.training import opponent
+from selfimprove.training import flash, opponent
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
@@ -211,6 +211,7 @@ class PairTrainer(PlannedTrainer):
             first=dict(zip(FIGURES, self._figures[0], strict=True)),
             curve=[{"step": step, **dict(zip(FIGURES, row, strict=True))} for step, row in self.means()],
             evaluations=self._evaluations,
+            attention=flash.running(self.accelerator.unwrap_model(self.model)),
             rope_factor=rope_factor,
             timing=PairTiming(
                 seconds=seconds,

@@ -39,6 +39,8 @@ class TrainReport(BaseModel):
     evaluations: list[dict[str, int | float]] = []
     """their loss (``eval_loss``) after each epoch, and the step"""
     counters: EncodeCounters = EncodeCounters()
+    attention: str | None = None
+    """the one that ran, which is not always the one that was asked for; null if nothing was trained"""
     rope_factor: float | None = None
     """linear RoPE scaling that was put in, null for none"""
     timing: Timing
@@ -91,6 +93,8 @@ class PairReport(BaseModel):
     evaluations: list[dict[str, int | float]] = []
     """the same of the pairs held out, after each epoch, names with the prefix ``eval_``"""
     counters: PairCounters = PairCounters()
+    attention: str | None = None
+    """the one that ran, which is not always the one that was asked for; null if nothing was trained"""
     rope_factor: float | None = None
     """linear RoPE scaling that was put in, null for none"""
     timing: PairTiming

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from transformers.training_args import TrainingArguments
 
+from selfimprove.training import flash
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
@@ -98,6 +99,7 @@ class WeightedTrainer(PlannedTrainer):
             loss=[(step, loss) for step, (loss,) in self.means()],
             held_out=self._job.validation,
             evaluations=self._evaluations,
+            attention=flash.running(self.accelerator.unwrap_model(self.model)),
             rope_factor=rope_factor,
             timing=Timing(
                 seconds=seconds,

@@ -221,6 +221,7 @@ def _report(
         mean_weight=stretched / max(1, plan.examples),
         raw_mean_weight=sum(examples[index].weight for index in read) / max(1, len(read)),
         loss=curve,
+        attention=job.params.attention,
         rope_factor=rope_factor,
         timing=Timing(seconds=seconds, tokens_per_second=here / max(seconds, 1e-9), resumed_at=resumed_at),
     )

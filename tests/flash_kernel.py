@@ -1,0 +1,48 @@
+"""FlashAttention's functions in plain torch, for CPUs, which tests let the package ``kernels`` find.
+
+Arguments and results are those of flash-attn 2 (``flash_attn.flash_attn_varlen_func``), as far as transformers uses
+them; ``KERNEL_FACTOR`` makes it a kernel that computes wrong values.
+"""
+
+import os
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """Attention within each sequence; ``q`` [tokens, heads, width], its sequences between ``cu_seqlens_q``."""
+    ends = cu_seqlens_q.tolist()
+    assert cu_seqlens_k.tolist() == ends
+    assert max_seqlen_q == max_seqlen_k == max(end - start for start, end in pairwise(ends))
+    parts = []
+    for start, end in pairwise(ends):
+        one = [states[start:end].transpose(0, 1)[None] for states in (q, k, v)]
+        mixed = scaled_dot_product_attention(*one, is_causal=causal, scale=softmax_scale, enable_gqa=True)
+        parts.append(mixed[0].transpose(0, 1))
+    return torch.cat(parts) * float(os.environ.get("KERNEL_FACTOR", "1"))
+
+
+def flash_attn_func(*_: object, **__: object) -> torch.Tensor:
+    """For rows that hold one sequence each, which training does not have."""
+    raise AssertionError("rows are packed: lengths say where sequences end")
+
+
+def flash_attn_with_kvcache(*_: object, **__: object) -> torch.Tensor:
+    """For generation."""
+    raise AssertionError("training keeps no cache")
