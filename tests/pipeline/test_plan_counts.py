@@ -107,6 +107,15 @@ def test_a_teacher_s_tokens_are_counted() -> None:
     assert (requests, written) == (12_000, 12_000 * 512)  # one a problem and iteration, of the teacher's own max_tokens
 
 
+def test_hidden_states_are_float32_over_quantised_weights(tmp_path: Path) -> None:
+    text = (PROFILES / "spin-llama2-7b.yaml").read_text()
+    eight = line(plans("mine", folder=overlay(tmp_path, text))[0], "spin-sft").memory.activations
+    none = text.replace("quantize: 8bit", "quantize: none")
+    half = line(plans("mine", folder=overlay(tmp_path, none))[0], "spin-sft").memory.activations
+    inputs = 32 * 8192 * 4096  # of each layer, which checkpointing keeps
+    assert eight - half > 2 * inputs
+
+
 def test_an_engine_over_another_model_needs_that_model_s_memory(tmp_path: Path) -> None:
     text = (PROFILES / "rise-llama2-7b.yaml").read_text()
     teacher = "teacher: {engine: vllm, model: Qwen/Qwen2.5-1.5B-Instruct, gpu_memory: 0.3}"

@@ -70,7 +70,7 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
     width = work.longest if params.attention == "eager" else 0
     activations = f.training_activations(
         shape, tokens, checkpointing=params.gradient_checkpointing, predicted=predicted_tokens(work, tokens),
-        width=width, bytes_each=f.BYTES[held],  # autocast leaves the residual stream in the embeddings' precision
+        width=width, bytes_each=residual_bytes(params),
     )  # fmt: skip
     other = PROCESS_GPU
     if launcher.kind == "deepspeed":
@@ -120,6 +120,14 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
     return f.full_states(
         shape.parameters, moments=moments, autocast=params.dtype != "float32", buckets=several
     ), "float32"
+
+
+def residual_bytes(params: FinetuneParams | RLParams) -> int:
+    """Bytes of an element of the hidden states. Autocast leaves them in the precision of the embeddings: float32 where
+    all weights are, and in fine-tuning on quantised weights (``peft.prepare_model_for_kbit_training``)."""
+    quantised = params.lora is not None and params.lora.quantize != "none" and isinstance(params, FinetuneParams)
+    half = params.lora is not None or params.launcher.kind == "deepspeed"
+    return f.BYTES[params.dtype] if half and not quantised else 4
 
 
 def frozen_weights(params: FinetuneParams | RLParams, shape: f.Shape) -> float:
