@@ -297,7 +297,7 @@ def _fit_sizes(edit: _Edit, method: str) -> None:
             for key in list(_matches(edit.params, pattern, method, create=absent_means_all)):
                 old = _value(edit.params, key)
                 if old is not None or absent_means_all:
-                    edit.set(key, cap if old is None else min(old, cap), "size")
+                    edit.set(key, cap if old is None or old == "auto" else min(old, cap), "size")
     for path, node in list(_mappings(edit.params[method], (method,))):
         if "launcher" not in node or path[-1] == "rl":
             continue

@@ -150,3 +150,10 @@ def test_curves_go_to_no_service_of_others() -> None:
 def test_the_default_needs_no_gpu() -> None:
     assert gpu_methods(PROFILES["default"]) == []
     assert gpu_methods(PROFILES["spin-zephyr-7b"]) == ["spin"]
+
+
+def test_slots_that_follow_the_models_size_are_capped_as_numbers_are() -> None:
+    params = deepcopy(PROFILES["reflect-rl-24gb"])
+    params["reflect_rl"]["engines"]["policy"] |= {"slots": "auto", "prefill_rows": "auto"}
+    policy = rehearsed(params, ["reflect_rl"], here())[0]["reflect_rl"]["engines"]["policy"]
+    assert (policy["slots"], policy["prefill_rows"]) == (16, 4)
