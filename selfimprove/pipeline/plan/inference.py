@@ -27,7 +27,6 @@ PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
 """Bytes of a process beside its tensors: the CUDA context, library workspaces and fragmentation on a GPU; the libraries
 in the machine's memory, with CUDA and without."""
 
-
 KEPT_BLOCKS = 256 * 2**20
 """Bytes of prompt blocks that the transformers engine may keep at least; else as many as its slots
 (``engines/reading.py``, whose import would load torch)."""
