@@ -123,6 +123,16 @@ def test_the_totals_of_all_gpu_profiles_are_one_table() -> None:
     assert not any("gsm8k-cpu" in row for row in rows)
 
 
+def test_several_methods_have_a_total_and_share_the_disk() -> None:
+    done = command("default", "--disk", "1GB")
+    assert done.returncode == 0
+    assert "All 4 methods: " in done.stdout
+    most = max(plan.kept + plan.while_running for plan in plans("default"))
+    done = command("default", "--disk", f"{most / 1e6 + 1:.0f}MB")  # enough for each, not for all
+    assert done.returncode == 2
+    assert "rise, agent_r, reflect_rl, spin: together they need" in done.stderr
+
+
 def test_make_plan_passes_its_settings_on() -> None:
     shown = subprocess.run(
         ["make", "-n", "plan", "PROFILE=rise-llama2-7b", "METHOD=rise", "GPUS=4x80GB", "GPU=A100", "DISK=2TB",

@@ -11,8 +11,8 @@ from selfimprove import cli
 from selfimprove.errors import UserError
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.plan.hardware import parse_disk, parse_gpu, parse_gpus, parse_price
-from selfimprove.pipeline.plan.plan import Plan, plans
-from selfimprove.pipeline.plan.table import overview, show
+from selfimprove.pipeline.plan.plan import Plan, faults, plans
+from selfimprove.pipeline.plan.table import overview, show, show_total
 from selfimprove.pipeline.profiles import names
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -50,7 +50,9 @@ def main(
     console = Console()
     for plan in found:
         show(plan, console, detail=detail)
-    problems = [problem for plan in found for problem in plan.problems]
+    if len(found) > 1:
+        show_total(found, console)
+    problems = faults(found)
     if problems:
         raise UserError("\n".join(f"no: {problem}" for problem in problems))
     console.print("It fits.", highlight=False)

@@ -84,6 +84,23 @@ class Plan:
         return found
 
 
+def disk_of(found: Sequence[Plan]) -> float:
+    """Bytes on disk that several methods need, run one after the other."""
+    return sum(plan.kept for plan in found) + max(plan.while_running for plan in found)
+
+
+def faults(found: Sequence[Plan]) -> list[str]:
+    """What does not fit, of each method, and the disk for all of them together."""
+    said = [problem for plan in found for problem in plan.problems]
+    disk, needed = found[0].machine.disk, disk_of(found)
+    if not said and disk is not None and needed > disk:
+        said.append(
+            f"{', '.join(plan.method for plan in found)}: together they need {needed / GB:.2f} GB of disk, DISK is "
+            f"{disk / GB:.2f} GB; plan one METHOD at a time, or use a larger disk."
+        )
+    return said
+
+
 def plans(
     profile: str,
     method: str = "all",

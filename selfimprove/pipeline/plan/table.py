@@ -11,7 +11,7 @@ from rich.table import Table
 
 from selfimprove.pipeline.plan.estimate import Estimate
 from selfimprove.pipeline.plan.hardware import GB
-from selfimprove.pipeline.plan.plan import Plan
+from selfimprove.pipeline.plan.plan import Plan, disk_of
 
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": 0, "pad_edge": False, "show_edge": False}
 PARTS = ("weights", "gradients", "optimiser", "activations", "kv", "other")
@@ -39,6 +39,18 @@ def show(plan: Plan, console: Console, *, detail: bool = False) -> None:
     console.print()
     for note in [*_legend(plan), *plan.notes]:
         console.print(f"- {note}", highlight=False, style="dim")
+
+
+def show_total(found: Sequence[Plan], console: Console) -> None:
+    """Print what several methods take, one after the other."""
+    lines = [line for plan in found for line in plan.lines]
+    used = [plan.hours for plan in found if plan.hours is not None]
+    console.print(
+        f"All {len(found)} methods: {size(disk_of(found))} GB of disk, "
+        f"{count(sum(line.read for line in lines))} tokens read, {count(sum(line.written for line in lines))} made"
+        + (f", {hours(sum(used))} hours." if used else "."),
+        highlight=False,
+    )
 
 
 def _lines(plan: Plan) -> Table:
