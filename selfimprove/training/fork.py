@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import torch.distributed
 from selfimprove.errors import UserError
 from selfimprove.training.progress import Progress
 from selfimprove.training.shared_sum import SharedSum
+from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
 
 ORPHANED = 3
 LAST_WORDS_SECONDS = 5.0
@@ -75,7 +77,7 @@ def run_forked(
     started: list[_Process] = []
     sums = SharedSum(processes)
     try:
-        with log_file.open("wb") as log:
+        with sigterm_interrupts(), log_file.open("wb") as log:
             for rank in range(processes):
                 receiver, sender = Pipe(duplex=False)
                 pid = os.fork()
@@ -84,7 +86,10 @@ def run_forked(
                     _become(work, _Place(rank, processes, threads, meeting, sums), sender, alive, log.fileno())
                 sender.close()
                 started.append(_Process(rank, pid, receiver))
-        return cast(T, _follow(started, progress, log_file))
+            return cast(T, _follow(started, progress, log_file))
+    except KeyboardInterrupt:
+        _let_save(started)
+        raise
     finally:
         for process in started:
             os.kill(process.pid, signal.SIGKILL)  # not waited for yet, so it is still the one that we started
@@ -127,6 +132,21 @@ def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: 
     return result
 
 
+def _let_save(processes: Sequence[_Process]) -> None:
+    """Ask the processes to end, and wait until they have saved what they have done; another Ctrl-C ends the wait."""
+    for process in processes:
+        os.kill(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + SAVING_SECONDS
+    at_work = [process.line for process in processes]
+    while at_work and (ready := wait(at_work, timeout=max(0.0, deadline - time.monotonic()))):
+        for line in ready:
+            assert isinstance(line, Connection)
+            try:
+                line.recv()
+            except (EOFError, OSError):
+                at_work.remove(line)
+
+
 def _killed(process: _Process, log_file: Path) -> UserError:
     """The error for a process that ended without a word."""
     status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -143,7 +163,8 @@ def _become(work: Callable[[Progress], Any], place: _Place, line: Connection, al
     """In the forked process: work in a new thread, wait in this one; never returns into the caller's code."""
     try:
         gc.freeze()  # collections need not look through what was imported, which would copy its memory
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, ends us
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller, who gets it too, asks us to end
+        signal.signal(signal.SIGTERM, ask)
         os.dup2(log, 1)
         os.dup2(log, 2)
         # Not the inherited ones: another thread of the caller may have held their lock.

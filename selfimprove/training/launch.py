@@ -28,11 +28,12 @@ from selfimprove.merging import full_weights
 from selfimprove.pipeline.publish import link_copy
 from selfimprove.records import Example
 from selfimprove.training import flash
-from selfimprove.training.checkpoints import drop_damaged
+from selfimprove.training.checkpoints import drop_damaged, newest_whole
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
+from selfimprove.training.stopping import SAVING_SECONDS, sigterm_interrupts
 
 if TYPE_CHECKING:
     from selfimprove.training.job import RunJob
@@ -180,6 +181,9 @@ def launch(
         check_hardware(job.params)
         job.params = flash.settle(job.params)  # rows are packed for the attention that runs
     name_checkpoints(job, scratch, sequences)
+    if (checkpoint := newest_whole(job.checkpoints)) is not None:
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        print(f"finetune: resuming at step {state['global_step']} of {state['max_steps']}", file=sys.stderr, flush=True)
     launcher = job.params.launcher
     if launcher.kind == "single":
         return train(job, sequences, progress)
@@ -210,7 +214,13 @@ def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
         command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
     else:
         command += [f"--nnodes={launcher.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launcher.rendezvous}"]
-    command += [f"--rdzv-id={job_file.parent.name}", "-m", "selfimprove.training.worker", str(job_file)]
+    command += [
+        f"--shutdown-timeout={SAVING_SECONDS}",
+        f"--rdzv-id={job_file.parent.name}",
+        "-m",
+        "selfimprove.training.worker",
+        str(job_file),
+    ]
     return command
 
 
@@ -282,14 +292,14 @@ def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, p
     )
     assert process.stdout is not None
     try:
-        with log_file.open("w", encoding="utf-8") as log:
+        with sigterm_interrupts(), log_file.open("w", encoding="utf-8") as log:
             for line in process.stdout:
                 if not line.startswith(PROGRESS_MARK):
                     log.write(line)
                     log.flush()
                 elif progress is not None:
                     progress(*json.loads(line[len(PROGRESS_MARK) :]))
-        return process.wait()
+            return process.wait()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)

@@ -37,6 +37,7 @@ from selfimprove.training.packing import Plan
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import MODEL_INPUTS
 from selfimprove.training.shared_sum import SharedSum
+from selfimprove.training.stopping import END, SaveClock, signals_ask
 
 FIGURES = "figures.json"
 
@@ -66,6 +67,7 @@ class PlannedTrainer(Trainer):
         self._evaluations: list[dict[str, int | float]] = []
         self._pending: list[torch.Tensor] = []
         self._learnt: torch.Tensor | None = None
+        self._save_clock, self._ending = SaveClock(), False
         # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
         model.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore[operator]
         self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
@@ -175,7 +177,8 @@ class PlannedTrainer(Trainer):
         self._resumed_at = self._tracked = len(self._figures)
         self._clock = started
         if self._resumed_at < len(self._plan.steps):
-            self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            with signals_ask():
+                self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         self.settle()
         self._check_weights()
         return time.monotonic() - started
@@ -190,12 +193,31 @@ class PlannedTrainer(Trainer):
                     "finetune.lr."
                 )
 
+    def wishes(self) -> int:
+        """What any process wants after this step, see ``SaveClock.wish`` (all processes call this together)."""
+        mine = self._save_clock.wish(first=self.is_world_process_zero())
+        if self.args.world_size == 1:
+            return mine
+        total = torch.tensor([float(mine)], device=self.args.device)
+        sums = shared_sum.current()
+        if sums is not None:
+            sums.add_up(total)
+        else:
+            torch.distributed.all_reduce(total)
+        return min(END, int(total))
+
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        self.settle()
-        super()._save_checkpoint(model, trial)
-        self.accelerator.wait_for_everyone()
-        if not self.is_world_process_zero():
-            return
+        with self._save_clock.saving():
+            self.settle()
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                self._seal_checkpoint()
+        if self._ending:
+            self.accelerator.wait_for_everyone()
+            raise KeyboardInterrupt
+
+    def _seal_checkpoint(self) -> None:
         folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
         (folder / FIGURES).write_text(json.dumps(self.history()), encoding="utf-8")
         seal(folder)
@@ -303,7 +325,10 @@ class _Steps(Dataset):
 
 
 class _EveryStep(TrainerCallback):
-    """Asks for a checkpoint every ``save_steps`` (not after the last step: the model itself follows), and reports."""
+    """Asks for a checkpoint every ``save_steps``, or sooner by the clock or if asked to end, and reports.
+
+    Not after the last step: the model itself follows.
+    """
 
     def __init__(self, trainer: PlannedTrainer) -> None:
         self._trainer = trainer
@@ -324,7 +349,10 @@ class _EveryStep(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         params, trainer = self._trainer._job.params, self._trainer
-        control.should_save = state.global_step % params.save_steps == 0 and state.global_step < state.max_steps
+        if state.global_step < state.max_steps:
+            wish = trainer.wishes()
+            control.should_save = wish > 0 or state.global_step % params.save_steps == 0
+            trainer._ending = wish == END
         if state.global_step % params.logging_steps == 0 or state.global_step == state.max_steps:
             trainer.settle()
         trainer.step_ended(state.global_step)

@@ -30,6 +30,7 @@ from selfimprove.training.pairs import EncodedPair, lengths_of, sequences_of
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS, render
 from selfimprove.training.spin_objective import over_sequences, token_log_probs
+from selfimprove.training.stopping import asked
 
 Score = tuple[float, float]
 """Sum of the log-probabilities of the scored tokens, in nats: of the real side, of the generated one."""
@@ -67,6 +68,8 @@ def score(
         check_vocabulary(model, sequences_of(list(missing.values())), opponent_dir)
         done = told = 0
         for batch, rows in _micro_batches(list(missing.values()), job.params):
+            if asked():
+                raise KeyboardInterrupt
             for pair, found in zip(batch, score_pairs(model, batch, rows, job), strict=True):
                 journal.add(pair.key, found)
             done += len(batch)

@@ -16,7 +16,7 @@ from selfimprove.errors import UserError
 from selfimprove.pipeline.publish import write_text
 from selfimprove.training.launch import LAUNCHED, PROGRESS_MARK, load_encoded
 
-ORPHANED = 3
+ORPHANED, INTERRUPTED = 3, 130
 PARENT_SECONDS = 1.0
 """How often a worker looks whether its parent, torchrun's agent, is still there."""
 
@@ -29,6 +29,8 @@ def main(job_file: Path) -> int:
     except UserError as error:
         print(f"error: {error}", flush=True)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     if os.environ.get("RANK") == "0":
         write_text(job_file.with_name("report.json"), report.model_dump_json())
 

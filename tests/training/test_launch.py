@@ -268,8 +268,8 @@ def test_several_nodes_meet_at_the_rendezvous_and_one_stays_local() -> None:
     )
     assert many[1:] == [
         "-m", "torch.distributed.run", "--nproc-per-node=8", "--nnodes=4", "--rdzv-backend=c10d",
-        "--rdzv-endpoint=n0:29400", "--rdzv-id=checkpoints-ab", "-m", "selfimprove.training.worker",
-        "/s/checkpoints-ab/job.json",
+        "--rdzv-endpoint=n0:29400", "--shutdown-timeout=60", "--rdzv-id=checkpoints-ab", "-m",
+        "selfimprove.training.worker", "/s/checkpoints-ab/job.json",
     ]  # fmt: skip
     one = worker_command(Path("/s/c/job.json"), LauncherConfig(kind="torchrun", processes=2))
     assert "--nnodes=1" in one

@@ -15,11 +15,12 @@ import asyncio
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from pydantic import BaseModel
@@ -40,7 +41,7 @@ from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.pipeline.episodes import play_all
 from selfimprove.seeds import SeedKey, key_bits
-from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training.checkpoints import drop_damaged, folders, is_whole, newest_whole, seal
 from selfimprove.training.progress import Progress
 from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_group import Group
@@ -48,6 +49,7 @@ from selfimprove.training.rl_learner import Learner
 from selfimprove.training.rl_objective import Decision, Trajectory
 from selfimprove.training.rl_policy import Policy, weights_hash
 from selfimprove.training.rl_replay import Replay
+from selfimprove.training.stopping import END, SaveClock, signals_ask
 
 STATE, LOG = "state.json", "log.jsonl"
 
@@ -114,6 +116,10 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
     job.checkpoints.mkdir(parents=True, exist_ok=True)
+    drop_damaged(job.checkpoints)
+    if (checkpoint := newest_whole(job.checkpoints)) is not None:
+        done = checkpoint.name.removeprefix("checkpoint-")
+        print(f"rl: resuming at iteration {done} of {job.params.max_steps}", file=sys.stderr, flush=True)
     start, job = job.model_dir, _with_full_weights(job)
     threads = max(1, job.threads // processes)
     if job.params.launcher.kind == "single":
@@ -183,6 +189,7 @@ class _Run:
         self._schedule = phases(job.env, job.tasks, self._params.max_steps, curriculum=self._params.curriculum)
         self._replay = Replay(self._params.replay_buffer)
         self._phase, self._done = 0, 0
+        self._clock = SaveClock()
         self._totals = {"episodes": 0, "decisions": 0, "blocked": 0, "rollout_tokens": 0}
         self._play_seconds = 0.0
 
@@ -214,15 +221,13 @@ class _Run:
         began = time.monotonic()
         frozen = None if self._frozen is None else weights_hash(self._frozen)
         resumed = self._resume()
-        with self._job.log.open("ab") if self._group.first else open(os.devnull, "ab") as log:
+        with signals_ask(), self._job.log.open("ab") if self._group.first else open(os.devnull, "ab") as log:
             while self._done < self._params.max_steps:
                 row = self._iterate(self._done)
                 self._done += 1
                 if self._group.first:
                     log.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
-                if self._done % self._params.save_steps == 0 and self._done < self._params.max_steps:
-                    log.flush()
-                    self._save(log.tell())
+                self._save_if_due(log)
                 if self._progress is not None and self._group.first:
                     self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}", _metrics(row))
         if self._frozen is not None and weights_hash(self._frozen) != frozen:
@@ -309,6 +314,19 @@ class _Run:
         self._totals["blocked"] += sum(one.trajectory is None for one in played)
         self._totals["decisions"] += sum(len(one.trajectory.decisions) for one in played if one.trajectory)
         self._totals["rollout_tokens"] += sum(one.read for one in played)
+
+    def _save_if_due(self, log: IO[bytes]) -> None:
+        """A checkpoint every ``save_steps``, or sooner by the clock or if asked to end (all processes call it)."""
+        if self._done == self._params.max_steps:
+            return
+        wish = max(self._group.gather(self._clock.wish(first=self._group.first)))
+        if wish or self._done % self._params.save_steps == 0:
+            log.flush()
+            with self._clock.saving():
+                self._save(log.tell())
+        if wish == END:
+            self._group.gather(None)  # until the first process has written it all
+            raise KeyboardInterrupt
 
     def _save(self, log_bytes: int) -> None:
         """Write a checkpoint, whole or not at all (all processes call it)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -239,6 +240,35 @@ def test_reflect_rl_50_killed_at_any_moment_a_run_ends_with_the_same_bytes(folde
         whole, killed = files(tmp_path / f"{kind}-whole"), files(tmp_path / f"{kind}-killed")
         assert whole.keys() >= {"model.safetensors", "log.jsonl", "report.json"}
         assert whole == killed
+
+
+@pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])
+def test_reflect_rl_50_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_from(
+    folder: Path, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = params(max_steps=12, save_steps=100, launcher=launcher)
+    unbroken, job = (make_job(folder, tmp_path / name, cfg) for name in ("unbroken", "asked"))
+    learn(unbroken)
+    steps = []
+    for at in (2, 6):
+
+        def sigterm(done: int, *_: Any, at: int = at) -> None:
+            if done == at:
+                signal.raise_signal(signal.SIGTERM)
+
+        with pytest.raises(KeyboardInterrupt):
+            learn(job, sigterm)
+        newest = max(job.checkpoints.glob("checkpoint-*"), key=lambda one: int(one.name.removeprefix("checkpoint-")))
+        steps.append(int(newest.name.removeprefix("checkpoint-")))
+    assert 2 <= steps[0] < 6 <= steps[1] < 12
+    weights = newest / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"~")
+    capsys.readouterr()
+    assert learn(job).resumed_at == steps[0]
+    said = capsys.readouterr().err
+    assert f"{newest.name} was deleted, and training goes on from step {steps[0]}." in said
+    assert f"rl: resuming at iteration {steps[0]} of 12\n" in said
+    assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
 
 
 def test_reflect_rl_42_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:

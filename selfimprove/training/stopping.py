@@ -1,0 +1,90 @@
+"""Checkpoints besides those of every so many steps: by the clock, and when Ctrl-C or SIGTERM asks training to end.
+
+A checkpoint changes no result, so when it is written may depend on time and on a person.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+SAVE_SECONDS = 300.0
+"""At most so long between checkpoints, unless writing one takes long: then ``SAVE_RATIO`` times that."""
+SAVE_RATIO = 20.0
+
+SAVING_SECONDS = 60
+"""How long other processes may take for a checkpoint before they are ended, when training is interrupted."""
+
+SAVE, END = 1, 2
+"""What ``SaveClock.wish`` asks for after a step: a checkpoint; or a checkpoint, and then the end."""
+
+_asked = False
+
+
+def ask(number: int, frame: Any = None) -> None:
+    """Signal handler: end after the step at hand; a second signal of that number ends at once."""
+    global _asked
+    _asked = True
+    signal.signal(number, signal.default_int_handler)
+
+
+def asked() -> bool:
+    """Whether training was asked to end."""
+    return _asked
+
+
+@contextmanager
+def signals_ask() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM ``ask`` meanwhile, where this is the thread that gets signals."""
+    global _asked
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _asked = False
+    with _handled(ask, signal.SIGINT, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt meanwhile, as Ctrl-C does: in a process that waits for those that train."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with _handled(signal.default_int_handler, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, signal.SIG_DFL if old is None else old)
+
+
+class SaveClock:
+    """When the last checkpoint was written, and how long that took."""
+
+    def __init__(self) -> None:
+        self._saved, self._took = time.monotonic(), 0.0
+
+    def wish(self, *, first: bool) -> int:
+        """This process's wish after a step: 0, ``SAVE`` (by the ``first`` process's clock alone), or ``END``."""
+        if _asked:
+            return END
+        return SAVE if first and time.monotonic() - self._saved > max(SAVE_SECONDS, SAVE_RATIO * self._took) else 0
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around the writing of a checkpoint."""
+        began = time.monotonic()
+        yield
+        self._saved = time.monotonic()
+        self._took = self._saved - began

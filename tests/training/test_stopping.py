@@ -1,0 +1,104 @@
+"""Ctrl-C, SIGTERM and the clock: checkpoints that change no result, and a sentence when a run goes on from one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from selfimprove.records import Example
+from selfimprove.training import stopping
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+from selfimprove.training.report import TrainReport
+
+Maker = Callable[..., list[Example]]
+STEPS = 10
+
+
+def run(tiny: Path, examples: list[Example], folder: Path, progress: Any = None, **changes: Any) -> TrainReport:
+    told = {
+        "epochs": 2, "batch_size": 4, "micro_batch_tokens": 300, "row_tokens": 200, "max_length": 300, "lr": 1e-3,
+        "save_steps": 100, "logging_steps": 4, **changes,
+    }  # fmt: skip
+    cfg = FinetuneParams.model_validate(told, strict=False)
+    options: dict[str, Any] = {"scratch": folder / "scratch", "seed": 5, "threads": 1, "progress": progress}
+    return finetune(tiny, examples, folder / "model", cfg, **options)
+
+
+def model(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.glob("scratch/*/checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"kind": "single"},
+        {"kind": "fork", "processes": 2},
+        pytest.param({"kind": "torchrun", "processes": 1}, marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
+    ids=lambda launcher: launcher["kind"],
+)
+def test_asked_to_end_training_saves_first_and_goes_on_from_there_to_the_same_bytes(
+    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = dialogues(20)
+
+    def sigterm(done: int, *_: Any) -> None:
+        if done == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, examples, tmp_path / "asked", sigterm, launcher=launcher)
+    assert not (tmp_path / "asked" / "model").exists()
+    [saved] = checkpoints(tmp_path / "asked")
+    step = int(saved.removeprefix("checkpoint-"))
+    assert 3 <= step < STEPS
+    capsys.readouterr()
+    resumed = run(tiny, examples, tmp_path / "asked", launcher=launcher)
+    assert f"finetune: resuming at step {step} of {STEPS}\n" in capsys.readouterr().err
+    assert resumed.timing.resumed_at == step
+    unbroken = run(tiny, examples, tmp_path / "unbroken", launcher={**launcher, "kind": _quick(launcher["kind"])})
+    assert resumed.loss == unbroken.loss
+    assert model(tmp_path / "asked") == model(tmp_path / "unbroken")
+
+
+def _quick(kind: str) -> str:
+    return "single" if kind == "torchrun" else kind  # of one process: the same bytes
+
+
+def test_checkpoints_by_the_clock_change_no_byte(
+    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = dialogues(20)
+    plain = run(tiny, examples, tmp_path / "plain")
+    assert checkpoints(tmp_path / "plain") == []
+    monkeypatch.setattr(stopping, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(stopping, "SAVE_RATIO", 0.0)
+    saving = run(tiny, examples, tmp_path / "saving")
+    assert checkpoints(tmp_path / "saving") == ["checkpoint-8", "checkpoint-9"]
+    assert saving.loss == plain.loss
+    assert model(tmp_path / "saving") == model(tmp_path / "plain")
+
+
+def test_the_clock_asks_after_minutes_and_seldom_where_checkpoints_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = stopping.SaveClock()
+
+    def wish(seconds: float, *, first: bool = True) -> int:
+        now[0] = seconds
+        return clock.wish(first=first)
+
+    assert (wish(299), wish(301), wish(301, first=False)) == (0, stopping.SAVE, 0)
+    with clock.saving():
+        now[0] = 401.0  # it took 100 s
+    assert (wish(401 + 1999), wish(401 + 2001)) == (0, stopping.SAVE)
