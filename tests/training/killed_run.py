@@ -74,7 +74,7 @@ def _run_or_die(run: dict[str, Any], steps: Path) -> None:
         os.kill(stage, signal.SIGKILL)
         time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
 
-    def progress(done: int, total: int, note: str) -> None:
+    def progress(done: int, *_: Any) -> None:
         if not done:
             return  # the opponent is at work
         with steps.open("a") as file:

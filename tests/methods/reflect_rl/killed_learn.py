@@ -48,7 +48,7 @@ def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
         os.kill(caller, signal.SIGKILL)
         time.sleep(ORPHAN_SECONDS)  # one of its forks: it must end by itself
 
-    def progress(done: int, total: int, note: str) -> None:
+    def progress(done: int, *_: Any) -> None:
         with steps.open("a") as file:
             file.write(f"{done}\n")
         if done == run.get("kill_at_step"):
