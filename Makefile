@@ -39,7 +39,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check
-.PHONY: help setup repro test lint use plan rehearse exp compare report serve play bench docs dag clean-scratch lock
+.PHONY: help setup repro test lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -113,6 +113,9 @@ serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients tha
 
 play: $(READY) ## ENV=textcraft POLICY=person: play an episode (ENV=taxi, kitchen, …; POLICY=expert, random or model:FOLDER; ARGS for more)
 	@python -m selfimprove.play --env $(ENV) --policy $(POLICY) $(ARGS)
+
+push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and what would be pushed; CONFIRM=yes pushes (PUBLIC=yes)
+	@python -m selfimprove.push "$(MODEL)" --to "$(TO)" $(if $(filter yes,$(CONFIRM)),--confirm) $(if $(filter yes,$(PUBLIC)),--public)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
