@@ -87,9 +87,8 @@ exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc e
 	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
 	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
 
-compare: $(READY) ## experiments side by side, then what changed in metrics and params
-	@dvc exp show --no-pager --only-changed --drop '.*(std|se|n)$$' || true
-	@dvc params diff; dvc metrics diff
+compare: $(READY) ## the last commit and its experiments side by side: headline metrics with errors, changed params
+	@python -m selfimprove.report.compare
 
 report: $(READY) ## print the results tables and draw the plots (report/)
 	@python -m selfimprove.report.table

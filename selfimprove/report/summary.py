@@ -88,6 +88,21 @@ def summarise(
     }
 
 
+def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What DVC shows of a method: its headline metric for the last row, and the paired difference to a control.
+
+    The control is ``more_sft`` where there is one, else the table's first row. Errors are standard errors.
+    """
+    metric, rows = summary.get("headline", summary["columns"][0]), summary["order"]
+    mine = summary["rows"][summary["last"]]["metrics"][metric]
+    against = "more_sft" if "more_sft" in rows else rows[0]
+    shown = {metric: mine["mean"], f"{metric} error": mine["se"]}
+    if against in summary["last_minus"]:
+        gain = summary["last_minus"][against][metric]
+        shown |= {f"minus {against}": gain["mean"], f"minus {against} error": gain["se"]}
+    return {method: shown}
+
+
 def iteration_curve(
     params: Iterated, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
 ) -> dict[str, Any]:

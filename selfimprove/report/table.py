@@ -35,7 +35,7 @@ def main() -> None:
     if not summaries:
         print("no results yet; run `make repro`.", file=sys.stderr)
         sys.exit(2)
-    console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 118)
+    console = in_console()
     tables = [table for method, summary in summaries.items() for table in (
         results_table(method, summary), difference_table(method, summary),
     )]  # fmt: skip
@@ -84,6 +84,11 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     return table
 
 
+def in_console() -> Console:
+    """The terminal, or 118 columns where there is none."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 118)
+
+
 def fitted(table: Table, console: Console) -> list[Table]:
     """The table as it is where the console is wide enough, else its columns in several tables below each other.
 
@@ -114,7 +119,7 @@ def _width(table: Table, console: Console) -> int:
 
 
 def overview(summaries: dict[str, Any]) -> Table:
-    """All methods in one table: each row by its method's headline metric, the last row minus this one, and what it cost."""
+    """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
     table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.title_justify = "left"
     for column in ("method", "metric", "row"):

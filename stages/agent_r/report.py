@@ -6,6 +6,7 @@ from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
+from selfimprove.report.summary import headline_metrics
 
 
 @stage("agent_r-report", "agent_r", AgentRParams)
@@ -15,6 +16,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
 
     write_json(stage.output("results/summary/agent_r.json"), summary)
+    write_json(stage.output("results/headline/agent_r.json"), headline_metrics("agent_r", summary))
     write_csv(stage.output("results/summary/agent_r-iterations.csv"), summary["curve"]["points"])
 
 

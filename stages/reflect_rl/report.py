@@ -7,6 +7,7 @@ from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
+from selfimprove.report.summary import headline_metrics
 
 
 @stage("reflect_rl-report", "reflect_rl", ReflectRLParams)
@@ -17,6 +18,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     summary = summarise_reflect_rl(stage.params, results)
 
     write_json(stage.output("results/summary/reflect_rl.json"), summary)
+    write_json(stage.output("results/headline/reflect_rl.json"), headline_metrics("reflect_rl", summary))
     write_csv(stage.output("results/summary/reflect_rl-curves.csv"), curve_rows(curves(stage.params, results)))
 
 

@@ -6,6 +6,7 @@ from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
+from selfimprove.report.summary import headline_metrics
 
 
 @stage("rise-report", "rise", RiseParams)
@@ -15,6 +16,7 @@ def main(stage: Stage[RiseParams]) -> None:
     summary = summarise_rise(stage.params, stage.input("results/rise"))
 
     write_json(stage.output("results/summary/rise.json"), summary)
+    write_json(stage.output("results/headline/rise.json"), headline_metrics("rise", summary))
     write_csv(stage.output("results/summary/rise-turns.csv"), turn_rows(summary))
 
 

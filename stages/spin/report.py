@@ -6,6 +6,7 @@ from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.rows import place
 from selfimprove.pipeline.stage import Stage, stage
 from selfimprove.pipeline.tables import write_csv
+from selfimprove.report.summary import headline_metrics
 
 
 @stage("spin-report", "spin", SpinParams)
@@ -15,6 +16,7 @@ def main(stage: Stage[SpinParams]) -> None:
     summary = summarise_spin(stage.params, stage.input("results/spin"))
 
     write_json(stage.output("results/summary/spin.json"), summary)
+    write_json(stage.output("results/headline/spin.json"), headline_metrics("spin", summary))
     write_csv(stage.output("results/summary/spin-iterations.csv"), summary["curve"]["points"])
 
 
