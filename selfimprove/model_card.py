@@ -71,8 +71,8 @@ def card(row: Row, repository: str, results: Path) -> str:
     parts = [
         f"---\n{data.to_yaml()}\n---",
         f"# {escaped(repository.rpartition('/')[2])}",
-        f"The row {escaped(row.name)} of {name} ({idea}; [arXiv {paper}](https://arxiv.org/abs/{paper})), trained with the "
-        "repository *selfimprove*.",
+        f"The row {escaped(row.name)} of {name} ({idea}; [arXiv {paper}](https://arxiv.org/abs/{paper})), trained with "
+        "the repository *selfimprove*.",
         f"- **Base:** {row.base_text}\n- **Commit of the code:** {_commit()}",
         "## How to load it\n\n" + fenced(_loading(row, repository), "python"),
         "## Results\n\n" + _results(results),

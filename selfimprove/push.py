@@ -53,7 +53,7 @@ def prepare(model: Path, repository: str) -> Path:
         raise UserError(f"push: {model} holds no model (config.json); run the stage that makes it.")
     values = read_yaml(PARAMS)
     base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
-    public = (base.model, base.revision) if base.model and base.revision and not Path(base.model).is_dir() else None
+    public = _public(base)
     adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
     row = Row(
         method=method, name=model.name, base=public, base_text=_text(base, public), from_scratch=base.model is None,
@@ -74,6 +74,14 @@ def prepare(model: Path, repository: str) -> Path:
     return folder
 
 
+def _public(base: BaseParams) -> tuple[str, str] | None:
+    """Name and revision of the hub model that the method started from; None if it is no hub model."""
+    if base.model is None or base.revision is None or Path(base.model).is_dir():
+        return None
+    owner_and_name = base.model if "/" in base.model else f"library/{base.model}"  # such as gpt2
+    return (base.model, base.revision) if NAME.fullmatch(owner_and_name) else None
+
+
 def _is_plain(base: BaseParams) -> bool:
     """Whether the model of the hub that ``base`` names is no adapter itself (as the download in the cache has it)."""
     from huggingface_hub import try_to_load_from_cache
@@ -92,8 +100,7 @@ def _is_adapter_of_base(model: Path, method: str) -> bool:
 def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
     if public is not None:
         name, revision = public
-        linked = f"[{name}](https://huggingface.co/{name})" if NAME.fullmatch(name) else escaped(name)
-        return f"{linked} at revision {escaped(revision)}"
+        return f"[{name}](https://huggingface.co/{name}) at revision {escaped(revision)}"
     if base.model is not None:
         return "a model from a folder"
     arch = base.arch
