@@ -107,6 +107,15 @@ def test_a_teacher_s_tokens_are_counted() -> None:
     assert (requests, written) == (12_000, 12_000 * 512)  # one a problem and iteration, of the teacher's own max_tokens
 
 
+def test_checkpoints_are_those_that_stay_and_the_one_being_written() -> None:
+    (plan,) = plans("rise-llama2-7b")
+    # ZeRO-3: masters and two moments in float32, 16-bit weights in shards and whole
+    assert line(plan, "rise-finetune@iter1").while_running == (2 + 1) * (12 + 2 + 2) * 6_738_415_616
+    (plan,) = plans("spin-llama2-7b")
+    adapters = 32 * 8 * 4 * 4096
+    assert line(plan, "spin-sft").while_running == (2 + 1) * 12 * adapters
+
+
 def test_hidden_states_are_float32_over_quantised_weights(tmp_path: Path) -> None:
     text = (PROFILES / "spin-llama2-7b.yaml").read_text()
     eight = line(plans("mine", folder=overlay(tmp_path, text))[0], "spin-sft").memory.activations

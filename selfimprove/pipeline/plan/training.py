@@ -210,8 +210,8 @@ def checkpoint_bytes(work: Training, shape: f.Shape) -> float:
         each = shape.parameters * (4 + moments)
         if launcher.kind == "deepspeed":
             each += shape.parameters * (2 if launcher.zero_stage == 2 else 4)
-    count = max(0, (work.steps - 1) // params.save_steps)
-    return float(min(params.save_total_limit + 1, count) * each)
+    # Besides every save_steps, one is written by the clock and when a run is stopped (``training/stopping.py``).
+    return float(min(params.save_total_limit + 1, max(0, work.steps - 1)) * each)
 
 
 def training_seconds(work: Training, shape: f.Shape, machine: Hardware) -> float:
