@@ -4,7 +4,6 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from selfimprove.engines.base import Engine
-from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
@@ -29,7 +28,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
     if agent is None:
         reflector = reflect_rl.reflector_of(name)
-        models = {"policy": stage.input(f"models/reflect_rl/{row}")}
+        models = {cfg.engine: stage.input(f"models/reflect_rl/{row}")}
         models |= {"reflector": stage.input(f"models/reflect_rl/{reflector}")} if reflector else {}
     else:
         models = {agent.engine: folder} if agent.engine else {}
@@ -37,8 +36,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
     env = make_enumerated(reflect_rl.env, folder)
     if agent is None:
-        check_environment(models["policy"], env)
-        check_labels(models["policy"], env, getattr(reflect_rl.engines["policy"], "chat_template", None))
+        check_environment(models[cfg.engine], env)
+        check_labels(models[cfg.engine], env, None)
     asked = games(env, load_panel(folder, cfg.panel, env.name)[: cfg.limit], cfg, agent.eval_reps if agent else None)
     seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
 
@@ -62,8 +61,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                     player = make_agent(agent, engines[agent.engine] if agent.engine else None)
                     return await play_agent(task, env, player, game.key(seed), level, episode=rep)
                 return await play(
-                    task, env, engines.get("reflector"), engines["policy"], cfg, game.key(seed), level, episode=rep,
-                    markers=markers, scored=isinstance(reflect_rl.engines["policy"], TransformersEngineConfig),
+                    task, env, engines.get("reflector"), engines[cfg.engine], cfg, game.key(seed), level, episode=rep,
+                    markers=markers,
                 )  # fmt: skip
 
             episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)

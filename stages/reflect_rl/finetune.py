@@ -5,7 +5,6 @@ import shutil
 
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.envs.enumerated import make_enumerated
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, check_reflector, mark_environment
@@ -20,8 +19,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
     check_reflector(reflect_rl, name)
     policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]
-    if not isinstance(policy, TransformersEngineConfig) or not isinstance(reflector, TransformersEngineConfig):
-        raise UserError("reflect_rl.engines: policy and reflector play over the trainer's weights; use transformers.")
+    assert isinstance(policy, TransformersEngineConfig)  # the params refuse others
     tasks = stage.input("data/reflect_rl/tasks")
     model = stage.input(f"models/reflect_rl/{run.init}")
     advisor = stage.input(f"models/reflect_rl/{run.advisor}") if run.advisor else None

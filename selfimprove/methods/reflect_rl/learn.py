@@ -26,10 +26,8 @@ import torch
 from pydantic import BaseModel
 
 from selfimprove.adapters import complete
-from selfimprove.engines.base import Engine
 from selfimprove.engines.batching import batch_sizes, stored_parameters
-from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.engines.config import EngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.envs.enumerated import EnumeratedEnv
 from selfimprove.errors import UserError
@@ -37,6 +35,12 @@ from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers
+from selfimprove.methods.reflect_rl.reflector import (
+    Reflector,
+    check_reflector_engine,
+    make_reflector,
+    shared_out,
+)
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.pipeline.episodes import play_all
@@ -47,7 +51,7 @@ from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_group import Group
 from selfimprove.training.rl_learner import Learner
 from selfimprove.training.rl_objective import Decision, Trajectory
-from selfimprove.training.rl_policy import Policy, weights_hash
+from selfimprove.training.rl_policy import Policy
 from selfimprove.training.rl_replay import Replay
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
@@ -58,8 +62,9 @@ STATE, LOG = "state.json", "log.jsonl"
 class RLJob:
     """All that a run needs. ``checkpoints``: a folder of its own, named by everything that decides the result.
 
-    ``policy_engine``, ``reflector_engine``: how each model decodes; slots are shared out to the processes. ``threads``
-    are all processes' together.
+    ``policy_engine``, ``reflector_engine``: how each model decodes. The policy's engine decodes over the weights that
+    are trained; the reflection model's may be any, and vLLM's in one process only. Slots are shared out to the
+    processes. ``threads`` are all processes' together.
     """
 
     model_dir: Path
@@ -70,7 +75,7 @@ class RLJob:
     tasks: Sequence[int]
     params: RLParams
     policy_engine: TransformersEngineConfig
-    reflector_engine: TransformersEngineConfig
+    reflector_engine: EngineConfig
     seed: int
     threads: int
     markers: Markers = MARKERS["spaced"]
@@ -112,7 +117,9 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
             iterations, a cost or a loss that is no number.
     """
     processes = job.params.launcher.processes
-    if any(engine.slots != "auto" and engine.slots < processes for engine in (job.policy_engine, job.reflector_engine)):
+    check_reflector_engine(job.reflector_engine, processes)
+    own = [cfg for cfg in (job.policy_engine, job.reflector_engine) if isinstance(cfg, TransformersEngineConfig)]
+    if any(cfg.slots != "auto" and cfg.slots < processes for cfg in own):
         raise UserError(f"reflect_rl.engines: fewer slots than the {processes} processes of rl.launcher; raise slots.")
     phases(job.env, job.tasks, job.params.max_steps, curriculum=job.params.curriculum)  # refuses before anything loads
     job.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -140,12 +147,11 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
 
 def _with_full_weights(job: RLJob) -> RLJob:
     """The job over models whose adapters are merged; in the process that forks the others, so that it happens once."""
-    policy, reflector = job.model_dir, job.reflector_dir
-    return replace(
-        job,
-        model_dir=full_weights(policy, trust_remote_code=job.params.trust_remote_code),
-        reflector_dir=reflector and full_weights(reflector, trust_remote_code=job.reflector_engine.trust_remote_code),
-    )
+    policy, reflector, cfg = job.model_dir, job.reflector_dir, job.reflector_engine
+    if reflector is not None and isinstance(cfg, TransformersEngineConfig | VllmEngineConfig):
+        reflector = full_weights(reflector, trust_remote_code=cfg.trust_remote_code)
+    policy = full_weights(policy, trust_remote_code=job.params.trust_remote_code)
+    return replace(job, model_dir=policy, reflector_dir=reflector)
 
 
 def _metrics(row: dict[str, Any]) -> dict[str, float]:
@@ -185,7 +191,7 @@ class _Run:
         self._engine = TransformersEngine(
             self._share(job.policy_engine, job.model_dir), job.model_dir, threads=threads, model=self._policy.model
         )
-        self._reflector, self._frozen = self._make_reflector(threads)
+        self._reflector = self._make_reflector(threads)
         self._schedule = phases(job.env, job.tasks, self._params.max_steps, curriculum=self._params.curriculum)
         self._replay = Replay(self._params.replay_buffer)
         self._phase, self._done = 0, 0
@@ -204,33 +210,38 @@ class _Run:
         slots = max(1, slots // self._group.world)
         return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": min(prefill_rows, slots)})
 
-    def _make_reflector(self, threads: int) -> tuple[Engine | None, torch.nn.Module | None]:
-        """The frozen model's engine, and the model, whose weights must not change."""
+    def _make_reflector(self, threads: int) -> Reflector | None:
+        """The frozen model, whose weights must not change; this process's share of its engine."""
         folder, cfg = self._job.reflector_dir, self._job.reflector_engine
         if folder is None:
-            return None, None
-        from selfimprove.engines.models import load_causal_lm
-
-        model = load_causal_lm(folder, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
-        model.requires_grad_(False)
-        engine = TransformersEngine(self._share(cfg, folder), folder, threads=threads, model=model)
-        return RememberingEngine(engine), model
+            return None
+        if isinstance(cfg, TransformersEngineConfig):
+            return make_reflector(folder, self._share(cfg, folder), threads)
+        return make_reflector(folder, shared_out(cfg, self._group.world), threads)
 
     def go(self) -> RLReport:
         """All iterations from the newest whole checkpoint on; the model, and the report."""
+        with asyncio.Runner() as runner:  # one event loop for all iterations: engines keep connections and tasks in it
+            try:
+                return self._go(runner)
+            finally:
+                if self._reflector is not None:
+                    runner.run(self._reflector.engine.close())
+
+    def _go(self, runner: asyncio.Runner) -> RLReport:
         began = time.monotonic()
-        frozen = None if self._frozen is None else weights_hash(self._frozen)
+        frozen = None if self._reflector is None else self._reflector.weights()
         resumed = self._resume()
         with signals_ask(), self._job.log.open("ab") if self._group.first else open(os.devnull, "ab") as log:
             while self._done < self._params.max_steps:
-                row = self._iterate(self._done)
+                row = self._iterate(self._done, runner)
                 self._done += 1
                 if self._group.first:
                     log.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n")
                 self._save_if_due(log)
                 if self._progress is not None and self._group.first:
                     self._progress(self._done, self._params.max_steps, f"success {row['succ']:.2f}", _metrics(row))
-        if self._frozen is not None and weights_hash(self._frozen) != frozen:
+        if self._reflector is not None and self._reflector.weights() != frozen:
             raise RuntimeError("the frozen reflection model has changed during reinforcement learning")
         self._learner.check_weights()
         if self._group.first:
@@ -247,14 +258,14 @@ class _Run:
             resumed_at=resumed,
         )
 
-    def _iterate(self, iteration: int) -> dict[str, Any]:
+    def _iterate(self, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
         """Play, learn, learn from the replay; a row of the log."""
         params, phase = self._params, phase_at(self._schedule, iteration)
         if phase != self._phase:
             self._phase = phase
             self._replay.clear()
         began = time.monotonic()
-        played = self._play(iteration, self._schedule[phase])
+        played = runner.run(self._play(iteration, self._schedule[phase]))
         self._play_seconds += time.monotonic() - began
         episodes = [one.trajectory for one in played if one.trajectory is not None]
         self._replay.add(episodes)
@@ -280,21 +291,22 @@ class _Run:
             "log": [{"batch": index, "detail": one.detail} for index, one in enumerate(played) if one.detail],
         }
 
-    def _play(self, iteration: int, phase: Phase) -> list[_Played]:
+    async def _play(self, iteration: int, phase: Phase) -> list[_Played]:
         """The iteration's episodes, each process a share; all of them, in order."""
         job, params = self._job, self._params
         first = (iteration - phase.start) * params.episodes
         batch = key_bits(job.seed, "rl", iteration)
         places = range(self._group.rank, params.episodes, self._group.world)
+        reflector = None if self._reflector is None else self._reflector.engine
 
         async def one(place: int) -> RLEpisode:
             return await play(
-                drawn(phase, first + place, job.seed), job.env, self._reflector, self._engine, params,
+                drawn(phase, first + place, job.seed), job.env, reflector, self._engine, params,
                 SeedKey(batch, str(place)), phase.level, episode=iteration * params.episodes + place,
                 markers=job.markers,
             )  # fmt: skip
 
-        mine = asyncio.run(play_all(places, one, concurrency=len(places)))
+        mine = await play_all(places, one, concurrency=len(places))
         told = [
             self._summary(episode, place < params.log_episodes) for place, episode in zip(places, mine, strict=True)
         ]

@@ -120,6 +120,7 @@ class EvaluateParams(ActingParams):
     limit: int | None = Field(default=None, ge=1)
     eval_reps: int = Field(default=10, ge=1, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")
+    engine: str = Field(default="policy", description="the engine that plays the policy; training's is always policy")
     sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
     reflector: str | None = Field(default=None, description="with which reflection model that row plays; null: without")
     concurrency: int = Field(default=512, ge=1)
@@ -201,9 +202,15 @@ class ReflectRLParams(Section):
         for key in ("policy", "reflector"):
             if key not in self.engines:
                 raise ValueError(f"engines: {key!r} is missing; add it")
-            if isinstance(self.engines[key], ScriptedEngineConfig | OpenAiEngineConfig):
-                raise ValueError(f"engines.{key}: has to hold the weights that are evaluated; use transformers or vllm")
-        check_own_model("policy", self.engines["policy"], "reflect_rl")
+            check_own_model(key, self.engines[key], "reflect_rl")
+        if not isinstance(self.engines["policy"], TransformersEngineConfig):
+            raise ValueError(
+                "engines.policy: decodes over the very weights that reinforcement learning changes; use transformers "
+                "(evaluate.engine may name a vllm engine for the evaluations)"
+            )
+        if isinstance(self.engines["reflector"], ScriptedEngineConfig):
+            raise ValueError("engines.reflector: a scripted engine is no model; use transformers, vllm or openai")
+        self._evaluates()
         check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
         if self.tasks.teacher is not None:
@@ -217,6 +224,19 @@ class ReflectRLParams(Section):
                 if isinstance(self.engines[agent.engine], ScriptedEngineConfig):
                     raise ValueError(f"agents.{key}.engine: a scripted engine is no chat model; use kind expert")
         return self
+
+    def _evaluates(self) -> None:
+        """The policy's engine in evaluations."""
+        name, cfg = self.evaluate.engine, self.evaluate
+        check_known("evaluate.engine", "engine", name, self.engines)
+        check_own_model(name, self.engines[name], "reflect_rl")
+        if isinstance(self.engines[name], ScriptedEngineConfig | OpenAiEngineConfig):
+            raise ValueError("evaluate.engine: has to hold the weights that are evaluated; use transformers or vllm")
+        if isinstance(self.engines[name], VllmEngineConfig) and not (cfg.shrink_head or cfg.mask_invalid):
+            raise ValueError(
+                "evaluate.engine: vllm chooses among labels only; set evaluate.shrink_head or evaluate.mask_invalid, "
+                "or use transformers"
+            )
 
     def _is_taught(self, place: str, name: str) -> None:
         engine = self.engines[name]

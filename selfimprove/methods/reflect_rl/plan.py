@@ -97,15 +97,15 @@ def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
 
 
 def _acting(
-    reflect_rl: ReflectRLParams, cfg: ActingParams, steps: int, at_once: int, *, advised: bool
+    reflect_rl: ReflectRLParams, cfg: ActingParams, steps: int, at_once: int, *, advised: bool, policy: str = "policy"
 ) -> tuple[Calls, ...]:
     """At each step the reflection model writes and the policy chooses one token."""
     calls = []
     if advised:
         full = room(reflect_rl.engines["reflector"], cfg.max_new_tokens)
         calls.append(ask(reflect_rl.engines, "reflector", steps, full, cfg.max_new_tokens, at_once=at_once))
-    full = room(reflect_rl.engines["policy"], 1)
-    return (*calls, ask(reflect_rl.engines, "policy", steps, full, 1, at_once=at_once))
+    full = room(reflect_rl.engines[policy], 1)
+    return (*calls, ask(reflect_rl.engines, policy, steps, full, 1, at_once=at_once))
 
 
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
@@ -133,7 +133,7 @@ def _games(reflect_rl: ReflectRLParams, panels: dict[str, int], reps: int) -> in
 def _evaluation(reflect_rl: ReflectRLParams, panels: dict[str, int], *, advised: bool) -> tuple[Calls, ...]:
     cfg = reflect_rl.evaluate
     steps = _games(reflect_rl, panels, cfg.eval_reps) * reflect_rl.env.horizon
-    return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised)
+    return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised, policy=cfg.engine)
 
 
 def _agents(reflect_rl: ReflectRLParams, panels: dict[str, int]) -> tuple[Calls, ...]:

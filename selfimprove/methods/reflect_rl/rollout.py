@@ -40,7 +40,6 @@ async def play(
     *,
     episode: int = 0,
     markers: Markers = MARKERS["spaced"],
-    scored: bool = True,
 ) -> RLEpisode:
     """Play a task to its end, on a copy of ``env``.
 
@@ -48,7 +47,6 @@ async def play(
         key: names the episode's noise; episodes of one batch share ``key.run``, and with it the coins of
             ``cfg.reflect_prob``.
         episode: which of the task's draws (of labels and left-out files) to play.
-        scored: ask for each choice's log-probability and entropy, which learning needs and remote engines don't tell.
 
     Raises:
         UserError: the environment gave a cost that is no number.
@@ -65,7 +63,7 @@ async def play(
             prompt = policy_prompt(env.instruction, state, reflection, markers)
             request = Request(
                 prompt, here, temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k, max_tokens=1,
-                allowed=_allowed(env, state, cfg), choice=scored, cut_left=True,
+                allowed=_allowed(env, state, cfg), choice=True, cut_left=True,
             )  # fmt: skip
             (answer,) = await policy.generate(request)
             command = env.commands().get(answer.text)

@@ -121,5 +121,5 @@ def test_reflect_rl_51_agents_name_their_episodes_as_models_do():
 
     cfg = EvaluateParams(max_new_tokens=5)
     policy = ScriptedEngine(lambda request, sample: "1")
-    one = asyncio.run(play(61, ENV, None, policy, cfg, KEY, "full", episode=3, scored=False))
+    one = asyncio.run(play(61, ENV, None, policy, cfg, KEY, "full", episode=3))
     assert one.id == episode_id("taxi", 61, "full", 3) == played("expert", episode=3).id

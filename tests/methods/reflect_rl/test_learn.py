@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.models import load_causal_lm
+from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.envs.enumerated import label_ids
 from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import RLJob, _Run, curve, learn
+from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.training.rl_config import RLParams
 from selfimprove.training.rl_policy import example, order, weights_hash
+from tests.engines.http_endpoint import answer, endpoint
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
 from tests.tiny import make_tiny_model
 
@@ -68,9 +74,10 @@ def test_reflect_rl_36_the_rollouts_log_probabilities_are_the_trainers(
 ) -> None:
     run = _Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
     for iteration in range(3):  # before any update, and after some
-        row = run._iterate(iteration)
-        assert math.isfinite(row["loss"][0])
-        played = run._play(iteration + 10, run._schedule[0])
+        with asyncio.Runner() as runner:
+            row = run._iterate(iteration, runner)
+            assert math.isfinite(row["loss"][0])
+            played = runner.run(run._play(iteration + 10, run._schedule[0]))
         some = [step for one in played if one.trajectory for step in one.trajectory.decisions]
         micro = (tuple(range(len(some))),)
         with torch.no_grad():
@@ -134,15 +141,49 @@ def test_reflect_rl_40_the_frozen_reflector_is_hashed_and_a_changed_one_is_found
     assert learn(make_job(folder, tmp_path / "b", params(max_steps=1))).reflector_hash is None
     iterate = _Run._iterate
 
-    def meddle(self: _Run, iteration: int) -> dict[str, Any]:
-        assert self._frozen is not None
+    def meddle(self: _Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
+        assert self._reflector is not None
+        engine = self._reflector.engine
+        assert isinstance(engine, RememberingEngine)
+        assert isinstance(engine._inner, TransformersEngine)
         with torch.no_grad():
-            next(self._frozen.parameters()).add_(1e-3)
-        return iterate(self, iteration)
+            engine._inner._decoder._weight.add_(1e-3)
+        return iterate(self, iteration, runner)
 
     monkeypatch.setattr(_Run, "_iterate", meddle)
     with pytest.raises(RuntimeError, match="frozen reflection model has changed"):
         learn(make_job(folder, tmp_path / "c", params(max_steps=1), reflector=True))
+
+
+@pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}])
+def test_reflect_rl_40_52_an_endpoint_may_reflect_in_every_iteration_and_process(
+    folder: Path, tmp_path: Path, launcher: dict[str, Any]
+) -> None:
+    with endpoint(then=lambda seen: answer(f"So many: {len(seen.body['messages'][-1]['content'])}")) as server:
+        cfg = OpenAiEngineConfig(engine="openai", base_url=server.url, model="m", api_key_env=None, concurrency=3)
+        job = make_job(folder, tmp_path, params(max_steps=3, launcher=launcher), reflector=True, reflector_engine=cfg)
+        report = learn(job)
+    assert (report.iterations, report.blocked, report.reflector_hash) == (3, 0, None)
+    prompts = [step["prompt"] for row in log(job) for one in row["log"] for step in one["detail"]]
+    assert prompts
+    assert all(f"So many: {len(prompt.split('So many')[0])}" in prompt for prompt in prompts)
+
+
+def test_reflect_rl_40_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) -> None:
+    many = params(launcher={"kind": "fork", "processes": 2})
+    job = make_job(folder, tmp_path, many, reflector=True, reflector_engine=VllmEngineConfig(engine="vllm"))
+    with pytest.raises(UserError, match=r"each of the 2 processes .* a vLLM of its own; set rl.launcher to"):
+        learn(job)
+    assert not job.checkpoints.exists()
+
+
+def test_reflect_rl_40_a_folder_is_named_by_its_files(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    assert files_hash(copy) == files_hash(folder)
+    with (copy / "model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    assert files_hash(copy) != files_hash(folder)
 
 
 def test_reflect_rl_47_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
@@ -150,7 +191,8 @@ def test_reflect_rl_47_a_new_level_clears_the_replay_and_plays_its_own_tasks(fol
     run = _Run(job, 1, None)
     assert [phase.start for phase in run._schedule] == [0, 4]
     for iteration in range(8):
-        run._iterate(iteration)
+        with asyncio.Runner() as runner:
+            run._iterate(iteration, runner)
         tasks = {int(one.id.split("-")[1]) for one in run._replay.kept}
         assert tasks <= ({0, 1} if iteration < 4 else {3, 4})
     assert log_levels(job) == []  # nothing is written before ``go``

@@ -10,7 +10,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import main_row, reflect_rl_rows
 from selfimprove.pipeline.params import SECTIONS, load_section
 
-ENGINE = {"engine": "transformers"}
+ENGINE, VLLM = {"engine": "transformers"}, {"engine": "vllm"}
 
 
 def params(**changes: object) -> dict[str, object]:
@@ -70,6 +70,13 @@ def test_reflect_rl_49_a_run_inherits_its_start_from_its_parent():
     assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
 
 
+def test_reflect_rl_40_51_the_reflector_and_the_evaluations_may_have_engines_of_their_own():
+    remote = {"engine": "openai", "base_url": "http://x", "model": "m"}
+    for reflector in (ENGINE, VLLM, remote):
+        engines = {"policy": ENGINE, "reflector": reflector, "teacher": {"engine": "scripted"}, "fast": VLLM}
+        assert load(engines=engines, evaluate={"engine": "fast", "reflector": "reflector"}).evaluate.engine == "fast"
+
+
 def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new():
     for env in (
         {"name": "taxi", "mode": "pickup", "max_files": 300},
@@ -103,7 +110,28 @@ RUN = {"init": "policy", "reflector": "reflector"}
         ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),
         (
             {"engines": {"policy": {"engine": "scripted"}, "reflector": ENGINE, "teacher": ENGINE}},
-            "engines.policy: has to hold the weights",
+            "engines.policy: decodes over the very weights that reinforcement learning changes; use transformers",
+        ),
+        (
+            {"engines": {"policy": VLLM, "reflector": ENGINE, "teacher": ENGINE}},
+            "engines.policy: decodes over the very weights",
+        ),
+        (
+            {"engines": {"policy": ENGINE, "reflector": {"engine": "scripted"}, "teacher": ENGINE}},
+            "engines.reflector: a scripted engine is no model; use transformers, vllm or openai",
+        ),
+        (
+            {"engines": {"policy": ENGINE, "reflector": {**VLLM, "model": "/m"}, "teacher": ENGINE}},
+            "engines.reflector.model: every row would be evaluated with this one model",
+        ),
+        ({"evaluate": {"engine": "fast"}}, "evaluate.engine: there is no engine 'fast'"),
+        ({"evaluate": {"engine": "teacher"}}, "evaluate.engine: has to hold the weights that are evaluated"),
+        (
+            {
+                "engines": {"policy": ENGINE, "reflector": ENGINE, "teacher": {"engine": "scripted"}, "fast": VLLM},
+                "evaluate": {"engine": "fast", "shrink_head": False},
+            },
+            "evaluate.engine: vllm chooses among labels only; set evaluate.shrink_head or evaluate.mask_invalid",
         ),
         ({"generate": {"teacher": "nobody"}}, "there is no engine 'nobody'; there are policy, reflector, teacher"),
         ({"agents": {"x": {"kind": "react"}}}, "kind 'react' needs an engine"),

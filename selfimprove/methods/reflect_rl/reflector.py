@@ -1,0 +1,83 @@
+"""The frozen reflection model of a run of reinforcement learning, over any engine, and what names its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from selfimprove.engines.base import Engine
+from selfimprove.engines.config import (
+    EngineConfig,
+    OpenAiEngineConfig,
+    TransformersEngineConfig,
+    VllmEngineConfig,
+)
+from selfimprove.engines.factory import make_engine
+from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.errors import UserError
+
+_CHUNK = 1 << 24
+
+
+class Reflector(NamedTuple):
+    """An engine that answers an equal greedy question once; and a hash of the weights that it reads.
+
+    ``weights`` is taken before and after a run: of our own engine's model the tensors, of vLLM's the folder's files;
+    of an endpoint's model nothing is known (None).
+    """
+
+    engine: Engine
+    weights: Callable[[], str | None]
+
+
+def make_reflector(folder: Path, cfg: EngineConfig, threads: int) -> Reflector:
+    """The engine of ``cfg`` over the model in ``folder``, loaded once and without gradients.
+
+    Raises:
+        UserError: as ``make_engine``.
+    """
+    if not isinstance(cfg, TransformersEngineConfig):
+        engine = make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
+        known = isinstance(cfg, VllmEngineConfig)
+        return Reflector(RememberingEngine(engine), lambda: files_hash(folder) if known else None)
+    from selfimprove.engines.models import load_causal_lm
+    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.training.rl_policy import weights_hash
+
+    model = load_causal_lm(folder, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
+    model.requires_grad_(False)
+    own = TransformersEngine(cfg, folder, threads=threads, model=model)
+    return Reflector(RememberingEngine(own), lambda: weights_hash(model))
+
+
+def check_reflector_engine(cfg: EngineConfig, processes: int) -> None:
+    """What several processes of reinforcement learning cannot share.
+
+    Raises:
+        UserError: vLLM, of which each process would load its own.
+    """
+    if isinstance(cfg, VllmEngineConfig) and processes > 1:
+        raise UserError(
+            f"reflect_rl.engines.reflector: each of the {processes} processes of rl.launcher would load a vLLM of its "
+            "own; set rl.launcher to {kind: single, processes: 1}, or the engine to transformers."
+        )
+
+
+def shared_out(cfg: EngineConfig, processes: int) -> EngineConfig:
+    """An endpoint's calls at once, divided among the processes; other engines as they are."""
+    if not isinstance(cfg, OpenAiEngineConfig):
+        return cfg
+    return cfg.model_copy(update={"concurrency": max(1, cfg.concurrency // processes)})
+
+
+def files_hash(folder: Path) -> str:
+    """Of a folder's files, their names and contents."""
+    digest = blake2b(digest_size=16)
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as handle:
+            while block := handle.read(_CHUNK):
+                digest.update(block)
+    return digest.hexdigest()
