@@ -316,7 +316,7 @@ def _lockstep(batch: int, lengths: Lengths, keep: bool) -> int:
     model, forward, total = _held["model"], _held["forward"], sum(lengths)
     weight = model.get_input_embeddings().weight
     with torch.inference_mode():
-        rows, columns = Rows(cache_shape(model), batch, total, weight), torch.arange(total)
+        rows, columns = Rows(cache_shape(model), batch, total, weight.device), torch.arange(total)
         start = 0
         for read, written in ((prompt - 1, first), (more if keep else prompt + first + more - 1, second)):
             start = start if keep else 0

@@ -114,8 +114,8 @@ class Decoder:
         shape = cache_shape(model)
         whole = -(-context // prefill_block) * prefill_block
         with torch.inference_mode():
-            self.slots = Rows(shape, slots, context, self._weight)
-            self.reading = Rows(shape, prefill_rows, whole, self._weight)
+            self.slots = Rows(shape, slots, context, self._weight.device)
+            self.reading = Rows(shape, prefill_rows, whole, self._weight.device)
             self._columns = torch.arange(whole, device=self._weight.device)
             self._logits = torch.zeros(max(slots, prefill_rows), len(self._weight), device=self._weight.device)
         self._forward: Forward = Llama.of(model, context) or Module(model)

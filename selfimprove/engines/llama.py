@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from selfimprove.engines.slots import Rows
+from selfimprove.engines.slots import CacheShape, Rows
 
 LAYER = {
     f"{name}.weight"
@@ -161,8 +161,8 @@ class Llama:
     def _agrees(self, model: Any) -> bool:
         """Whether a few tokens get the library's logits."""
         ids = torch.arange(8)[:, None] * 7 % len(self._embedding)
-        like, shape = self._embedding, (len(self._layers), self._kv_heads, self.width)
-        rows, positions = Rows(shape, 1, len(ids), like), torch.arange(len(ids))
+        shape = CacheShape(len(self._layers), self._kv_heads, self.width, self._embedding.dtype)
+        rows, positions = Rows(shape, 1, len(ids), self._embedding.device), torch.arange(len(ids))
         drawn = []
         for place in positions:
             at = place[None, None]

@@ -11,12 +11,21 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from selfimprove.errors import UserError
+
+
+class CacheShape(NamedTuple):
+    """``dtype``: of keys and values, which may differ from the weights' (quantised, or with float32 embeddings)."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
 
 
 class _Layer(CacheLayerMixin):
@@ -61,10 +70,10 @@ class Rows:
         cache: what a model takes as ``past_key_values``.
     """
 
-    def __init__(self, shape: tuple[int, int, int], rows: int, context: int, like: torch.Tensor) -> None:
-        layers, heads, dim = shape
-        self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=like.dtype, device=like.device)
-        self._starts = (torch.arange(rows * heads, device=like.device) * context).view(rows, heads, 1)
+    def __init__(self, shape: CacheShape, rows: int, context: int, device: torch.device) -> None:
+        layers, heads, dim, dtype = shape
+        self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=dtype, device=device)
+        self._starts = (torch.arange(rows * heads, device=device) * context).view(rows, heads, 1)
         self.places = self._starts.flatten()
         self.count, self.width = rows, context
         self.cache = Cache(layers=[_Layer(self, index) for index in range(layers)])
@@ -99,13 +108,13 @@ class Rows:
         return self.kv[:, row, :, start:end].clone()
 
 
-def cache_shape(model: Any) -> tuple[int, int, int]:
-    """(layers, kv heads, head dim) that a model writes to its cache, found by running one token through it.
+def cache_shape(model: Any) -> CacheShape:
+    """What a model writes to its cache, found by running one token through it.
 
     Raises:
         UserError: the layers differ in shape, or keys from values; such models need another engine.
     """
-    shapes: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int, torch.dtype]] = []
 
     class Probe(_Layer):
         def __init__(self) -> None:
@@ -115,7 +124,7 @@ def cache_shape(model: Any) -> tuple[int, int, int]:
         def update(
             self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            shapes.extend((states.shape[1], states.shape[3]) for states in (key_states, value_states))
+            shapes.extend((states.shape[1], states.shape[3], states.dtype) for states in (key_states, value_states))
             return key_states, value_states
 
     layers = model.config.get_text_config().num_hidden_layers
@@ -135,8 +144,8 @@ def cache_shape(model: Any) -> tuple[int, int, int]:
             f"engine transformers: {type(model).__name__} does not keep equal keys and values in every layer; "
             "name another engine (vllm) for this model."
         )
-    heads, dim = shapes[0]
-    return layers, heads, dim
+    heads, dim, dtype = shapes[0]
+    return CacheShape(layers, heads, dim, dtype)
 
 
 class PrefixCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import math
 import warnings
 from pathlib import Path
@@ -218,6 +219,8 @@ def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
     from transformers.utils.quantization_config import BitsAndBytesConfig
 
     if lora.quantize == "8bit":
+        # It warns of its float16 inputs at every product of every pass: hundreds of lines a step, of nothing to fix.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
         load_in_4bit=True,

@@ -61,6 +61,8 @@ class Policy:
         self._outer, _ = load_model(model_dir, params, seed)
         if params.lora is None or params.lora.quantize == "none":  # quantised weights are on their device already
             self._outer.to(params.device)
+        else:
+            in_training_dtype(self._outer, getattr(torch, params.dtype))
         self.model: Any = self._outer.get_base_model() if params.lora is not None else self._outer
         self._labels = None if labels is None else list(labels)
         head = self.model.get_output_embeddings()
@@ -154,6 +156,17 @@ class Policy:
 def order(micro: MicroBatch) -> list[int]:
     """Indices of a micro-batch's decisions as ``Policy.evaluate`` returns them."""
     return [index for row in micro for index in row]
+
+
+def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Bring a quantised model's other frozen weights (embeddings, norms, biases) to the training dtype.
+
+    peft's preparation makes them float32; what is computed from them, keys and values included, would be so too, and an
+    engine over the model would need twice the memory. Adapters stay as they are.
+    """
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float32 and not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def without_dropout(model: torch.nn.Module) -> None:

@@ -11,7 +11,7 @@ from selfimprove.pipeline.plan.plan import Plan
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
 
-# The profile as it was: two models' KV caches, one in float32 since the trainer's 8-bit policy has float32 embeddings.
+# The profile as it was: two models' KV caches, of 64 slots each.
 SIXTY_FOUR_SLOTS = """
 base: {reflect_rl: {model: openai-community/gpt2-xl, revision: 15ea56dee5df4983c59b2538573817e1667135e2}}
 reflect_rl:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_every_profile_fits_the_machine_that_it_is_for(profile: str) -> None:
 
 def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(tmp_path: Path) -> None:
     folder = overlay(tmp_path, SIXTY_FOUR_SLOTS)
-    for gpus in ("1x40GB", "1x80GB"):
+    for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, with the blocks that are kept
         (plan,) = plans("mine", gpus=parse_gpus(gpus), folder=folder)
         found = [problem for problem in plan.problems if "reflect_rl-finetune@reflect_rl" in problem]
         assert len(found) == 1
@@ -41,11 +40,11 @@ def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(t
         assert "reflect_rl.engines.policy.slots" in found[0]
 
 
-def test_the_cache_over_a_quantised_policy_is_float32_and_the_reflector_s_its_own_precision(tmp_path: Path) -> None:
+def test_the_cache_over_a_quantised_policy_and_the_reflector_s_are_in_their_own_precision(tmp_path: Path) -> None:
     (plan,) = plans("mine", folder=overlay(tmp_path, SIXTY_FOUR_SLOTS))
     token = 2 * 48 * 1600  # keys and values of a token
     rows = 64 + 64 + 16  # slots, as much again for kept blocks, and reading rows
-    assert line(plan, "reflect_rl-finetune@reflect_rl").memory.kv == rows * 1024 * token * (4 + 2)
+    assert line(plan, "reflect_rl-finetune@reflect_rl").memory.kv == rows * 1024 * token * (2 + 2)
 
 
 def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_path: Path) -> None:
@@ -137,7 +136,8 @@ def test_a_disk_that_is_too_small_is_named_with_the_stage_that_takes_most() -> N
 
 
 def test_two_vllm_engines_of_a_stage_share_the_gpus_memory(tmp_path: Path) -> None:
-    text = re.sub(r"policy: &small.*\n.*\n", "policy: &small {engine: vllm, context: 1024}\n", SIXTY_FOUR_SLOTS)
+    engines = "reflector: &fast {engine: vllm, context: 1024}\n    fast: *fast\n  evaluate: {engine: fast}"
+    text = SIXTY_FOUR_SLOTS.replace("reflector: *small", engines)
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
     assert any("gpu_memory of the engines that share GPU 0 adds up to 1.8" in problem for problem in plan.problems)
     (plan,) = plans("mine", folder=overlay(tmp_path, text.replace("1024}", "1024, gpu_memory: 0.45}")))

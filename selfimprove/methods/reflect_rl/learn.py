@@ -207,8 +207,10 @@ class _Run:
 
     def _share(self, cfg: TransformersEngineConfig, folder: Path) -> TransformersEngineConfig:
         slots, prefill_rows = batch_sizes(cfg, stored_parameters(folder))
-        slots = max(1, slots // self._group.world)
-        return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": min(prefill_rows, slots)})
+        if self._group.world > 1:
+            slots = max(1, slots // self._group.world)
+            prefill_rows = min(prefill_rows, slots)
+        return cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": prefill_rows})
 
     def _make_reflector(self, threads: int) -> Reflector | None:
         """The frozen model, whose weights must not change; this process's share of its engine."""

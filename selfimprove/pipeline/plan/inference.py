@@ -57,8 +57,8 @@ def loaded_engine(
     machine: Hardware,
     held_dtype: str | None = None,
 ) -> Loaded:
-    """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose embeddings
-    have this precision, and the KV cache that of the embeddings (``engines/slots.py``)."""
+    """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose keys and
+    values have this precision (``engines/slots.py``)."""
     problems = _context_problems(place, cfg, shape)
     if isinstance(cfg, TransformersEngineConfig):
         return _transformers(place, cfg, shape, problems, held_dtype)

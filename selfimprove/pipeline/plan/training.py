@@ -106,8 +106,7 @@ def model_states(params: FinetuneParams | RLParams, shape: f.Shape) -> tuple[f.S
     moments = f.RMSPROP if isinstance(params, PairParams) and params.optimizer == "rmsprop" else f.ADAM
     if params.lora is not None:
         adapters = f.adapter_parameters(shape, params.lora.rank, params.lora.targets)
-        held = params.dtype if params.lora.quantize == "none" else "float32"
-        return f.adapter_states(frozen_weights(params, shape), adapters, moments=moments), held
+        return f.adapter_states(frozen_weights(params, shape), adapters, moments=moments), params.dtype
     if launcher.kind == "deepspeed" and params.dtype != "float32":
         processes = launcher.processes * launcher.nodes
         largest = max(shape.embedding, shape.layer_matrices)
