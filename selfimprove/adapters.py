@@ -132,8 +132,8 @@ def read_base(folder: Path) -> tuple[Path, AdapterBase]:
     base = next((one for one in above if one.is_dir()), None)
     if base is None:
         raise UserError(
-            f"{folder} is an adapter of {record.base}, which is not here; `dvc pull --with-deps {folder}` or "
-            "`dvc repro` brings it."
+            f"{folder} is an adapter of {record.base}, which is not here; `dvc pull {record.base}` or `dvc repro` "
+            "brings it."
         )
     if weights_key(base) != record.weights:
         raise UserError(
