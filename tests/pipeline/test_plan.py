@@ -21,7 +21,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "visible_gpus", lambda: None)
 
 
-@pytest.mark.parametrize("profile", sorted({*names(PROFILES)} - {"reflect-rl-gpt2-xl"}))
+@pytest.mark.parametrize("profile", names(PROFILES))
 def test_every_profile_fits_the_machine_that_it_is_for(profile: str) -> None:
     for plan in plans(profile):
         assert not plan.problems
