@@ -1,29 +1,39 @@
 """``make use PROFILE=name``: params.yaml becomes the default profile with one overlay from ``profiles/`` laid over it.
 
-Mappings merge key by key, everything else is replaced, and a null removes an entry of the default. Comments stay.
+Mappings merge key by key, everything else is replaced, and a null removes an entry of the default. A mapping of another
+kind (another ``engine``, another ``launcher.kind``) replaces the default's whole. Lines that the overlay does not
+change stay as they are, with their comments.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from difflib import get_close_matches
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
+from selfimprove.pipeline import layout
 from selfimprove.pipeline.publish import write_text
 
 FOLDER = Path("profiles")
 DEFAULT = "default"
+PARAMS = Path("params.yaml")
+PROFILE_MARK = "Profile "
+"""What the line begins with that says which profile a params.yaml is."""
 
 
 def compose(name: str, folder: Path = FOLDER) -> str:
-    """The text of params.yaml under a profile.
+    """The text of params.yaml under a profile: the default's own lines wherever the profile changes nothing.
+
+    A value that the profile changes is written anew, without the comment that stood beside the default's value. The
+    comment that opens the profile stands at the head of the file.
 
     Raises:
         UserError: there is no such profile (names the nearest).
@@ -32,14 +42,20 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     if name == DEFAULT:
         return text
     yaml = YAML()
-    yaml.width = 120
     yaml.preserve_quotes = True
     params = yaml.load(text)
-    # Plain objects, so that an anchor of the overlay becomes a copy and not an alias: every stage has its own knobs.
-    merge(params, YAML(typ="safe", pure=True).load(_file(name, folder)))
-    out = StringIO()
-    yaml.dump(params, out)
-    return "".join(line.rstrip() + "\n" for line in out.getvalue().splitlines())
+    lines = text.splitlines()
+    written = layout.rewritten(lines, params, composed(name, folder))
+    head = next((place for place, line in enumerate(written) if not line.startswith("#")), 0)
+    opening = [f"# {PROFILE_MARK}{name}.", *_opening_comment(_file(name, folder))]
+    return "".join(f"{line}\n" for line in [*written[:head], *opening, *written[head:]])
+
+
+def own_edits(text: str, folder: Path = FOLDER) -> bool:
+    """Whether a params.yaml holds anything that its profile, which it names, does not."""
+    found = re.search(rf"^# {PROFILE_MARK}([\w.-]+)\.$", text, re.MULTILINE)
+    name = found[1] if found else DEFAULT
+    return name not in names(folder) or text != compose(name, folder)
 
 
 def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
@@ -62,8 +78,6 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
             del under[key]
         elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
             merge(under[key], value)
-            if not under[key]:
-                _empty(under, key)
         else:
             under[key] = deepcopy(value)
 
@@ -74,15 +88,13 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 
 def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    # Two engines of different kinds share no keys worth keeping.
-    return "engine" in value and value["engine"] != old.get("engine")
+    # Two engines, or two launchers, of different kinds share no keys worth keeping.
+    return any(kind in value and value[kind] != old.get(kind) for kind in ("engine", "kind"))
 
 
-def _empty(under: Any, key: str) -> None:
-    # Without the comment after the key, which would be written between it and the braces: no YAML.
-    under[key] = {}
-    if hasattr(under, "ca"):
-        under.ca.items.pop(key, None)
+def _opening_comment(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return lines[: next((place for place, line in enumerate(lines) if not line.startswith("#")), len(lines))]
 
 
 def _file(name: str, folder: Path) -> Path:
@@ -95,14 +107,26 @@ def _file(name: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write params.yaml."""
+    """Write params.yaml, unless it holds edits that nothing else keeps."""
+    name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
     try:
-        text = compose(sys.argv[1] if len(sys.argv) > 1 else DEFAULT)
+        text = compose(name)
+        if PARAMS.is_file() and own_edits(PARAMS.read_text(encoding="utf-8")) and not _committed(PARAMS):
+            raise UserError(
+                f"{PARAMS} holds edits of your own, which `make use` would overwrite; commit them, or run "
+                f"`git checkout {PARAMS}` to drop them, then run it again."
+            )
     except UserError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    write_text(Path("params.yaml"), text)
-    print(f"params.yaml is now profile {sys.argv[1]}; `git diff params.yaml` shows what changed.")
+    write_text(PARAMS, text)
+    print(f"{PARAMS} is now profile {name}; `git diff {PARAMS}` shows what changed.")
+
+
+def _committed(path: Path) -> bool:
+    """Whether the file is as the last commit has it."""
+    shown = subprocess.run(["git", "show", f"HEAD:./{path}"], capture_output=True, check=False)
+    return shown.returncode == 0 and shown.stdout == path.read_bytes()
 
 
 if __name__ == "__main__":

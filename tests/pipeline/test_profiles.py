@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline.profiles import compose, merge, names
+from selfimprove.pipeline.profiles import composed as merged
 
 ROOT = Path(__file__).resolve().parents[2]
 UNDER = """\
@@ -44,8 +46,9 @@ def test_mappings_merge_key_by_key_and_the_rest_is_replaced(folder: Path) -> Non
     assert params["run"] == {"seed": 1, "threads": 8}
     assert (params["rise"]["list"], params["rise"]["new"]) == ([3], {"a": 1})
     assert params["rise"]["engines"] == YAML(typ="safe", pure=True).load(UNDER)["rise"]["engines"]
-    for comment in ("# All of it.", "# for every stage", "# the expert"):
-        assert comment in text
+    kept = [line for line in UNDER.splitlines() if "list" not in line and not line.startswith("run")]
+    assert [line for line in text.splitlines() if line in kept] == kept  # their comments included
+    assert "# for every stage" not in text  # it stood beside another value
 
 
 def test_null_removes_an_entry_and_is_a_value_elsewhere(folder: Path) -> None:
@@ -60,6 +63,56 @@ def test_entries_may_be_removed_until_none_is_left(folder: Path) -> None:
     assert params["rise"]["controls"] == {}
     assert params["rise"]["list"] == [1, 2]
     assert "# the expert" in text
+    assert "# to compare with" not in text
+
+
+def test_a_launcher_of_another_kind_inherits_nothing(folder: Path) -> None:
+    (folder / "default.yaml").write_text("sft:\n  launcher: {kind: fork, processes: 2}\n")
+    assert composed(folder, "sft: {launcher: {kind: single}}")[1] == {"sft": {"launcher": {"kind": "single"}}}
+    assert composed(folder, "sft: {launcher: {processes: 3}}")[1]["sft"]["launcher"] == {"kind": "fork", "processes": 3}
+
+
+def test_a_profile_says_its_name_and_opens_with_its_own_comment(folder: Path) -> None:
+    text, _ = composed(folder, "# Mine: for a try.\n# It takes a minute.\nrun: {seed: 2}\n")
+    assert text.startswith("# All of it.\n# Profile mine.\n# Mine: for a try.\n# It takes a minute.\nrun:")
+
+
+@pytest.mark.parametrize("name", names(ROOT / "profiles"))
+def test_every_profile_is_written_as_it_is_merged_and_keeps_the_lines_that_it_does_not_change(name: str) -> None:
+    default, text = (compose(one, ROOT / "profiles").splitlines() for one in ("default", name))
+    assert YAML(typ="safe", pure=True).load("\n".join(text)) == merged(name, ROOT / "profiles")
+    if name != "default":
+        kept = sum(line in set(text) for line in default)
+        assert kept > len(default) / 3
+        assert max(map(len, text)) <= max(map(len, default))
+
+
+def test_null_is_written_as_null(folder: Path) -> None:
+    assert "seed: null" in composed(folder, "run: {seed: null}\n")[0]
+
+
+def test_make_use_keeps_edits_that_no_commit_has(folder: Path) -> None:
+    (folder / "profiles").mkdir()
+    (folder / "default.yaml").rename(folder / "profiles/default.yaml")
+    (folder / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+
+    def use(name: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "selfimprove.pipeline.profiles", name]
+        environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    assert use("mine").returncode == 0  # there was no params.yaml
+    assert use("default").returncode == 0  # a profile's own text is no edit
+    params = folder / "params.yaml"
+    params.write_text(params.read_text().replace("seed: 1", "seed: 9"))
+    refused = use("mine")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert "holds edits of your own, which `make use` would overwrite; commit them" in refused.stderr
+    assert "seed: 9" in params.read_text()
+    for words in (["init", "--quiet"], ["add", "params.yaml"], ["commit", "--quiet", "-m", "mine"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    assert use("mine").returncode == 0
 
 
 def test_an_engine_of_another_kind_replaces_the_old_one_whole(folder: Path) -> None:
@@ -97,17 +150,22 @@ def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
 def test_make_use_writes_params_yaml_whole_or_not_at_all(folder: Path) -> None:
     (folder / "profiles").mkdir()
     (folder / "default.yaml").rename(folder / "profiles/default.yaml")
-    (folder / "params.yaml").write_text("mine\n")
+    (folder / "params.yaml").write_text(UNDER)
 
     def use(name: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "selfimprove.pipeline.profiles", name]
         return subprocess.run(
-            command, cwd=folder, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+            command,
+            cwd=folder,
+            env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     missing = use("nosuch")
     assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
-    assert (folder / "params.yaml").read_text() == "mine\n"
+    assert (folder / "params.yaml").read_text() == UNDER
     done = use("default")
     assert done.returncode == 0, done.stderr
     assert YAML(typ="safe", pure=True).load(folder / "params.yaml") == YAML(typ="safe", pure=True).load(UNDER)

@@ -1,0 +1,78 @@
+"""Changes a YAML file's values and keeps the lines of all others, comments included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+WIDTH = 120
+
+
+def rewritten(lines: list[str], node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
+    """The lines of a file with ``value`` in place of what it holds.
+
+    Args:
+        lines: the file's; node: what ruamel reads of them, with places; value: what they are to say, as plain objects.
+    """
+    return _block(lines, 0, len(lines), node, value)
+
+
+def _block(lines: list[str], start: int, end: int, node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
+    """Lines [start, end), which hold the block mapping ``node`` and nothing else, as ``value`` wants them."""
+    places = [(node.lc.key(key)[0], key) for key in node]
+    column = node.lc.key(next(iter(node)))[1]
+    out = lines[start : places[0][0]]
+    for (first, key), (after, _) in zip(places, [*places[1:], (end, None)], strict=True):
+        body = _without_tail(lines, first, after)
+        inner = node[key]
+        if key not in value:
+            pass
+        elif _plain(inner) == _plain(value[key]):
+            out += lines[first:body]
+        elif _is_block(inner, first) and isinstance(value[key], Mapping) and value[key]:
+            out += [lines[first], *_block(lines, first + 1, body, inner, value[key])]
+        else:
+            out += _dumped(key, value[key], column)
+        if after == end:
+            out += [line for new in value if new not in node for line in _dumped(new, value[new], column)]
+        out += lines[body:after]
+    return out
+
+
+def _without_tail(lines: list[str], first: int, after: int) -> int:
+    """Where an entry's own lines end: blank lines and comments after them belong to what follows."""
+    while after > first + 1 and (not lines[after - 1].strip() or lines[after - 1].lstrip().startswith("#")):
+        after -= 1
+    return after
+
+
+def _is_block(node: Any, line: int) -> bool:
+    """Whether a value is a mapping whose entries stand on lines of their own below its key's."""
+    if not isinstance(node, CommentedMap) or not node or node.fa.flow_style():
+        return False
+    return bool(node.lc.key(next(iter(node)))[0] > line)
+
+
+def _dumped(key: str, value: Any, column: int) -> list[str]:
+    yaml = YAML()
+    yaml.default_flow_style = None  # mappings of plain values on one line
+    yaml.width = WIDTH - column
+    yaml.representer.ignore_aliases = lambda *_: True
+    yaml.representer.add_representer(type(None), lambda it, _: it.represent_scalar("tag:yaml.org,2002:null", "null"))
+    entry = CommentedMap({key: _plain(value)})
+    entry.fa.set_block_style()
+    out = StringIO()
+    yaml.dump(entry, out)
+    return [f"{' ' * column}{line}".rstrip() for line in out.getvalue().splitlines()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value
