@@ -5,6 +5,7 @@ import shutil
 
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, check_reflector, mark_environment
@@ -30,7 +31,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
     env = make_enumerated(reflect_rl.env, tasks, training=True)
     check_environment(model, env)
-    from selfimprove.methods.reflect_rl.learn import RLJob, curve, learn
+    from selfimprove.methods.reflect_rl.learn import RLJob, learn
 
     out = stage.output(f"models/reflect_rl/{name}")
     job = RLJob(
@@ -47,7 +48,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         stage.output(f"results/reflect_rl/{name}/train.json"),
         {**figures, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
     )
-    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(curve(job)))
+    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(told_curve(job.log)))
     shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))
 
 

@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -160,18 +160,6 @@ def _metrics(row: dict[str, Any]) -> dict[str, float]:
     values = {"success": row["succ"], "cost": row["cost"], "entropy": row["entropy"]}
     values |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"], "decisions": row["steps"]}
     return {name: float(value) for name, value in values.items() if value is not None}
-
-
-def curve(job: RLJob) -> Iterator[dict[str, Any]]:
-    """The log as rows of a table, read line by line; an empty cell: there was nothing to measure."""
-    with job.log.open(encoding="utf-8") as file:
-        for line in file:
-            row = json.loads(line)
-            fresh, replayed = row["loss"]
-            cells = {"step": row["iter"], "level": row["level"], "success": row["succ"], "cost": row["cost"]}
-            cells |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"]}
-            cells |= {"entropy": row["entropy"], "steps": row["steps"]}
-            yield {name: "" if cell is None else cell for name, cell in cells.items()}
 
 
 class _Run:

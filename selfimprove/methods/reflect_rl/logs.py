@@ -11,7 +11,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +95,18 @@ def read_curve(path: Path) -> list[Point]:
                 raise UserError(f"{path}, line {number}: no step; mend or delete the line.")
             points.append(Point(cells[0], *cells[1:]))
     return points
+
+
+def told_curve(log: Path) -> Iterator[dict[str, Any]]:
+    """A run's log.jsonl as rows of a table, read line by line; an empty cell: there was nothing to measure."""
+    with log.open(encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            fresh, replayed = row["loss"]
+            cells = {"step": row["iter"], "level": row["level"], "success": row["succ"], "cost": row["cost"]}
+            cells |= {"loss": fresh, "replay_loss": replayed, "critic_loss": row["critic_loss"]}
+            cells |= {"entropy": row["entropy"], "steps": row["steps"]}
+            yield {name: "" if cell is None else cell for name, cell in cells.items()}
 
 
 def curve_rows(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, Any]]:

@@ -23,7 +23,8 @@ from selfimprove.envs.enumerated import label_ids
 from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import phases
-from selfimprove.methods.reflect_rl.learn import RLJob, _Run, curve, learn
+from selfimprove.methods.reflect_rl.learn import RLJob, _Run, learn
+from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.training.rl_config import RLParams
@@ -118,7 +119,7 @@ def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
     assert report.episodes == 36
     assert report.decisions == sum(row["steps"] for row in rows)
     assert report.real_tokens == report.update_tokens + report.rollout_tokens // 3
-    assert [row["step"] for row in curve(job)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in told_curve(job.log)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -> None:
