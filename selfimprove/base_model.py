@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -96,8 +97,11 @@ def resolve_model(params: BaseParams) -> Path:
     return Path(path)
 
 
-def take_weights(source: Path, folder: Path) -> None:
-    """Give a model's configuration and safetensors a second name (hard link, else copy) in ``folder``.
+def take_weights(source: Path, folder: Path, *, own: bool) -> None:
+    """Put a model's configuration and safetensors into ``folder``.
+
+    What the hub's cache holds gets a second name (hard link, else copy). A folder of the user's ``own`` is copied: DVC
+    shares the file with its cache and makes it read-only, which must not happen to a file that is not ours.
 
     Raises:
         UserError: the source holds no safetensors weights.
@@ -108,4 +112,5 @@ def take_weights(source: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in [*files, source / "config.json", source / "generation_config.json"]:
         if file.exists():
-            link_copy(file.resolve(), folder / file.name)
+            copy = shutil.copyfile if own else link_copy
+            copy(file.resolve(), folder / file.name)

@@ -1,6 +1,7 @@
 """base@<method>: the model that a method starts from, with its tokenizer: both from scratch, or a named model's own."""
 
 from itertools import islice
+from pathlib import Path
 
 from selfimprove.base_adapter import with_full_weights
 from selfimprove.base_model import BaseSection, resolve_model, take_weights
@@ -28,7 +29,7 @@ def main(stage: Stage[BaseSection]) -> None:
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
         model = with_full_weights(resolve_model(cfg), cfg, stage.scratch / "merged")
-        take_weights(model, folder)
+        take_weights(model, folder, own=model == Path(cfg.model))
         copy_tokenizer(model, folder, cfg.chat_template)
 
 

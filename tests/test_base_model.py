@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.base_model import take_weights
+
 COMMIT = "0" * 39 + "1"
 CONFIG = b'{"model_type": "llama"}'
 PROGRAM = (
@@ -95,3 +97,15 @@ def test_a_repository_that_may_be_read_is_fetched(tmp_path: Path) -> None:
     with hub(None, None) as url:
         folder = Path(resolved(url, tmp_path))
     assert (folder / "config.json").read_bytes() == CONFIG
+
+
+def test_a_folder_of_the_user_s_is_copied_and_what_the_hub_s_cache_holds_is_linked(tmp_path: Path) -> None:
+    """DVC makes the files that it shares read-only: the user's own must not be among them."""
+    source = tmp_path / "mine"
+    source.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (source / name).write_text(name)
+    for own, links in ((True, 1), (False, 2)):
+        take_weights(source, tmp_path / str(own), own=own)
+        assert (tmp_path / str(own) / "model.safetensors").read_text() == "model.safetensors"
+        assert (source / "model.safetensors").stat().st_nlink == links
