@@ -72,7 +72,7 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as `make repro` does first
     if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
         return 2
-    with serving(folder, port, folder / "teacher.log"):
+    with serving(folder, port, folder / "teacher.log", _python(environment)):
         code = repro(folder, [f"{m}-report" for m in methods], environment)
     if code:
         return 1

@@ -80,13 +80,16 @@ def make_app(folder: Path) -> Starlette:
 
 
 @contextmanager
-def serving(folder: Path, port: int, log: Path) -> Iterator[None]:
+def serving(folder: Path, port: int, log: Path, python: str = sys.executable) -> Iterator[None]:
     """The server as a process of its own, answering when the block begins and gone when it ends.
+
+    Args:
+        python: the stages' own interpreter: AutoExplore's repositories are the packages that it has.
 
     Raises:
         UserError: it did not start; repeats the end of its log.
     """
-    command = [sys.executable, "-m", "selfimprove.rehearsal.teacher", str(folder), str(port)]
+    command = [python, "-m", "selfimprove.rehearsal.teacher", str(folder), str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
     assert process.stdin is not None
