@@ -185,10 +185,14 @@ class _Edit:
             node[last] = deepcopy(value)
 
     def remove(self, key: str, kind: Kind) -> None:
-        """Remove a key that may be absent."""
+        """Remove an entry."""
         node, last = self._node(key)
-        if last in node:
-            self.made.append(Replacement(key, node.pop(last), None, kind))
+        self.made.append(Replacement(key, node.pop(last), None, kind))
+
+    def clear(self, key: str, kind: Kind) -> None:
+        """Set a key to null, if it is there: dvc.yaml may name it."""
+        if self.get(key) is not None:
+            self.set(key, None, kind)
 
     def get(self, key: str) -> Any:
         """The value of a key; None if it or what it lies in is absent."""
@@ -227,7 +231,7 @@ def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
     if folder is not None:
         edit.set(f"base.{method}.model", folder, "model")
         for key in ("revision", "adapter_of"):
-            edit.remove(f"base.{method}.{key}", "model")
+            edit.clear(f"base.{method}.{key}", "model")
 
 
 def _replace_services(edit: _Edit, method: str, here: Here) -> None:
@@ -235,7 +239,7 @@ def _replace_services(edit: _Edit, method: str, here: Here) -> None:
     for name, engine in edit.params[method]["engines"].items():
         if engine and engine["engine"] == "openai":
             edit.set(f"{method}.engines.{name}.base_url", here.teacher, "service")
-            edit.remove(f"{method}.engines.{name}.api_key_file", "service")
+            edit.clear(f"{method}.engines.{name}.api_key_file", "service")
     if method != "spin":
         return
     for tools in ("tools", "play_tools"):
@@ -252,10 +256,10 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
     if method == "rise" and edit.get("rise.tasks.source") != "embedded":
         edit.set("rise.tasks.source", "embedded", "data")
         edit.set("rise.env.name", "gsm8k", "data")
-        edit.remove("rise.tasks.files", "data")
+        edit.clear("rise.tasks.files", "data")
     if method == "spin" and edit.get("spin.tasks.source") == "hotpotqa":
         edit.set("spin.tasks.source", "encyclopedia", "data")
-        edit.remove("spin.tasks.other", "data")
+        edit.clear("spin.tasks.other", "data")
 
 
 def _keep_one_row(edit: _Edit, method: str) -> None:
@@ -317,7 +321,7 @@ def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpu
     if "processes" in node:
         edit.set(f"{place}.processes", min(node["processes"], most), "device")
         edit.set(f"{place}.nodes", 1, "device") if node.get("nodes", 1) > 1 else None
-        edit.remove(f"{place}.rendezvous", "device")
+        edit.clear(f"{place}.rendezvous", "device")
     if isinstance(node.get("replicas"), int):
         edit.set(f"{place}.replicas", min(node["replicas"], most), "device")
     if node.get("tensor_parallel", 1) > max(1, gpus):

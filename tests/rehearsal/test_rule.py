@@ -140,6 +140,18 @@ def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> No
     assert second["convert"]["accumulate"] is True  # it learns from the first one's trees as well
 
 
+@pytest.mark.parametrize("machine", [here(), here(8), here(quick=True)], ids=["cpu", "gpus", "quick"])
+@pytest.mark.parametrize("name", GPU_PROFILES)
+def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> None:
+    own, _ = rehearse(name, machine)
+    graph = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"].values()
+    for key in {key for stage in graph for key in stage.get("do", stage).get("params", []) if "$" not in key}:
+        node = own
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
 def test_curves_go_to_no_service_of_others() -> None:
     params = deepcopy(PROFILES["rise-24gb"]) | {"tracking": {"report_to": "wandb"}}
     own, made = rehearsed(params, ["rise"], here())
