@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import queue
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -143,6 +144,7 @@ class VllmThread:
         if current_platform.is_cpu():
             for name, value in _CPU_SETTINGS.items():
                 os.environ.setdefault(name, value)
+            _let_llvmlite_be_scanned()
             # Seeded sampling crashes with chunked prefill on a CPU, and compiling costs more than it saves there.
             arguments = {"enable_chunked_prefill": False, "enforce_eager": True, "block_size": 32}
             arguments["max_num_batched_tokens"] = max(self._cfg.context, 4096)
@@ -221,6 +223,16 @@ def refusals() -> tuple[type[Exception], ...]:
 def refused(error: Exception) -> EngineError:
     """The failure of the one request that vLLM refuses."""
     return EngineError(f"vLLM refuses the request ({_first_line(error)})")
+
+
+def _let_llvmlite_be_scanned() -> None:
+    """On a CPU vLLM looks for its kernels in the attributes of everything that is imported.
+
+    llvmlite (numba's, which BM25 imports) answers a request for any attribute with a function, ``__dict__`` included,
+    and vLLM's scan fails on it. Its table of known functions gets the empty dictionary that vLLM expects.
+    """
+    if "llvmlite.binding.ffi" in sys.modules:
+        sys.modules["llvmlite.binding.ffi"].lib._fntab["__dict__"] = {}
 
 
 def _answer(sample: _Sample, result: RequestOutput | Exception) -> None:

@@ -27,7 +27,9 @@ def vllm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(vllm_dir: Path) -> Iterator[VllmEngine]:
-    """vLLM in this process."""
+    """vLLM in this process, beside BM25, as in the stages of SPIN."""
+    import bm25s  # noqa: F401
+
     from tests.backends.vllm_asking import build, run
 
     engine = build(vllm_dir)

@@ -7,6 +7,7 @@ with.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,11 @@ def test_log_probabilities_are_those_of_transformers(engine: VllmEngine, referen
         assert len(logprobs) == len(ids) + (completion.finish == "stop")
         finishes.add(completion.finish)
     assert finishes == {"stop", "length"}, "both ends of a completion are covered"
+
+
+def test_an_engine_loads_where_bm25_has_imported_numba(engine: VllmEngine) -> None:
+    assert "llvmlite.binding.ffi" in sys.modules
+    assert together(engine, ask("beside numba"))
 
 
 def test_a_greedy_episode_of_two_turns_is_that_of_transformers_token_for_token(
