@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from filelock import FileLock, Timeout
 from ruamel.yaml import YAML
 
 from selfimprove.errors import UserError
@@ -48,9 +49,18 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     """
     params = _composed(profile, root)
     methods = _chosen(profile, params, method)
-    gpus = _gpus()
     folder = root / place.HOME / (f"{profile}.quick" if quick else profile)
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return _rehearse(profile, params, methods, folder, root, quick)
+    except Timeout:
+        raise UserError(f"rehearse: another rehearsal of {profile!r} is running here; wait for it or end it.") from None
+
+
+def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> int:
+    """``rehearse`` in a folder that is this process's alone."""
+    gpus = _gpus()
     place.lay_out(folder, root)
     place.make_chats(folder)
     place.make_snippets(folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from selfimprove.methods.spin.chats import read_chats
 from selfimprove.rehearsal import stand_in
@@ -110,6 +112,16 @@ def test_a_small_model_is_of_that_type_and_speaks_every_template(kind: str, tmp_
     chat = ChatFormat.load(tmp_path / kind)
     tokens = label_ids(LABELS["full"], lambda text: chat._content_tokens.encode(text).ids)
     assert len(set(tokens)) == len(LABELS["full"])
+
+
+def test_a_second_rehearsal_of_a_profile_is_refused_while_the_first_runs(repo: Path) -> None:
+    folder = repo / ".rehearsal/rise-llama2-7b"
+    folder.mkdir(parents=True)
+    with FileLock(folder / "lock"):
+        done = run(repo, *COMMAND, "rise-llama2-7b", check=False)
+    assert done.returncode == 2
+    assert done.stderr == "rehearse: another rehearsal of 'rise-llama2-7b' is running here; wait for it or end it.\n"
+    shutil.rmtree(folder)
 
 
 @pytest.mark.parametrize(
