@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
 import threading
 import time
@@ -17,7 +16,7 @@ import pytest
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import OpenAiEngineConfig
-from selfimprove.engines.openai import LONGEST_ANSWER, OpenAiEngine, _retry_after, spaced_seed
+from selfimprove.engines.openai import OpenAiEngine, _retry_after, spaced_seed
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
@@ -273,84 +272,6 @@ def test_what_cannot_pass_ends_the_stage_with_one_sentence(status: int, remedy: 
     assert str(status) in str(error)
     assert remedy in str(error)
     assert engine.stats.retries == 0
-
-
-@pytest.mark.parametrize("status", [302, 307, 308])
-def test_one_redirect_after_answers_is_a_fault_that_passes_and_is_never_followed(status: int) -> None:
-    with endpoint(then=echo) as elsewhere:
-        with endpoint(echo, fail(status, location=f"{elsewhere.url}/chat/completions")) as server:
-
-            async def work() -> list[Completion]:
-                engine = OpenAiEngine(config(server.url))
-                await engine.generate(ask("one"))
-                return await engine.generate(ask("two"))
-
-            assert asyncio.run(work())[0].text == "two #0"
-        assert elsewhere.seen == []
-
-
-@pytest.mark.parametrize("status", [402, 429])
-def test_rise_19_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> None:
-    body = json.dumps({"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}).encode()
-    with endpoint(echo, then=lambda _: Reply(status, body)) as server:
-
-        async def work() -> BaseException:
-            engine = OpenAiEngine(config(server.url))
-            await engine.generate(ask("one"))
-            [error] = await asyncio.gather(engine.generate(ask("two")), return_exceptions=True)
-            assert isinstance(error, BaseException)
-            return error
-
-        error = asyncio.run(work())
-    assert isinstance(error, UserError)
-    assert "the quota of the key OPENAI_API_KEY is used up: You exceeded your quota.; raise it" in str(error)
-    assert len(server.seen) == 2
-
-
-def azure_api(seen: Seen) -> Reply:
-    assert seen.path == "/v1/openai/deployments/gpt/chat/completions?api-version=2024-10-21"
-    assert seen.headers["api-key"] == KEY
-    assert "authorization" not in seen.headers
-    return echo(seen)
-
-
-@pytest.mark.parametrize(
-    ("tail", "changes"),
-    [
-        ("", {"api_version": "2024-10-21"}),
-        ("?api-version=2024-10-21", {}),
-        ("/chat/completions?api-version=2024-10-21", {}),
-    ],
-)
-def test_reflect_rl_52_azure_is_asked_with_its_version_and_its_own_header(tail: str, changes: dict[str, Any]) -> None:
-    with endpoint(then=azure_api) as server:
-        server.url += f"/openai/deployments/gpt{tail}"
-        [completions], _ = run(server, ask("2+2?"), **changes)
-    assert completions[0].text == "2+2? #0"
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_answer_of_any_size_fills_no_memory(packed: bool) -> None:
-    huge = json.dumps({"choices": [{"message": {"content": "x" * (LONGEST_ANSWER + 1)}}]}).encode()
-    headers = {"Content-Encoding": "gzip"} if packed else {}
-    with endpoint(then=lambda _: Reply(body=gzip.compress(huge, 1) if packed else huge, headers=headers)) as server:
-        [error], _ = run(server, ask(), tries=2)
-    assert isinstance(error, EngineError)
-    assert "the answer is larger than 32 MiB (2 tries)" in str(error)
-    assert server.seen[0].headers["accept-encoding"] == "identity"
-
-
-def test_a_key_that_the_endpoint_repeats_is_in_no_completion() -> None:
-    with endpoint(then=lambda _: answer(f"Your key is {KEY}.")) as server:
-        [completions], _ = run(server, ask())
-    assert completions[0].text == "Your key is [key]."
-
-
-def test_control_characters_of_an_endpoint_reach_no_terminal() -> None:
-    with endpoint(then=fail(400, "no\x1b[2J\x07\u202e way")) as server:
-        [error], _ = run(server, ask())
-    assert isinstance(error, EngineError)
-    assert str(error).isprintable()
 
 
 def test_an_endpoint_that_wants_a_key_while_params_name_none() -> None:
