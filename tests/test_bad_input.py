@@ -298,5 +298,5 @@ def test_the_scripts_say_the_same_when_python_starts_them(bench: Workbench, tmp_
         [sys.executable, "-m", "stages.rise.finetune", "base"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "rise-finetune@base: params.yaml: rise.sft.epochz: unknown key; did you mean 'epochs'?.\n"
+    assert done.stderr == "rise-finetune@base: params.yaml: rise.sft.epochz: unknown key; did you mean 'epochs'?\n"
     assert published(folder) == before

@@ -27,7 +27,7 @@ from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.dvc_files import restore, wait_for_others
-from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml
+from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml, section_faults
 from selfimprove.pipeline.tracking import TrackingParams, check_package
 from selfimprove.tokenizer import TokenizerSection
 
@@ -73,14 +73,16 @@ def main() -> None:
 
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
-    """A sentence for each section that does not fit, or wants curves where they cannot be sent."""
+    """A sentence for each key that does not fit, and one if curves are wanted where they cannot be sent."""
+    values = {"tracking": {}, **values}
     for name, schema in SCHEMAS.items():
-        try:
-            section = load_section({"tracking": {}, **values}, name, schema, str(PARAMS_FILE))
-            if isinstance(section, TrackingParams):
-                check_package(section)
-        except UserError as error:
-            yield str(error)
+        faults = section_faults(values, name, schema, str(PARAMS_FILE))
+        yield from faults
+        if schema is TrackingParams and not faults:
+            try:
+                check_package(TrackingParams.model_validate(values[name]))
+            except UserError as error:
+                yield str(error)
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -69,17 +70,26 @@ def load_section(values: dict[str, Any], name: str, schema: type[S], where: str)
     """Validate one section.
 
     Raises:
-        UserError: names the first key that does not fit and, for an unknown one, the nearest that exists.
+        UserError: names the first key that does not fit and, for an unknown one, the nearest that exists;
+            ``section_faults`` names all of them.
     """
-    unknown = [key for key in values if key not in SECTIONS]
-    if unknown:
-        raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}.")
-    if name not in values:
-        raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
     try:
+        _check_sections(values, name, where)
         return schema.model_validate(values[name])
     except ValidationError as error:
-        raise UserError(f"{where}: {_explain(error, name, values[name])}") from None
+        raise UserError(f"{where}: {_explain(error, name, values[name])[0]}") from None
+
+
+def section_faults(values: dict[str, Any], name: str, schema: type[Section], where: str) -> list[str]:
+    """One sentence for each key of a section that does not fit; none if it is valid."""
+    try:
+        _check_sections(values, name, where)
+        schema.model_validate(values[name])
+    except UserError as error:
+        return [str(error)]
+    except ValidationError as error:
+        return [f"{where}: {fault}" for fault in _explain(error, name, values[name])]
+    return []
 
 
 def named_paths(value: Any) -> set[Path]:
@@ -98,26 +108,38 @@ def named_paths(value: Any) -> set[Path]:
     return {path for inner in value for path in named_paths(inner)}
 
 
-def _explain(error: ValidationError, section: str, value: Any) -> str:
-    # A mistyped key also makes the right one missing; the mistyped one is what to mend.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    place = _keys(first["loc"], value)
+def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
+    unknown = [key for key in values if key not in SECTIONS]
+    if unknown:
+        raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}")
+    if name not in values:
+        raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
+
+
+def _explain(error: ValidationError, section: str, value: Any) -> list[str]:
+    """A sentence a fault. Unknown keys come first: a mistyped key also makes the right one missing."""
+    faults = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    return list(dict.fromkeys(_sentence(fault, section, value) for fault in faults))
+
+
+def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
+    place = _keys(fault["loc"], value)
     path = ".".join([section, *place])
-    kind = first["type"]
+    kind = fault["type"]
     if kind == "extra_forbidden":
-        return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}."
+        return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}"
     if kind == "missing":
         return f"{path}: missing; add it."
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {first['input']!r}"
-    return f"{path}: {message[0].lower()}{message[1:]}{shown}; mend it."
+    message = fault["msg"].removeprefix("Value error, ").rstrip(".")
+    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {fault['input']!r}"
+    return f"{path}: {message[0].lower()}{message[1:]}{shown}; fix it."
 
 
 def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
-    """The keys that stand in the file: pydantic's location without the tag of a union (the engine's kind)."""
+    """The keys that stand in the file: pydantic's location without a union's tag (engine, data)."""
     keys, node = [], value
     for part in loc:
-        if isinstance(node, dict) and part not in node and node.get("engine") == part:
+        if isinstance(node, dict) and part not in node and part in (node.get("engine"), node.get("data")):
             continue
         keys.append(str(part))
         if isinstance(node, dict):
@@ -140,4 +162,4 @@ def _known_keys() -> set[str]:
 def _nearest(name: str, known: Sequence[str]) -> str:
     # A key of another section is no remedy here, however well it is spelt.
     close = [] if name in known else get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name"
+    return f"; did you mean {close[0]!r}?" if close else "; remove it or fix its name."

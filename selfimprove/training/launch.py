@@ -30,6 +30,7 @@ from selfimprove.records import Example
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
 from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.dropped import warn_of_dropped
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
@@ -80,6 +81,7 @@ def finetune(
     """
     part = prepare(model_dir, out_dir)
     encoded, counters = encode_examples(examples, ChatFormat.load(model_dir), cfg.max_length, pinned=pinned)
+    warn_of_dropped("examples", counters.dropped_long, len(encoded), cfg.max_length)
     limit = max_tokens if max_tokens is not None else cfg.max_tokens
     if cfg.epochs == 0 and limit is None:
         copy_untrained(model_dir, part, out_dir)

@@ -25,6 +25,7 @@ from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.records import Message, Pair
+from selfimprove.training.dropped import warn_of_dropped
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import (
     copy_untrained,
@@ -91,6 +92,7 @@ def finetune_pairs(
             "model that generated; give it both times, or set other_opponent: true."
         )
     encoded, counters = encode_pairs(pairs, ChatFormat.load(model_dir), cfg)
+    warn_of_dropped("pairs", counters.dropped_long, len(encoded), cfg.max_length)
     if cfg.epochs == 0 and cfg.max_tokens is None:
         copy_untrained(model_dir, part, out_dir)
         return PairReport.nothing(counters)

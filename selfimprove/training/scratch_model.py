@@ -39,11 +39,10 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
         UserError: ``tokenizer_dir`` holds no tokenizer or no chat template.
     """
     import torch
+    from safetensors.torch import save_file
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     chat = ChatFormat.load(tokenizer_dir)
     if out_dir.exists() and any(out_dir.iterdir()):
         raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
@@ -63,7 +62,12 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    model.save_pretrained(out_dir)
+    # The same bytes as `save_pretrained`, which imports DeepSpeed where it is installed: it takes seconds and warns.
+    out_dir.mkdir(parents=True, exist_ok=True)
+    model.config.architectures, model.config.dtype = [type(model).__name__], "float32"
+    model.config.save_pretrained(out_dir)
+    model.generation_config.save_pretrained(out_dir)
+    save_file(model.state_dict(), out_dir / "model.safetensors", metadata={"format": "pt"})
     for name in TOKENIZER_FILES:
         if (tokenizer_dir / name).is_file():
             shutil.copyfile(tokenizer_dir / name, out_dir / name)

@@ -49,6 +49,20 @@ def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str
     assert "rise.tasks.demonstrations" in said[1]
 
 
+def test_every_fault_of_one_section_is_told_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
+    values["rise"]["tasks"] = {"source": "files", "files": {"train": "my/train.jsonl"}, "tran": 5}
+    values["spin"]["controls"]["more_sft"]["finetune"]["batch_size"] = 0
+    YAML().dump(values, Path("params.yaml"))
+    said = ends_with(capsys)
+    assert said[0] == "params.yaml: rise.tasks.tran: unknown key; did you mean 'train'?"
+    assert said[1:5] == [
+        f"params.yaml: rise.tasks.{key}: missing; add it." for key in ("demonstrations", "train", "dev", "test")
+    ]
+    assert said[5].startswith("params.yaml: spin.controls.more_sft.finetune.batch_size: ")
+    assert len(said) == 6
+
+
 @pytest.mark.parametrize(
     "name", ["a;touch PWNED;", "$(touch PWNED)", "`touch PWNED`", "a b", "../../selfimprove", "'x'"]
 )

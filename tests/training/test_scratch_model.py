@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,9 @@ def test_a_folder_in_use_and_a_missing_tokenizer_are_refused(tokenizer: Path, tm
         build_scratch_model(ARCH, tokenizer, tmp_path / "full", 0)
     with pytest.raises(UserError, match=r"tokenizer\.json does not exist"):
         build_scratch_model(ARCH, tmp_path / "nowhere", tmp_path / "m", 0)
+
+
+def test_deepspeed_is_not_imported_for_it(tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)  # an import of it would fail
+    build_scratch_model(ARCH, tokenizer, tmp_path / "m", 0)
+    assert (tmp_path / "m/model.safetensors").is_file()

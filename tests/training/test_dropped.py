@@ -1,0 +1,41 @@
+"""A user whose data do not fit into max_length reads it before training, in one loud sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from selfimprove.records import Example, Pair
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+from selfimprove.training.pair_config import PairParams
+from selfimprove.training.pairs import finetune_pairs
+
+
+def test_many_dropped_examples_are_said_loudly_and_few_are_not(
+    tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = [one.model_copy(update={"messages": one.messages[:1] + one.messages[-1:]}) for one in dialogues(40)]
+    for max_length, name in ((300, "all"), (50, "few")):
+        cfg = FinetuneParams(epochs=0, max_length=max_length)
+        report = finetune(tiny, examples, tmp_path / name, cfg, scratch=tmp_path / "scratch", seed=1, threads=1)
+        dropped, said = report.counters.dropped_long, capsys.readouterr().err
+        if name == "all":
+            assert (dropped, said) == (0, "")
+        else:
+            assert 2 < dropped < 40
+            assert said == (
+                f"WARNING: {dropped / 40:.0%} of your examples were dropped ({dropped} of 40): longer than max_length "
+                "50 (raise finetune.max_length).\n"
+            )
+
+
+def test_dropped_pairs_are_said_as_loudly(
+    tiny: Path, duels: Callable[..., list[Pair]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = PairParams(epochs=0, max_length=60, max_prompt_length=30)
+    report = finetune_pairs(tiny, tiny, duels(20), tmp_path / "m", cfg, scratch=tmp_path / "s", seed=1, threads=1)
+    assert report.counters.dropped_long > 1
+    assert f"of your pairs were dropped ({report.counters.dropped_long} of 20)" in capsys.readouterr().err
