@@ -1,0 +1,48 @@
+"""What every engine must do with the real rows: its log-probabilities are transformers' own, to 1e-3 in float32."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.seeds import SeedKey
+from tests.backends.smollm2_rows import dialogues, model
+from tests.backends.vllm_asking import Reference
+
+WORDS = 24
+CONTEXT = 256
+
+
+def requests() -> list[Request]:
+    """For each row a greedy answer and a sampled one."""
+    return [
+        Request(messages, SeedKey(1, f"row{number}"), max_tokens=WORDS, temperature=temperature)
+        for number, messages in enumerate(dialogues())
+        for temperature in (0.0, 1.0)
+    ]
+
+
+def answered(engine: Engine) -> list[Completion]:
+    async def work() -> list[Completion]:
+        return [answer for [answer] in await asyncio.gather(*map(engine.generate, requests()))]
+
+    return asyncio.run(work())
+
+
+def check(completions: list[Completion]) -> None:
+    """Every drawn token's log-probability against a plain forward pass over the whole sequence."""
+    reference = Reference(model())
+    for request, completion in zip(requests(), completions, strict=True):
+        assert completion.token_ids is not None
+        assert completion.logprobs is not None
+        ids = [*completion.token_ids, reference.chat.end_id][: len(completion.logprobs)]
+        prompt = list(reference.chat.encode(request.messages, add_generation_prompt=True).ids)
+        table = reference.logprobs(prompt + ids)
+        expected = [float(table[len(prompt) - 1 + place, token]) for place, token in enumerate(ids)]
+        assert len(ids) == len(completion.logprobs) > 1
+        assert completion.logprobs == pytest.approx(expected, abs=1e-3)
+        if request.temperature == 0.0:
+            rows = table[len(prompt) - 1 : -1]
+            assert all(float(row.max()) - value < 1e-3 for row, value in zip(rows, expected, strict=True)), "greedy"

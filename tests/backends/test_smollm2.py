@@ -1,0 +1,133 @@
+"""The real small model (``make models/smollm2``) with real rows: the CPU engine, every trainer, and XTuner.
+
+Runs in the main environment (``make test-backends-smollm2``). The engine's log-probabilities and the first step's loss
+are compared with plain passes of transformers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfimprove.base_model import BaseParams, resolve_model, take_weights
+from selfimprove.chat import ChatFormat
+from selfimprove.engines.base import Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.merging import full_weights
+from selfimprove.records import Message
+from selfimprove.seeds import SeedKey
+from selfimprove.tokenizer import copy_tokenizer
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import encode_examples
+from selfimprove.training.launch import finetune
+from selfimprove.training.report import TrainReport
+from tests.backends.smollm2_checks import CONTEXT, answered, check
+from tests.backends.smollm2_rows import examples, model
+from tests.backends.vllm_asking import Reference
+
+pytestmark = pytest.mark.backend
+
+PARAMS: dict[str, Any] = {
+    "batch_size": 4, "micro_batch_tokens": 256, "row_tokens": 256, "max_length": 256, "lr": 1e-4,
+    "schedule": "constant", "warmup_ratio": 0.0, "logging_steps": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def engine() -> TransformersEngine:
+    """With the slots and reading rows that suit the model's size."""
+    cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)
+    return TransformersEngine(cfg, model(), threads=2)
+
+
+def train(folder: Path, **changes: Any) -> TrainReport:
+    cfg = FinetuneParams.model_validate({**PARAMS, **changes}, strict=False)
+    return finetune(model(), examples(), folder / "model", cfg, scratch=folder / "scratch", seed=5, threads=2)
+
+
+@pytest.fixture(scope="module")
+def loss() -> float:
+    """The mean over the examples of the mean loss of their trained tokens, by plain passes."""
+    reference = Reference(model())
+    encoded, counters = encode_examples(examples(), reference.chat, 256)
+    assert counters.examples == 3
+    means = []
+    for one in encoded:
+        table = reference.logprobs(one.ids)
+        trained = [place for place, weight in enumerate(one.token_weights) if weight]
+        means.append(-sum(float(table[place - 1, one.ids[place]]) for place in trained) / len(trained))
+    return sum(means) / len(means)
+
+
+@pytest.mark.parametrize("template", [None, "zephyr", "rise", "react", "text"])
+def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
+    template: str | None, tmp_path: Path
+) -> None:
+    copy_tokenizer(resolve_model(BaseParams(model=str(model()))), tmp_path, template)
+    take_weights(model(), tmp_path)
+    chat = ChatFormat.load(tmp_path)
+    assert (chat.end_text, chat.end_id, chat.stop_ids, chat.pad_id) == ("<|im_end|>", 2, frozenset({2}), 2)
+    messages = [Message(role="user", content="It costs 12 <|im_end|>"), Message(role="assistant", content="10 + 2")]
+    encoded = chat.encode(messages)
+    [said] = [encoded.ids[span.start : span.stop] for span in encoded.spans[1:]]
+    assert (chat.decode(said), said[-1]) == ("10 + 2", 2)
+    assert len(chat.content_ids(messages[1])) == 5, "digits stand apart: 1, 0, a plus, a space, 2"
+    assert chat.end_id not in chat.content_ids(messages[0]), "content cannot end a turn"
+
+
+def test_it_answers_a_simple_word_problem(engine: TransformersEngine) -> None:
+    question = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
+    request = Request([Message(role="user", content=question)], SeedKey(1, "mia"), max_tokens=60, temperature=0.0)
+    [answer] = asyncio.run(engine.generate(request))
+    assert answer.finish == "stop"
+    assert "3 + 4 = 7" in answer.text
+
+
+def test_the_cpu_engine_gives_real_rows_the_log_probabilities_of_transformers(engine: TransformersEngine) -> None:
+    check(answered(engine))
+
+
+def test_full_fine_tuning_begins_at_the_plain_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:
+    report = train(tmp_path, epochs=2.0)
+    assert [step for step, _ in report.loss] == [1, 2]
+    assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
+    assert report.loss[1][1] < loss - 0.05
+
+
+def test_adapters_begin_at_the_plain_loss_and_lower_it(loss: float, tmp_path: Path) -> None:
+    report = train(tmp_path, epochs=2.0, lr=2e-3, lora={"rank": 8, "alpha": 16})
+    assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
+    assert report.loss[1][1] < loss - 0.05
+    assert not (tmp_path / "model/model.safetensors").exists()
+    assert (full_weights(tmp_path / "model") / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_zero_with_two_processes_begins_at_the_plain_loss(stage: int, loss: float, tmp_path: Path) -> None:
+    launcher = {"kind": "deepspeed", "processes": 2, "zero_stage": stage}
+    report = train(tmp_path, launcher=launcher)
+    assert [step for step, _ in report.loss] == [1]
+    assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
+    check_moved(tmp_path / "model")
+
+
+def test_xtuner_begins_at_the_plain_loss(loss: float, tmp_path: Path) -> None:
+    report = train(tmp_path, backend="xtuner", batch_size=3)
+    assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
+    check_moved(tmp_path / "model")
+
+
+def check_moved(folder: Path) -> None:
+    """The step's result is a whole model whose weights have moved by about the learning rate, and no further."""
+    from selfimprove.engines.models import load_causal_lm
+
+    before, after = (load_causal_lm(path).state_dict() for path in (model(), folder))
+    assert before.keys() == after.keys()
+    moved = max(float((after[name] - tensor).abs().max()) for name, tensor in before.items())
+    assert 0.5e-4 < moved < 2e-4
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())

@@ -1,0 +1,21 @@
+"""vLLM on a CPU with the real small model: real rows of GSM8K and HotpotQA, log-probabilities as transformers'.
+
+Runs in .venvs/vllm (``make test-backends-smollm2``).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from selfimprove.engines.vllm import VllmEngine
+from tests.backends.smollm2_checks import CONTEXT, answered, check
+from tests.backends.smollm2_rows import model
+from tests.backends.vllm_asking import config, run
+
+pytestmark = pytest.mark.backend
+
+
+def test_vllm_gives_real_rows_the_log_probabilities_of_transformers() -> None:
+    engine = VllmEngine(config(context=CONTEXT), model())
+    check(answered(engine))
+    run(engine.close())
