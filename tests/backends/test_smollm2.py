@@ -7,6 +7,8 @@ are compared with plain passes of transformers.
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from tests.backends.vllm_asking import Reference
 pytestmark = pytest.mark.backend
 
 PARAMS: dict[str, Any] = {
-    "batch_size": 4, "micro_batch_tokens": 256, "row_tokens": 256, "max_length": 256, "lr": 1e-4,
+    "batch_size": 3, "micro_batch_tokens": 256, "row_tokens": 256, "max_length": 256, "lr": 1e-4,
     "schedule": "constant", "warmup_ratio": 0.0, "logging_steps": 1,
 }  # fmt: skip
 
@@ -43,6 +45,13 @@ def engine() -> TransformersEngine:
     """With the slots and reading rows that suit the model's size."""
     cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)
     return TransformersEngine(cfg, model(), threads=2)
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """Emptied afterwards: a run leaves two gigabytes of models and checkpoints."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
 
 
 def train(folder: Path, **changes: Any) -> TrainReport:
@@ -117,7 +126,7 @@ def test_zero_with_two_processes_begins_at_the_plain_loss(stage: int, loss: floa
 
 
 def test_xtuner_begins_at_the_plain_loss(loss: float, tmp_path: Path) -> None:
-    report = train(tmp_path, backend="xtuner", batch_size=3)
+    report = train(tmp_path, backend="xtuner")
     assert report.loss[0][1] == pytest.approx(loss, abs=1e-3)
     check_moved(tmp_path / "model")
 
