@@ -113,7 +113,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-smollm2 test-backends-vllm test-backends-rehearse test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
+test-backends: test-backends-vllm test-backends-rehearse test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
@@ -129,7 +129,7 @@ test-backends-sciworld: $(SCIWORLD_STAMP)
 test-backends-xtuner: $(READY) $(XTUNER_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_xtuner.py -p no:cacheprovider
 
-# A real pretrained model through every engine and trainer; five minutes on two idle cores.
+# A real pretrained model through every engine and trainer. Not yet part of test-backends.
 .PHONY: test-backends-smollm2
 test-backends-smollm2: $(READY) $(VLLM_STAMP) $(XTUNER_STAMP) models/smollm2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_smollm2.py -p no:cacheprovider

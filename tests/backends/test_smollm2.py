@@ -32,7 +32,7 @@ from tests.backends.smollm2_checks import CONTEXT, answered, check
 from tests.backends.smollm2_rows import examples, model
 from tests.backends.vllm_asking import Reference
 
-pytestmark = pytest.mark.backend
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 PARAMS: dict[str, Any] = {
     "batch_size": 3, "micro_batch_tokens": 256, "row_tokens": 256, "max_length": 256, "lr": 1e-4,

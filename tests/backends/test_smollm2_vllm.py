@@ -12,7 +12,7 @@ from tests.backends.smollm2_checks import CONTEXT, answered, check
 from tests.backends.smollm2_rows import model
 from tests.backends.vllm_asking import config, run
 
-pytestmark = pytest.mark.backend
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 
 def test_vllm_gives_real_rows_the_log_probabilities_of_transformers() -> None:
