@@ -1,4 +1,4 @@
-"""What an endpoint may do to a run, and what not: redirects, quotas, answers of any size, echoes; Azure's own address."""
+"""What an endpoint may do to a run, and what not: redirects, quotas, huge answers, echoes; Azure's own address."""
 
 from __future__ import annotations
 
