@@ -78,7 +78,7 @@ def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
     template: str | None, tmp_path: Path
 ) -> None:
     copy_tokenizer(resolve_model(BaseParams(model=str(model()))), tmp_path, template)
-    take_weights(model(), tmp_path)
+    take_weights(model(), tmp_path, own=True)
     chat = ChatFormat.load(tmp_path)
     assert (chat.end_text, chat.end_id, chat.stop_ids, chat.pad_id) == ("<|im_end|>", 2, frozenset({2}), 2)
     messages = [Message(role="user", content="It costs 12 <|im_end|>"), Message(role="assistant", content="10 + 2")]
