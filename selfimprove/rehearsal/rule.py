@@ -111,7 +111,7 @@ class Here:
         teacher: base address of the local OpenAI-compatible server.
         chats: folder of chats in the format of ``plain reformat``.
         snippets: file of search snippets.
-        quick: tasks are made here instead of being fetched from their declared source; one iteration, one control.
+        quick: tasks are made here instead of being fetched from their declared source; one iteration, no control.
     """
 
     gpus: int
@@ -263,15 +263,15 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
 
 
 def _keep_one_row(edit: _Edit, method: str) -> None:
-    """Of comparisons the first control; of Reflect-RL's runs the last, and the supervised models that it needs."""
-    for name in list(edit.params[method]["controls"])[1:]:
+    """No controls; of Reflect-RL's runs the last, and the supervised models that it needs."""
+    for name in list(edit.params[method]["controls"]):
         edit.remove(f"{method}.controls.{name}", "size")
     if method != "reflect_rl":
         return
     section = edit.params["reflect_rl"]
     for name in list(section["iterations"])[:-1]:
         edit.remove(f"reflect_rl.iterations.{name}", "size")
-    rows = [*section["iterations"].values(), *section["controls"].values(), section["evaluate"]]
+    rows = [*section["iterations"].values(), section["evaluate"]]
     needed = {row.get(key) for row in rows for key in ("init", "reflector", "sft_only")}
     for name in list(section["sft"]):
         if name not in needed:

@@ -42,7 +42,7 @@ def rows(folder: Path, method: str) -> dict[str, Any]:
 
 def test_rise_with_a_teacher_over_http_vllm_and_zero_3(repo: Path) -> None:
     folder, said = rehearse(repo, "rise-llama2-7b")
-    assert rows(folder, "rise").keys() == {"base", "iter1", "more_sft"}
+    assert rows(folder, "rise").keys() == {"base", "iter1"}
     played = json.loads((folder / "results/rise/iter1/generate.json").read_text())
     assert played["solved"]["mean"] == 1.0  # by the teacher, in the second turn
     assert played["blocked"] == 0
@@ -68,4 +68,4 @@ def test_reflect_rl_with_a_teacher_that_asks_reflects_and_acts(repo: Path) -> No
     folder, _ = rehearse(repo, "reflect-rl-gpt2-xl")
     made = [json.loads(line) for line in (folder / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["status"] for one in made if one["info"] == "positive"} == {"solved"}
-    assert {"policy", "reflect_rl", "more_sft"} <= rows(folder, "reflect_rl").keys()
+    assert {"policy", "reflect_rl"} <= rows(folder, "reflect_rl").keys()
