@@ -64,6 +64,9 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
     if job.params.launcher.kind == "deepspeed":
         import deepspeed
 
+        # DeepSpeed would compile a helper for shared memory: a minute, with a compiler, into a cache that all runs
+        # share, where a run that is killed meanwhile leaves a lock on which every later one waits for ever.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         # On CPU accelerate leaves DeepSpeed's own view of the group unset, and sharding would count one process.
         deepspeed.init_distributed(dist_backend="gloo" if job.params.device == "cpu" else "nccl")
     return arguments

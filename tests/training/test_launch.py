@@ -95,8 +95,9 @@ def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
     ids=["fork", "ddp", "zero2-two-nodes", "zero3-two-nodes"],
 )
 def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
-    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
+    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))
     examples = dialogues(31)  # of which 6 are held out
     alone = run(tiny, examples, tmp_path / "alone", params().model_copy(update={"validation": 0.2}))
     if "nodes" in launcher:
@@ -113,6 +114,7 @@ def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     assert measured == pytest.approx(expected, rel=1e-4)
     assert (together.held_out, expected["step"]) == (6, 4)
     assert (together.real_tokens, together.mean_weight) == (alone.real_tokens, alone.mean_weight)
+    assert not (tmp_path / "compiled").exists(), "no compiler is needed, and no run waits for another's"
     one, two = weights(tmp_path / "alone" / "model"), weights(tmp_path / "together" / "model")
     start = weights(tiny)
     for name, tensor in one.items():
