@@ -1,4 +1,5 @@
 # make            the menu
+# make demo       set up, then a small run with a picture, two minutes
 # make repro      set up, then run every method end to end; ends with a table
 # make test       set up, then all light tests
 SHELL := /bin/bash
@@ -39,7 +40,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check
-.PHONY: help setup repro test lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo repro test lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -62,6 +63,9 @@ else
 TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)".split("==")[-1])' 2>/dev/null \
   || $(PIP) install $(TORCH_ARGS) $(TORCH)
 endif
+
+demo: $(READY) ## two minutes: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
+	@python -m selfimprove.demo
 
 repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
 	@$(no_profile)
@@ -92,7 +96,8 @@ compare: $(READY) ## the last commit and its experiments side by side: headline 
 
 report: $(READY) ## print the results tables and draw the plots (report/)
 	@python -m selfimprove.report.table
-	@dvc plots show --out report/dvc >/dev/null && echo "plots: report/dvc/index.html, report/*.png"
+	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.report.offline report/dvc/index.html
+	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
 dag: $(READY) ## the graph of stages
 	@dvc dag

@@ -214,7 +214,7 @@ def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int
         return 0
     end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
     print(
-        f"{end}\nrehearse: stage {stage or 'graph'} failed; {log} holds its whole output. "
+        f"{end}\nstage {stage or 'graph'} failed; {log} holds its whole output. "
         "Fix the cause and run the same command again: it goes on at this stage.",
         file=sys.stderr,
     )

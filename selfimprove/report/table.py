@@ -21,6 +21,7 @@ from rich.table import Column, Table
 
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.publish import aside
+from selfimprove.report.bars import draw_bars
 
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
@@ -155,10 +156,11 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
-    """A PNG for each curve of each method; one that shows these very points already is left as it is."""
+    """A PNG of each method's rows and of each of its curves; one that shows these very points is left as it is."""
     folder.mkdir(exist_ok=True)
     code = Path(__file__).read_text(encoding="utf-8")
     for method, summary in summaries.items():
+        draw_bars(method, summary, folder / f"{method}-rows.png")
         for curve in summary.get("curves") or [summary["curve"]]:
             file = folder / f"{method}-{curve['title'].replace(' ', '-')}.png"
             shown = sha256(json.dumps([method, curve, summary["solid"], code], sort_keys=True).encode()).hexdigest()
