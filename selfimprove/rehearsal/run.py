@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +23,7 @@ from ruamel.yaml import YAML
 from selfimprove.errors import UserError
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import compose
-from selfimprove.pipeline.publish import write_json
+from selfimprove.pipeline.publish import write_json, write_text
 from selfimprove.rehearsal import folder as place
 from selfimprove.rehearsal import stand_in
 from selfimprove.rehearsal.rule import Here, Params, gpu_methods, rehearsed
@@ -36,8 +38,9 @@ _RUNNING = re.compile(r"Running stage '([^']+)'")
 
 
 def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
-    """Rehearse a profile; returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if
-    something that it needs is missing.
+    """Rehearse a profile.
+
+    Returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if something that it needs is missing.
 
     Args:
         method: one method, or ``all`` that the profile runs on a GPU.
@@ -154,8 +157,6 @@ def _make(root: Path, goal: str) -> None:
 
 
 def _write_params(folder: Path, params: Params) -> None:
-    from io import StringIO
-
     out = StringIO()
     yaml = YAML()
     yaml.width = 120
@@ -244,14 +245,13 @@ def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[
 
 def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> None:
     if stage:
+        minutes.pop(stage, None)  # the latest stand last
         minutes[stage] = round((time.monotonic() - began) / 60, 2)
-        write_json(folder / "minutes.json", minutes)
+        write_text(folder / "minutes.json", json.dumps(minutes, indent=2) + "\n")
 
 
 def minutes_of(folder: Path) -> dict[str, float]:
     """Stage -> minutes of its last run, of this and earlier calls."""
-    import json
-
     file = folder / "minutes.json"
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
