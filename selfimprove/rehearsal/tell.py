@@ -69,11 +69,15 @@ def _trainings(node: Any) -> set[str]:
             launcher = node["launcher"]
             kind = launcher["kind"] + (f" ZeRO-{launcher.get('zero_stage', 3)}" * (launcher["kind"] == "deepspeed"))
             lora = node.get("lora")
-            what = f"LoRA ({lora.get('quantize', 'none')} quantisation)" if lora else "all weights"
+            what = _adapters(lora.get("quantize", "none")) if lora else "all weights"
             found.add(f"training by {node.get('backend', 'trainer')}, {kind}, {what}")
         for value in node.values():
             found |= _trainings(value)
     return found
+
+
+def _adapters(quantize: str) -> str:
+    return "LoRA" if quantize == "none" else f"LoRA on {quantize} weights"
 
 
 def _not_rehearsed(asked: Params, methods: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ def test_agent_r_with_the_actor_judging_by_vllm_and_zero_2(repo: Path) -> None:
 def test_spin_with_adapters_on_8_bit_weights_in_one_process(repo: Path) -> None:
     folder, said = rehearse(repo, "spin-llama2-7b")
     assert json.loads((folder / "results/spin/iter0/train.json").read_text())["steps"] > 0
-    assert "training by trainer, single, LoRA (8bit quantisation)" in said
+    assert "training by trainer, single, LoRA on 8bit weights" in said
 
 
 def test_reflect_rl_with_a_teacher_that_asks_reflects_and_acts(repo: Path) -> None:

@@ -152,6 +152,19 @@ def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> No
             node = node[part]
 
 
+def test_xtuner_stays_xtuner_in_the_one_process_that_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    params = deepcopy(PROFILES["agent-r-llama3.1-8b"])
+    for one in params["agent_r"]["iterations"].values():
+        one["finetune"] |= {"backend": "xtuner", "dtype": "float16", "tf32": False, "attention": "sdpa"}
+    own, _ = rehearsed(params, ["agent_r"], here())
+    section = load_section(own, "agent_r", SCHEMAS["agent_r"], "xtuner")
+    trained = section.iterations["iter1"].finetune  # type: ignore[attr-defined]
+    assert (trained.backend, trained.dtype, trained.launcher.kind, trained.launcher.processes) == (
+        "xtuner", "float32", "deepspeed", 1,
+    )  # fmt: skip
+
+
 def test_curves_go_to_no_service_of_others() -> None:
     params = deepcopy(PROFILES["rise-24gb"]) | {"tracking": {"report_to": "wandb"}}
     own, made = rehearsed(params, ["rise"], here())
