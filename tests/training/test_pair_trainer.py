@@ -23,7 +23,7 @@ from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
 from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pair_trainer import PairJob, PairTrainer
+from selfimprove.training.pair_trainer import PairJob, PairTrainer, check_first
 from selfimprove.training.pairs import EncodedPair, encode_pairs, finetune_pairs, lengths_of
 from selfimprove.training.report import PairReport
 from selfimprove.training.spin_objective import FIGURES
@@ -176,6 +176,27 @@ def test_spin_40_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: M
         run(tiny, pairs, tmp_path, params(lr=2e-3))
     assert not (tmp_path / "model").exists()
     assert not list((tmp_path / "scratch").glob("*/checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reward", "fits"),
+    [(0.6931, 0.0, True), (0.70, 0.01, True), (0.6931, 0.1, False), (0.8, 0.0, False), (1.6, 0.0, False)],
+)
+def test_spin_40_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
+    tmp_path: Path, loss: float, reward: float, fits: bool
+) -> None:
+    job = PairJob(
+        model_dir=tmp_path, out_dir=tmp_path, checkpoints=tmp_path, params=params(dtype="bfloat16", beta=0.1), seed=1,
+        threads=1, opponent_dir=tmp_path, opponent="it", scores=tmp_path,
+    )  # fmt: skip
+    metrics = {"loss": loss, "nll/real": 1.0, "rewards/real": reward, "rewards/generated": 0.0, "drift": 1e-3}
+    if fits:
+        check_first(metrics, 500, 64, job)
+        with pytest.raises(UserError, match="does not score the pairs as the opponent did"):
+            check_first({**metrics, "drift": 5e-3}, 500, 64, job)
+    else:
+        with pytest.raises(UserError, match="does not score the pairs as the opponent did"):
+            check_first(metrics, 500, 64, job)
 
 
 def test_spin_36_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path) -> None:
