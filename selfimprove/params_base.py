@@ -1,11 +1,33 @@
-"""What every section of params.yaml shares: closed, strict schemas."""
+"""What every section of params.yaml shares: closed, strict schemas, and no number that no run could have."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+LARGEST_COUNT = 10**7
+"""No count of a run is larger, unless its field has an upper bound of its own."""
+LARGEST, SMALLEST = 1e9, 1e-12
+"""Bounds of the size of every other number but 0: beyond them float32 overflows or loses the value."""
+LARGEST_SEED = 2**32 - 1
+"""NumPy's generators take no larger seed."""
 
 
 class Section(BaseModel):
     """A section of params.yaml: unknown keys are refused, types are not guessed, values do not change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _possible_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields[str(info.field_name)]
+        bounded = any(hasattr(rule, "le") or hasattr(rule, "lt") for rule in field.metadata)
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        for number in entries:
+            if type(number) is int and not bounded and abs(number) > LARGEST_COUNT:
+                raise ValueError(f"a number of at most {LARGEST_COUNT} is expected")
+            if type(number) is float and number and not SMALLEST <= abs(number) <= LARGEST:
+                raise ValueError(f"a number from {SMALLEST:g} to {LARGEST:g} is expected, got {number:g}")
+        return value

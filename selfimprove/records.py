@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from selfimprove.errors import UserError
 
@@ -39,7 +39,7 @@ class Message(Record):
     content: str
     token_ids: list[int] | None = None
     finish: Finish | None = None
-    weight: float = 0.0
+    weight: float = Field(default=0.0, ge=0)
 
 
 class Attempt(Record):
@@ -60,6 +60,12 @@ class Turn(Record):
     attempts: list[Attempt]
     chosen: int = Field(ge=0, description="index into attempts")
     observation: str
+
+    @model_validator(mode="after")
+    def _chose_one(self) -> Turn:
+        if self.chosen >= len(self.attempts):
+            raise ValueError(f"chosen is {self.chosen}, but there are {len(self.attempts)} attempts, counted from 0")
+        return self
 
     @property
     def attempt(self) -> Attempt:
@@ -148,6 +154,7 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
     Raises:
         UserError: the file is missing or empty, a line is not UTF-8, or is not one whole JSON object.
     """
+    only_regular(path)
     if not path.is_file():
         raise UserError(f"{path} does not exist; run the stage that writes it, or mend the path in params.yaml.")
     seen = False
@@ -162,7 +169,12 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
             if not line.strip():
                 continue
             try:
-                row = json.loads(line, parse_constant=_refuse_constant)
+                row = _loads(line)
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"{path}, line {number}: half of a character (a lone surrogate such as \\ud800); fix or delete the "
+                    "line."
+                ) from None
             except (ValueError, RecursionError):
                 raise UserError(
                     f"{path}, line {number}: not a whole JSON object (a torn line?); mend or delete the line."
@@ -187,11 +199,40 @@ def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list
             records.append(kind.model_validate(row))
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
+            place = ".".join(str(part) for part in first["loc"]) or "(the row)"
             raise UserError(
-                f"{path}, line {number}: field {place!r}: {first['msg']}; mend or delete the line."
+                f"{path}, line {number}: field {place!r}: {first['msg'].removeprefix('Value error, ')}; mend or delete "
+                "the line."
             ) from None
     return records
+
+
+def only_regular(path: Path) -> None:
+    """Refuse what is there but is neither a file nor a folder: reading a pipe or a device may never end.
+
+    Raises:
+        UserError: it is a pipe, a socket or a device.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device; name a regular file.")
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file that somebody else may have written.
+
+    Raises:
+        UserError: it is a pipe or a device.
+        OSError, ValueError, RecursionError: as reading and ``json.loads`` raise them; also for half of a character.
+    """
+    only_regular(path)
+    return _loads(path.read_text(encoding="utf-8"))
+
+
+def _loads(text: str) -> Any:
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if "\\ud" in text.lower():  # JSON may write half of a character, which no file and no tokenizer takes
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
 
 
 def _refuse_constant(name: str) -> float:

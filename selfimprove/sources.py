@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from selfimprove.errors import UserError
 from selfimprove.params_base import Section
 from selfimprove.pipeline.publish import aside
-from selfimprove.records import read_rows
+from selfimprove.records import only_regular, read_rows
 
 SOURCES = Path("data/sources.yaml")
 
@@ -116,6 +116,7 @@ def fetch(
 
 
 def _copy(origin: Path, part: Path) -> None:
+    only_regular(origin)
     try:
         with origin.open("rb") as source, part.open("wb") as target:
             while block := source.read(_CHUNK):

@@ -25,7 +25,7 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spec
 class TokenizerParams(Section):
     """How the tokenizer is trained; not read when the method's base names a model, which brings its own."""
 
-    vocab_size: int = Field(default=512, ge=300)
+    vocab_size: int = Field(default=512, ge=300, le=1_000_000)
     texts: int = Field(default=12000, ge=1, description="how many of the method's texts it is trained on")
     phrases: bool = Field(default=True, description="merges may cross spaces")
     names: bool = Field(default=False, description="a capitalised word stands apart: names are spelt alike")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from selfimprove.records import (
     Message,
     Turn,
     dump_line,
+    load_json,
     mean_and_error,
     read_jsonl,
     read_rows,
@@ -30,8 +32,9 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 IDS = st.none() | st.lists(st.integers(0, 2**31), max_size=4)
 FINISH = st.sampled_from([None, "stop", "length"])
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+WEIGHT = st.floats(0, allow_nan=False, allow_infinity=False)
 MESSAGES = st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT, token_ids=IDS,
-                     finish=FINISH, weight=FLOAT)  # fmt: skip
+                     finish=FINISH, weight=WEIGHT)  # fmt: skip
 ATTEMPTS = st.builds(Attempt, text=TEXT, reward=st.none() | FLOAT, answer=st.none() | TEXT, token_ids=IDS)
 TURNS = st.builds(Turn, model=TEXT, attempts=st.lists(ATTEMPTS, min_size=1, max_size=2), chosen=st.just(0),
                   observation=TEXT)  # fmt: skip
@@ -146,3 +149,27 @@ def test_mean_and_error_are_the_textbook_s(values: list[float]) -> None:
 def test_mean_and_error_of_few() -> None:
     assert mean_and_error([]) == {"mean": 0.0, "se": 0.0, "n": 0}
     assert mean_and_error([2.0]) == {"mean": 2.0, "se": 0.0, "n": 1}
+
+
+@pytest.mark.parametrize("line", ['{"role": "user", "content": "\\ud800"}', '{"\\uDFFF": 1}'])
+def test_half_of_a_character_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n")  # a whole pair, and a backslash, are text
+    with pytest.raises(UserError, match=r"r\.jsonl, line 2: half of a character"):
+        list(read_rows(path))
+
+
+def test_an_attempt_that_is_not_there_cannot_be_the_chosen_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"model": "m", "attempts": [{"text": "a", "reward": 0}], "chosen": 1, "observation": ""}\n')
+    with pytest.raises(UserError, match=r"line 1: field '\(the row\)': chosen is 1, but there are 1 attempts"):
+        read_jsonl(path, Turn)
+
+
+def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            list(read_rows(path))
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            load_json(path)

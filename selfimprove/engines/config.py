@@ -11,11 +11,14 @@ from pydantic import Field, field_validator, model_validator
 
 from selfimprove.params_base import Section
 
+MOST_ROWS = 8192
+"""Rows of a batch, at most; whether they fit this machine's memory is the engine's question (``engines/slots.py``)."""
+
 
 def _count_or_auto(value: object) -> object:
-    if value == "auto" or (type(value) is int and value >= 1):
+    if value == "auto" or (type(value) is int and 1 <= value <= MOST_ROWS):
         return value
-    raise ValueError(f"a whole number from 1, or auto, is expected, got {value!r}")
+    raise ValueError(f"a whole number from 1 to {MOST_ROWS}, or auto, is expected, got {value!r}")
 
 
 class TransformersEngineConfig(Section):
@@ -30,7 +33,9 @@ class TransformersEngineConfig(Section):
     slots: int | Literal["auto"] = Field(
         default="auto", description="rows decoded at once, by all replicas together; auto: what suits the model's size"
     )
-    replicas: int = Field(default=1, ge=1, description="processes; on a CPU, one a thread decodes small models fastest")
+    replicas: int = Field(
+        default=1, ge=1, le=1024, description="processes; on a CPU, one a thread decodes small models fastest"
+    )
     context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
     prefill_rows: int | Literal["auto"] = Field(
         default="auto", description="prompts read at once, by each replica; auto: what suits the model's size"
@@ -65,11 +70,11 @@ class VllmEngineConfig(Section):
     replicas: int | Literal["auto"] = Field(
         default="auto", description="processes with a model each; auto: visible GPUs / tensor_parallel (on a CPU: 1)"
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs that share one replica's model")
+    tensor_parallel: int = Field(default=1, ge=1, le=1024, description="GPUs that share one replica's model")
     gpu_memory: float = Field(
         default=0.9, gt=0, le=1, description="share of each GPU's memory that one replica may take"
     )
-    max_sequences: int = Field(default=256, ge=1, description="sequences decoded at once, per replica")
+    max_sequences: int = Field(default=256, ge=1, le=MOST_ROWS, description="sequences decoded at once, per replica")
     prefix_caching: bool = True
     enforce_eager: bool = False
     trust_remote_code: bool = False
@@ -91,15 +96,17 @@ class OpenAiEngineConfig(Section):
     api_version: str | None = Field(
         default=None, description="Azure OpenAI: sent as ?api-version=; the key then goes into the header api-key"
     )
-    concurrency: int = Field(default=32, ge=1)
+    concurrency: int = Field(default=32, ge=1, le=10_000)
     timeout: float = Field(default=120.0, gt=0, description="seconds a call may take")
-    tries: int = Field(default=6, ge=1)
+    tries: int = Field(default=6, ge=1, le=1000)
     backoff: float = Field(default=1.0, ge=0, description="seconds before the first retry, doubling, with jitter")
     backoff_max: float = Field(default=60.0, ge=0)
     send_seed: bool = Field(default=True, description="off for endpoints that refuse the field")
     temperature: float | None = Field(default=None, ge=0, description="instead of the stage's; a teacher has its own")
     max_tokens: int | None = Field(default=None, ge=1, description="instead of the stage's")
-    n_per_call: int = Field(default=16, ge=1, description="samples asked of one call; more calls make up the rest")
+    n_per_call: int = Field(
+        default=16, ge=1, le=10_000, description="samples asked of one call; more calls make up the rest"
+    )
 
 
 class ScriptedEngineConfig(Section):

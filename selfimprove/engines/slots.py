@@ -17,6 +17,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from selfimprove.errors import UserError
+from selfimprove.memory import check_memory
 
 
 class CacheShape(NamedTuple):
@@ -71,7 +72,11 @@ class Rows:
     """
 
     def __init__(self, shape: CacheShape, rows: int, context: int, device: torch.device) -> None:
+        """Raises: UserError: more than the device's memory."""
         layers, heads, dim, dtype = shape
+        gpu = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+        size = 2 * layers * rows * heads * context * dim * dtype.itemsize
+        check_memory(size, f"a KV cache of {rows} rows of {context} tokens (slots, prefill_rows, context)", total=gpu)
         self.kv = torch.zeros(2 * layers, rows, heads, context, dim, dtype=dtype, device=device)
         self._starts = (torch.arange(rows * heads, device=device) * context).view(rows, heads, 1)
         self.places = self._starts.flatten()

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from selfimprove.params_base import Section
+from selfimprove.params_base import LARGEST_SEED, Section
 
 EnvName = Literal["textcraft", "webshop", "sciworld"]
 
@@ -16,11 +16,15 @@ class EnvParams(Section):
 
     name: EnvName = "textcraft"
     server: str | None = Field(default=None, description="http://host:port of an AgentGym server; null: embedded")
-    server_concurrency: int = Field(default=32, ge=1, description="environments held open on the server")
+    server_concurrency: int = Field(default=32, ge=1, le=10_000, description="environments held open on the server")
     server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
     recipes: str | None = Field(default=None, description="textcraft: a recipe file or folder; null: the embedded book")
-    seed: int = Field(default=42, ge=0, description="textcraft: seed of the distractors and of their order")
-    products: int = Field(default=1000, ge=300, description="webshop: size of the generated catalogue")
-    catalogue_seed: int = Field(default=233, ge=0, description="webshop: seed of the catalogue and of its goals")
-    jvms: int = Field(default=2, ge=1, description="sciworld: Java processes kept in the pool")
+    seed: int = Field(
+        default=42, ge=0, le=LARGEST_SEED, description="textcraft: seed of the distractors and of their order"
+    )
+    products: int = Field(default=1000, ge=300, le=1_000_000, description="webshop: size of the generated catalogue")
+    catalogue_seed: int = Field(
+        default=233, ge=0, le=LARGEST_SEED, description="webshop: seed of the catalogue and of its goals"
+    )
+    jvms: int = Field(default=2, ge=1, le=64, description="sciworld: Java processes kept in the pool")
     map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one (spec §2)")

@@ -25,6 +25,7 @@ from selfimprove.envs.alfworld_pddl import problem
 from selfimprove.envs.kitchen_games import TRAIN, VALID, choices, make_game
 from selfimprove.envs.kitchen_things import KINDS, SENTENCES, Goal, Kind
 from selfimprove.errors import UserError
+from selfimprove.records import load_json
 from selfimprove.seeds import rng
 
 TYPES: Mapping[str, Kind] = {
@@ -167,7 +168,7 @@ class Blacklist:
             raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
         if path.exists():
             try:
-                self.reasons = {str(key): str(value) for key, value in json.loads(path.read_text("utf-8")).items()}
+                self.reasons = {str(key): str(value) for key, value in load_json(path).items()}
             except (OSError, ValueError, AttributeError):
                 raise UserError(f"{path}: not a blacklist (JSON, game: reason); mend or delete it.") from None
 
@@ -220,7 +221,7 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
     except (OSError, ValueError, RecursionError):
         raise UserError(f"{path}: not a readable JSON file; download the game set again.") from None
     return value if isinstance(value, dict) else {}

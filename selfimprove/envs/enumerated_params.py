@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.envs.enumerated import LabelSet
 from selfimprove.envs.kitchen_things import Kind
-from selfimprove.params_base import Section
+from selfimprove.params_base import LARGEST_SEED, Section
 
 EnvName = Literal["taxi", "autoexplore", "alfworld"]
 OWN_OPTIONS = {
@@ -33,7 +33,12 @@ class EnvParams(Section):
     )
     shuffle_action: bool = Field(default=False, description="draw labels anew at each state; taxi ignores it")
     curriculum_index: int = Field(default=-1, ge=-1, description="only this level; -1: all")
-    seed: int = Field(default=0, ge=0, description="of repositories, questions, kitchens, labels and left-out entries")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=LARGEST_SEED,
+        description="of repositories, questions, kitchens, labels and left-out entries",
+    )
     mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="taxi: without a level")
     with_history: bool = Field(default=False, description="taxi: show the map after every action")
     repos: str | None = Field(

@@ -11,7 +11,6 @@ A recipe file, in the format of the game whose recipes the original uses, and th
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.errors import UserError
+from selfimprove.records import load_json
 
 NAMESPACE = "minecraft:"
 _ID = re.compile(r"minecraft:[a-z0-9_./-]+")
@@ -66,7 +66,7 @@ def read_json(path: Path) -> Any:
         UserError: no such file, or it is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return load_json(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such recipe file or folder; mend agent_r.env.recipes.") from None
     except OSError as error:

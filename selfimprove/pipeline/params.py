@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from selfimprove.errors import UserError
-from selfimprove.params_base import Section
+from selfimprove.params_base import LARGEST_SEED, Section
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order in which they are told of."""
@@ -24,12 +24,15 @@ METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
+SHOWN = 60
+"""Characters of a value that a message repeats, at most."""
+
 
 class RunParams(Section):
     """What holds for every stage. Seed and threads are part of every result's identity, the rest changes no byte."""
 
-    seed: int = Field(ge=0)
-    threads: int = Field(default=2, ge=1, description="CPU threads; other counts give other last bits")
+    seed: int = Field(ge=0, le=LARGEST_SEED)
+    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads; other counts give other last bits")
     max_blocked: float = Field(
         default=0.05,
         ge=0,
@@ -59,8 +62,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); mend the line.") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({error}); mend the file.") from None
+    except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
+        raise UserError(f"{path}: not YAML ({error}); fix the file.") from None
+    except RecursionError:
+        raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: a mapping of sections was expected ({', '.join(SECTIONS)}).")
     return value
@@ -114,6 +119,9 @@ def _check_sections(values: dict[str, Any], name: str, where: str) -> None:
         raise UserError(f"{where}: unknown section {unknown[0]!r}{_nearest(str(unknown[0]), SECTIONS)}")
     if name not in values:
         raise UserError(f"{where}: section {name!r} is missing; `make use PROFILE=default` restores it.")
+    for path in sorted(named_paths(values[name])):
+        if not path.is_file() and not path.is_dir():
+            raise UserError(f"{where}: {name}: {path} is a pipe or a device; name a regular file.")
 
 
 def _explain(error: ValidationError, section: str, value: Any) -> list[str]:
@@ -131,8 +139,13 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
     if kind == "missing":
         return f"{path}: missing; add it."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
-    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {fault['input']!r}"
+    shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"
     return f"{path}: {message[0].lower()}{message[1:]}{shown}; fix it."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:

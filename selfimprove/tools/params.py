@@ -34,7 +34,7 @@ class ToolsParams(Section):
     snippets: str | None = Field(default=None, description="replay: the file of queries and snippets")
     cache: str | None = Field(default=None, description="serpapi: file of the answers so far; null: none is kept")
     serpapi: SerpApiParams = SerpApiParams()
-    concurrency: int = Field(default=16, ge=1, description="calls at once, of all tools together")
+    concurrency: int = Field(default=16, ge=1, le=1000, description="calls at once, of all tools together")
     timeout: float = Field(default=30.0, gt=0, description="seconds a call may take; then it counts as failed")
     longest: int = Field(default=2000, ge=20, description="characters of any answer; the rest is cut off")
 

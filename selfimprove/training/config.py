@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from selfimprove.params_base import Section
+
+
+def below_one(betas: tuple[float, float]) -> tuple[float, float]:
+    """Adam's decay rates, as PyTorch takes them."""
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"two numbers from 0 to below 1 are expected, got {list(betas)}")
+    return betas
 
 
 class LoraConfig(Section):
     """Low-rank adapters: the row keeps the adapter alone, and what reads its weights merges them once."""
 
-    rank: int = Field(default=16, ge=1)
+    rank: int = Field(default=16, ge=1, le=65_536)
     alpha: int = Field(default=32, ge=1)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: list[str] | Literal["all-linear"] = "all-linear"
@@ -25,8 +32,8 @@ class LauncherConfig(Section):
     """
 
     kind: Literal["single", "fork", "torchrun", "deepspeed"] = "single"
-    processes: int = Field(default=1, ge=1, description="processes on each node")
-    nodes: int = Field(default=1, ge=1)
+    processes: int = Field(default=1, ge=1, le=1024, description="processes on each node")
+    nodes: int = Field(default=1, ge=1, le=1024)
     rendezvous: str | None = Field(default=None, description="host:port of node 0, for more than one node")
     zero_stage: Literal[2, 3] = 3
     offload: bool = Field(default=False, description="ZeRO: optimiser state (and parameters in stage 3) to CPU memory")
@@ -52,6 +59,7 @@ class FinetuneParams(Section):
     max_tokens: int | None = Field(
         default=None,
         ge=1,
+        le=10**15,
         description="stop after the step that brings the tokens read to this many; epochs are then not read",
     )
     batch_size: int = Field(default=64, ge=1)
@@ -64,7 +72,7 @@ class FinetuneParams(Section):
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="share of the steps")
     warmup_steps: int = Field(default=0, ge=0, description="if not 0: so many, instead of warmup_ratio")
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=1.0, gt=0)
     validation: float = Field(default=0.0, ge=0, lt=1, description="share of the data held out, measured each epoch")
     reduction: Literal["example_mean", "token_mean"] = Field(

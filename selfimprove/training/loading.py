@@ -47,7 +47,13 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return peft.get_peft_model(model, adapters), factor
+        try:
+            return peft.get_peft_model(model, adapters), factor
+        except ValueError as error:
+            raise UserError(
+                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({_first_line(error)}); name linear "
+                "layers of the model, or set all-linear."
+            ) from None
 
 
 def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:

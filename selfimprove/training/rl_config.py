@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from selfimprove.params_base import Section
-from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
+from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig, below_one
 
 
 class ActingParams(Section):
@@ -41,7 +41,9 @@ class RLParams(ActingParams):
 
     algorithm: Literal["pg", "ppo"] = "pg"
     max_steps: int = Field(default=20000, ge=1, description="iterations")
-    episodes: int = Field(default=4, ge=1, description="played an iteration, all at once, by all processes together")
+    episodes: int = Field(
+        default=4, ge=1, le=100_000, description="played an iteration, all at once, by all processes together"
+    )
     curriculum: bool = Field(default=False, description="level after level; false: all tasks at the default level")
     replay_buffer: int = Field(default=50, ge=0, description="how many successful episodes are kept; 0: no replay")
     replay_episodes: int = Field(default=1, ge=1, description="drawn from them an iteration, with replacement")
@@ -49,7 +51,7 @@ class RLParams(ActingParams):
     lr: float = Field(default=2e-4, gt=0)
     schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to 0 at max_steps")
     weight_decay: float = Field(default=0.001, ge=0)
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), strict=False)
+    betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)
     grad_clip: float = Field(default=0.3, gt=0)
     entropy_coef: float = Field(default=0.0, ge=0, description="beta: an entropy of 1 nat is worth so much cost")
     ppo_clip: float = Field(default=0.1, gt=0)

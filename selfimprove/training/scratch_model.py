@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.chat import ChatFormat
 from selfimprove.errors import UserError
+from selfimprove.memory import check_memory
 from selfimprove.params_base import Section
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -17,10 +18,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 class ScratchArch(Section):
     """Size of a model that is trained from nothing."""
 
-    hidden: int = Field(default=128, ge=8)
-    layers: int = Field(default=3, ge=1)
-    heads: int = Field(default=4, ge=1)
-    intermediate: int = Field(default=344, ge=8)
+    hidden: int = Field(default=128, ge=8, le=65_536)
+    layers: int = Field(default=3, ge=1, le=1000)
+    heads: int = Field(default=4, ge=1, le=1024)
+    intermediate: int = Field(default=344, ge=8, le=1_000_000)
     positions: int = Field(default=512, ge=16, description="longest sequence, in tokens")
 
     @model_validator(mode="after")
@@ -36,7 +37,7 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     Embeddings are untied, so that engines may reload weights in place. The same seed and sizes give the same bytes.
 
     Raises:
-        UserError: ``tokenizer_dir`` holds no tokenizer or no chat template.
+        UserError: ``tokenizer_dir`` holds no tokenizer or no chat template; or the model is larger than the memory.
     """
     import torch
     from safetensors.torch import save_file
@@ -46,6 +47,9 @@ def build_scratch_model(arch: ScratchArch, tokenizer_dir: Path, out_dir: Path, s
     chat = ChatFormat.load(tokenizer_dir)
     if out_dir.exists() and any(out_dir.iterdir()):
         raise UserError(f"{out_dir} is not empty; give the new model a folder of its own.")
+    size, rows = arch.hidden, chat.vocab_size
+    numbers = 2 * rows * size + arch.layers * (4 * size + 3 * arch.intermediate + 2) * size + size
+    check_memory(4 * numbers, f"a model of {numbers:,} parameters (base.*.arch: hidden, layers, intermediate)")
     config = LlamaConfig(
         vocab_size=chat.vocab_size,
         hidden_size=arch.hidden,

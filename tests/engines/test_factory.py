@@ -54,7 +54,7 @@ def test_a_missing_model_folder_is_named(engine: str, tmp_path: Path) -> None:
 def test_vllm_replicas_are_a_count_or_auto(replicas: object, tmp_path: Path) -> None:
     for good in ("auto", 1, 8):
         TypeAdapter(EngineConfig).validate_python({"engine": "vllm", "replicas": good})
-    with pytest.raises(ValueError, match="whole number from 1, or auto"):
+    with pytest.raises(ValueError, match="whole number from 1 to 8192, or auto"):
         make({"engine": "vllm", "replicas": replicas}, tmp_path)
 
 

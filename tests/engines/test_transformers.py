@@ -15,6 +15,7 @@ import torch
 from selfimprove.chat import PLAIN_SPECIAL_TOKENS
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.models import load_causal_lm
+from selfimprove.engines.slots import CacheShape, Rows
 from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.errors import UserError
 from selfimprove.records import Message
@@ -389,3 +390,8 @@ def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="lower context"):
         make_engine(folder, context=1024)
+
+
+def test_slots_that_no_machine_has_memory_for_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, and there are"):
+        Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device("cpu"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.iterations.iter1.generate.models.0", None, "string"),
         ("rise.iterations.iter1.generate.problems", 2.5, "integer"),
         ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
-        ("rise.engines.student.slots", 0, "a whole number from 1, or auto, is expected, got 0"),
+        ("rise.engines.student.slots", 0, "a whole number from 1 to 8192, or auto, is expected, got 0"),
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
@@ -169,6 +170,21 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("agent_r.iterations.iter1.convert.data_type", "bad", "'good' or 'centric', got 'bad'"),
         ("agent_r.iterations.iter1.convert.judge", "gpt", "'actor' or 'scripted', got 'gpt'"),
         ("agent_r.iterations.iter2.convert.mix", {"general": -1}, "greater than or equal to 0"),
+        ("run.seed", 10**30, "less than or equal to 4294967295, got 1000000000000000000000000000000"),
+        ("run.seed", 10**200, "got 1" + "0" * 59 + "…"),
+        ("run.threads", 10**6, "less than or equal to 1024"),
+        ("rise.tasks.train", 10**12, "less than or equal to 1000000"),
+        ("rise.evaluate.parallel_samples", 10**7, "less than or equal to 10000"),
+        ("rise.evaluate.top_p", 1e-320, "a number from 1e-12 to 1e+09 is expected"),
+        ("rise.evaluate.temperature", 1e300, "a number from 1e-12 to 1e+09 is expected"),
+        ("rise.evaluate.max_tokens", 10**8, "a number of at most 10000000 is expected"),
+        ("rise.iterations.iter1.convert.temperature", 1e-320, "greater than or equal to 0.02"),
+        ("rise.engines.student.slots", 100_000, "a whole number from 1 to 8192, or auto"),
+        ("rise.sft.betas", [0.9, 2.0], "two numbers from 0 to below 1 are expected"),
+        ("rise.sft.epochs", 1e30, "a number from 1e-12 to 1e+09 is expected"),
+        ("base.rise.arch", {"hidden": 10**9}, "less than or equal to 65536"),
+        ("base.rise.arch", {"layers": 10**6}, "less than or equal to 1000"),
+        ("tokenizer.rise.vocab_size", 10**12, "less than or equal to 1000000"),
         ("agent_r.controls.direct.data", "bad", "'demonstrations', 'good' or 'direct', got 'bad'"),
     ],
 )
@@ -281,6 +297,8 @@ def test_an_iteration_s_lineage_is_oldest_first(method: str) -> None:
         ("- run\n", "a mapping of sections was expected"),
         ("", "a mapping of sections was expected"),
         ("run: \x07\n", "not YAML"),
+        ("run: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deep"),
+        (f"run: {{seed: 1{'0' * 6000}}}\n", "not YAML"),
     ],
 )
 def test_a_file_that_is_not_a_mapping_in_yaml_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -297,6 +315,15 @@ def test_bytes_that_are_not_utf8_and_a_missing_file_are_refused(tmp_path: Path) 
     path.write_bytes(b"run: {seed: \xff}\n")
     with pytest.raises(UserError, match="not YAML"):
         read_yaml(path)
+
+
+def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    pipe = tmp_path / "key"
+    os.mkfifo(pipe)
+    endpoint = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_file": str(pipe)}
+    said = f"params.yaml: rise: {pipe} is a pipe or a device; name a regular file."
+    assert complaint(put("rise.engines.teacher", endpoint)) == said
+    assert "spin: /dev/zero is a pipe or a device" in complaint(put("spin.prompt", {"few_shot": "/dev/zero"}))
 
 
 @given(

@@ -171,7 +171,7 @@ def copy_code(folder: Path) -> Path:
 
 def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
     """The smoke profile, made smaller, with what decides the number of steps pinned, under ``overlay``."""
-    yaml = YAML()
+    yaml = YAML(typ="safe", pure=True)  # a changed mapping's comments would be written in the middle of it
     params = yaml.load(compose("smoke", ROOT / "profiles"))
     merge(params, yaml.load(PARAMS))
     merge(params, overlay)

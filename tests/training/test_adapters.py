@@ -23,8 +23,9 @@ from selfimprove.errors import UserError
 from selfimprove.merging import full_weights
 from selfimprove.records import Example, Message
 from selfimprove.seeds import SeedKey
-from selfimprove.training.config import FinetuneParams
+from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.launch import finetune
+from selfimprove.training.loading import load_model
 from tests.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,6 +178,12 @@ def test_without_epochs_an_adapter_row_is_passed_on_as_it_is(own: Path) -> None:
     finetune(own / "iter1", [], own / "next", cfg, scratch=own.parent / "scratch", seed=1, threads=1)
     assert read_base(own / "next")[0] == own / "base"
     assert content_key(own / "next") == content_key(own / "iter1")
+
+
+def test_targets_that_the_model_does_not_have_are_one_sentence(world: Path) -> None:
+    params = FinetuneParams(lora=LoraConfig(targets=["q_prox"]))
+    with pytest.raises(UserError, match=r"finetune.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
+        load_model(world / "models/base", params, seed=1)
 
 
 def _size(folder: Path) -> int:

@@ -55,3 +55,12 @@ def test_deepspeed_is_not_imported_for_it(tokenizer: Path, tmp_path: Path, monke
     monkeypatch.setitem(sys.modules, "deepspeed", None)  # an import of it would fail
     build_scratch_model(ARCH, tokenizer, tmp_path / "m", 0)
     assert (tmp_path / "m/model.safetensors").is_file()
+
+
+def test_a_model_larger_than_the_machine_s_memory_is_refused_before_it_is_built(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError, match=r"a model of [0-9,]+ parameters .* would take [0-9,]+ GiB of memory, and there"
+    ):
+        build_scratch_model(ScratchArch(hidden=65536, layers=1000, heads=64), tokenizer, tmp_path / "m", seed=1)

@@ -12,7 +12,6 @@ Later steps add ``trajectories`` (spec reflect_rl §4, Data formats). ``question
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -25,7 +24,7 @@ from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import quoted, unquoted
 from selfimprove.envs.autoexplore.tree import View, join
 from selfimprove.errors import UserError
-from selfimprove.records import Record
+from selfimprove.records import Record, load_json
 from selfimprove.seeds import rng
 
 _DROPPED = ("copilot_cmds", "reasons", "reason", "commands_reason", "commands_copilot_cmds", "commands")
@@ -192,7 +191,7 @@ def read_tasks(path: Path) -> list[Task]:
         UserError: the file is missing, not a JSON list, or a task does not fit the schema (names its place and field).
     """
     try:
-        rows: Any = json.loads(path.read_text(encoding="utf-8"))
+        rows: Any = load_json(path)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); run the stage that writes it.") from None
     except (ValueError, RecursionError):

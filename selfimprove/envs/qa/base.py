@@ -14,7 +14,6 @@ method's business.
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from selfimprove.errors import UserError
-from selfimprove.records import Record, read_rows
+from selfimprove.records import Record, load_json, only_regular, read_rows
 
 TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu", "chat"]
 Split = Literal["train", "dev", "test"]
@@ -145,7 +144,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}, line {line}", row
         return
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = load_json(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; mend the path in params.yaml.") from None
     except (ValueError, RecursionError) as error:
@@ -164,6 +163,7 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
     Raises:
         UserError: the file is missing or is no UTF-8 CSV.
     """
+    only_regular(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.reader(file, strict=True)

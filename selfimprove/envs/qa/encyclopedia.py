@@ -37,8 +37,12 @@ _PATIENCE = 500  # draws for one question, before the world counts as used up
 class EncyclopediaParams(Section):
     """How large the world is and how hard its questions are."""
 
-    people: int = Field(default=900, ge=60, description="and as many works; six in ten of them in the training panel")
-    distractors: int = Field(default=100, ge=0, description="people (and works) that no question is about")
+    people: int = Field(
+        default=900, ge=60, le=1_000_000, description="and as many works; six in ten of them in the training panel"
+    )
+    distractors: int = Field(
+        default=100, ge=0, le=1_000_000, description="people (and works) that no question is about"
+    )
     hops: dict[int, float] = Field(
         default={1: 0.2, 2: 0.6, 3: 0.2}, description="share of bridge questions that take so many paragraphs"
     )

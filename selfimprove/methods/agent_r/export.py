@@ -11,7 +11,6 @@ which nodes were made are lost.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.search import q_value, uct
 from selfimprove.methods.agent_r.tree import Node, Tree, turn_messages
 from selfimprove.pipeline.publish import aside, write_json
-from selfimprove.records import Message, Record, Role, read_jsonl, write_jsonl
+from selfimprove.records import Message, Record, Role, load_json, read_jsonl, write_jsonl
 
 ROOT = "ROOT"
 """The root's reply and action in the original's files."""
@@ -223,7 +222,7 @@ def import_trees(
     trees = []
     for task, path in sorted(files.items()):
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = load_json(path)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path} is not JSON ({error}); restore or delete it.") from None
         trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))

@@ -32,16 +32,16 @@ class TaskParams(Section):
     """
 
     demonstrations: int = Field(
-        ge=0, description="tasks whose expert episodes are the warm start; a panel of their own"
+        ge=0, le=1_000_000, description="tasks whose expert episodes are the warm start; a panel of their own"
     )
     layouts: int = Field(
         default=1,
         ge=1,
         description="textcraft: each demonstration's commands in so many orders, with other distractors",
     )
-    train: int = Field(ge=1)
-    dev: int = Field(ge=0)
-    test: int = Field(ge=1)
+    train: int = Field(ge=1, le=1_000_000)
+    dev: int = Field(ge=0, le=1_000_000)
+    test: int = Field(ge=1, le=1_000_000)
     files: dict[Literal["train", "test"], str] | None = None
     games: GameParams | None = Field(default=None, description="sciworld: which of its games; null: all of them")
     revision_demonstrations: int = Field(
@@ -78,15 +78,15 @@ class SearchParams(Section):
     min: int | None = Field(default=None, ge=0, description="only task ids from here on")
     max: int | None = Field(default=None, ge=1, description="only task ids below this")
     engine: str = Field(default="actor", description="who searches: the model itself, or another engine to learn from")
-    max_depth: int = Field(default=10, ge=1, description="MAX_DEPTH: max_depth + 1 actions are possible")
+    max_depth: int = Field(default=10, ge=1, le=1000, description="MAX_DEPTH: max_depth + 1 actions are possible")
     dives: int = Field(default=4, ge=1, description="ITERA")
-    n_gen: int = Field(default=4, ge=1, description="N_GEN: samples of an expansion")
+    n_gen: int = Field(default=4, ge=1, le=10_000, description="N_GEN: samples of an expansion")
     exploration: float = Field(default=0.25, ge=0, description="weight of the UCT bonus")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
     stop: list[str] = Field(default=[])
-    concurrency: int = Field(default=256, ge=1, description="trees in flight")
+    concurrency: int = Field(default=256, ge=1, le=100_000, description="trees in flight")
 
     @model_validator(mode="after")
     def _some(self) -> SearchParams:
@@ -127,7 +127,7 @@ class ConvertParams(Section):
     validate_splice: Literal["none", "replay"] = "none"
     accumulate: bool = Field(default=False, description="add the parent iterations' examples")
     mix: Mix = Mix()
-    concurrency: int = Field(default=512, ge=1, description="pairs judged at once")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="pairs judged at once")
 
 
 class EvaluateParams(Section):
@@ -143,7 +143,7 @@ class EvaluateParams(Section):
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
     revision_tasks: int | None = Field(default=None, ge=1, description="from so many bad beginnings at most")
     revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
-    concurrency: int = Field(default=512, ge=1)
+    concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
 class Iteration(Section):

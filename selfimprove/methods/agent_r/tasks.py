@@ -11,7 +11,6 @@ be given instead, as JSON in any of the shapes in which Agent-R publishes them :
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +22,7 @@ from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
-from selfimprove.records import Example, Message, read_rows
+from selfimprove.records import Example, Message, load_json, read_rows
 from selfimprove.seeds import rng
 
 Panel = Literal["demonstrations", "train", "dev", "test"]
@@ -125,7 +124,7 @@ def read_ids(path: Path, env_name: str) -> list[int]:
     if not path.is_file():
         raise UserError(f"{path} does not exist; mend agent_r.tasks.files in params.yaml.")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
         ids = list(dict.fromkeys(_flatten(value, env_name)))
     except (ValueError, RecursionError) as error:
         line = " ".join(str(error).split())

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from selfimprove.errors import UserError
 from selfimprove.pipeline.params import read_yaml
+from selfimprove.records import load_json
 
 COLUMNS = ("success", "cost", "loss")
 WINDOW = 99
@@ -177,7 +178,7 @@ def original_points(path: Path) -> list[Point]:
         UserError: the file is missing or no such list.
     """
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = load_json(path)
         return [_point(row) for row in rows]
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); restore it.") from None

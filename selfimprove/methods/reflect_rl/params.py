@@ -35,9 +35,9 @@ DATA_SETS: tuple[DataSet, ...] = (
 class TaskParams(Section):
     """Panels of tasks, disjoint, drawn by the run's seed; without counts all tasks are split 7:2:1 (spec §3)."""
 
-    train: int | None = Field(default=None, ge=1)
-    dev: int | None = Field(default=None, ge=0)
-    test: int | None = Field(default=None, ge=1)
+    train: int | None = Field(default=None, ge=1, le=1_000_000)
+    dev: int | None = Field(default=None, ge=0, le=1_000_000)
+    test: int | None = Field(default=None, ge=1, le=1_000_000)
     few_data: int = Field(default=0, ge=0, description="only so many of the training tasks; 0: all")
     file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks instead of templates")
     teacher: str | None = Field(
@@ -66,7 +66,9 @@ class GenerateParams(Section):
     teacher: str = Field(default="teacher", description="an engine; a scripted one explains without a model")
     tasks: int | None = Field(default=None, ge=1, description="training tasks that it plays whole; null: all")
     negative_tasks: int | None = Field(default=None, ge=1, description="training tasks with negatives; null: all")
-    negatives: int = Field(default=2, ge=0, description="a task: autoexplore wrong files, elsewhere exploring episodes")
+    negatives: int = Field(
+        default=2, ge=0, le=10_000, description="a task: autoexplore wrong files, elsewhere exploring episodes"
+    )
     oracle_prob: float = Field(
         default=0.1, ge=0, le=1, description="exploring: how often the oracle acts instead of chance; alfworld 0.3"
     )
@@ -75,7 +77,7 @@ class GenerateParams(Section):
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_tokens: int = Field(default=300, ge=1, description="of a chat teacher's answer")
-    concurrency: int = Field(default=64, ge=1)
+    concurrency: int = Field(default=64, ge=1, le=100_000)
 
 
 class Sft(Section):
@@ -118,12 +120,12 @@ class EvaluateParams(ActingParams):
 
     panel: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    eval_reps: int = Field(default=10, ge=1, description="episodes of a task at each level")
+    eval_reps: int = Field(default=10, ge=1, le=10_000, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")
     engine: str = Field(default="policy", description="the engine that plays the policy; training's is always policy")
     sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
     reflector: str | None = Field(default=None, description="with which reflection model that row plays; null: without")
-    concurrency: int = Field(default=512, ge=1)
+    concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
 class ReportParams(Section):
@@ -146,7 +148,7 @@ class Agent(Section):
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
     max_tokens: int = Field(default=300, ge=1)
-    eval_reps: int | None = Field(default=None, ge=1, description="null: as evaluate.eval_reps")
+    eval_reps: int | None = Field(default=None, ge=1, le=10_000, description="null: as evaluate.eval_reps")
 
     @model_validator(mode="after")
     def _asks_somebody(self) -> Agent:

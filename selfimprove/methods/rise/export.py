@@ -10,7 +10,6 @@ status``. It has no place for token ids: episodes imported from a log are tokeni
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +23,18 @@ from selfimprove.envs.base import make_env
 from selfimprove.errors import UserError
 from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.pipeline.publish import aside, write_json
-from selfimprove.records import Attempt, Episode, Example, Message, Record, Status, Turn, read_jsonl, write_jsonl
+from selfimprove.records import (
+    Attempt,
+    Episode,
+    Example,
+    Message,
+    Record,
+    Status,
+    Turn,
+    load_json,
+    read_jsonl,
+    write_jsonl,
+)
 from selfimprove.seeds import key_bits
 
 BLOCKED = "blocked"
@@ -237,7 +247,7 @@ def import_log(
 ) -> None:
     """The original's log to episodes (JSONL)."""
     try:
-        log = json.loads(source.read_text(encoding="utf-8"))
+        log = load_json(source)
     except FileNotFoundError:
         raise UserError(f"{source} does not exist; name the log to import.") from None
     except (ValueError, RecursionError) as error:

@@ -23,10 +23,10 @@ class TaskParams(Section):
     files: dict[Literal["train", "test"], str] | None = Field(
         default=None, description="source 'files': your own JSONL in the format of rise.env.name"
     )
-    demonstrations: int = Field(ge=0)
-    train: int = Field(ge=1)
-    dev: int = Field(ge=0)
-    test: int = Field(ge=1)
+    demonstrations: int = Field(ge=0, le=1_000_000)
+    train: int = Field(ge=1, le=1_000_000)
+    dev: int = Field(ge=0, le=1_000_000)
+    test: int = Field(ge=1, le=1_000_000)
     demonstration_difficulty: Difficulty = Field(default=Difficulty(), description="embedded demonstrations")
     difficulty: Difficulty = Field(default=Difficulty(), description="embedded train, dev and test panels")
 
@@ -57,14 +57,14 @@ class GenerateParams(Section):
     problems: int = Field(ge=1, description="how many of the training panel, from its start")
     offset: int = Field(default=0, ge=0, description="panel index to start at")
     limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
-    max_turns: int = Field(default=5, ge=1)
+    max_turns: int = Field(default=5, ge=1, le=1000)
     models: list[str]
     num_of_samples: list[int]
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1)
     dialogue_limit: int = Field(default=20, ge=1, description="trailing messages kept; whole pairs")
-    concurrency: int = Field(default=512, ge=1, description="episodes in flight")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
     resamples: int = Field(default=3, ge=0, description="new draws when every sample of a turn is degenerate")
 
     def select(self, panel: Sequence[Problem]) -> list[Problem]:
@@ -83,8 +83,8 @@ class GenerateParams(Section):
         for key in ("models", "num_of_samples"):
             if len(getattr(self, key)) != self.max_turns:
                 raise ValueError(f"{key} needs one entry a turn ({self.max_turns}), has {len(getattr(self, key))}")
-        if min(self.num_of_samples) < 1:
-            raise ValueError("num_of_samples: every turn needs at least one sample")
+        if not all(1 <= count <= 10_000 for count in self.num_of_samples):
+            raise ValueError("num_of_samples: every turn needs at least one sample, and at most 10000")
         return self
 
 
@@ -92,7 +92,7 @@ class ConvertParams(Section):
     """Episodes to weighted examples: w = exp(reward / temperature)."""
 
     criteria: Literal["all", "better", "best", "success"] = "all"
-    temperature: float = Field(default=0.4, gt=0)
+    temperature: float = Field(default=0.4, ge=0.02, description="below 0.02 weights would overflow float32")
     only_success: bool = False
     remove_duplication: bool = True
     shuffle: bool = True
@@ -107,15 +107,15 @@ class EvaluateParams(Section):
 
     panel: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    max_turns: int = Field(default=5, ge=1)
+    max_turns: int = Field(default=5, ge=1, le=1000)
     context_window: int = Field(default=5, ge=1)
-    parallel_samples: int = Field(default=5, ge=1)
+    parallel_samples: int = Field(default=5, ge=1, le=10_000)
     oracle: bool = Field(default=False, description="stop at the first right attempt")
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1)
     dialogue_limit: int = Field(default=20, ge=1)
-    concurrency: int = Field(default=512, ge=1)
+    concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
 class Iteration(Section):

@@ -11,7 +11,7 @@ from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
 from selfimprove.methods.spin.prompts import Format, is_flat
-from selfimprove.params_base import Section
+from selfimprove.params_base import LARGEST_SEED, Section
 from selfimprove.tools.params import ToolsParams
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.pair_config import PairParams
@@ -33,9 +33,11 @@ class TasksParams(Section):
     """
 
     source: Literal["encyclopedia", "hotpotqa", "chat"] = "encyclopedia"
-    train: int = Field(ge=1, description="questions with an expert: the warm start learns them, self-play asks them")
-    dev: int = Field(ge=0)
-    test: int = Field(ge=1)
+    train: int = Field(
+        ge=1, le=1_000_000, description="questions with an expert: the warm start learns them, self-play asks them"
+    )
+    dev: int = Field(ge=0, le=1_000_000)
+    test: int = Field(ge=1, le=1_000_000)
     encyclopedia: EncyclopediaParams = EncyclopediaParams()
     experts: Literal["gpt-4", "scripted", "both"] = Field(
         default="gpt-4", description="hotpotqa: FireAct's 500 trajectories, scripted ones (declared so), or all of them"
@@ -80,7 +82,7 @@ class PlayParams(Section):
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1, description="tokens of a round")
     evaluate: bool = Field(default=True, description="false: nothing is scored, rewards are null")
-    concurrency: int = Field(default=512, ge=1, description="episodes in flight")
+    concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
 
     @model_validator(mode="after")
     def _some(self) -> PlayParams:
@@ -93,7 +95,7 @@ class GenerateParams(PlayParams):
     """Self-play: the opponent answers the training panel. More than one run a question gives outcome pairs as well."""
 
     runs: int = Field(
-        default=1, ge=1, description="episodes on each question; the first is SPIN's, all make outcome pairs"
+        default=1, ge=1, le=10_000, description="episodes on each question; the first is SPIN's, all make outcome pairs"
     )
 
 
@@ -118,7 +120,7 @@ class Mix(Section):
 
     own: float = Field(default=1.0, gt=0, le=1)
     previous: float = Field(default=1.0, ge=0, le=1)
-    seed: int = Field(default=42, ge=0)
+    seed: int = Field(default=42, ge=0, le=LARGEST_SEED)
 
 
 class ConvertParams(Section):

@@ -12,7 +12,6 @@ pred "", where the original lost it (trap 7); without evaluation the reward is n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import FINISH, SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, heading, is_flat
+from selfimprove.records import load_json
 
 
 def few_shot_of(episode: SpinEpisode) -> str:
@@ -90,7 +90,7 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
         UserError: missing, not JSON, or an entry has no ``traj``.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; name a trajectory file.") from None
     except (ValueError, RecursionError) as error:

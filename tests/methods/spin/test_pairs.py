@@ -95,7 +95,7 @@ def some(count: int, source: str) -> list[Pair]:
     return [Pair(id=f"{source}-{n}", prompt=[], real=[], generated=[], source=source) for n in range(count)]
 
 
-@given(st.integers(0, 40), st.integers(0, 40), st.floats(0.01, 1), st.floats(0, 1))
+@given(st.integers(0, 40), st.integers(0, 40), st.floats(0.01, 1), st.just(0.0) | st.floats(0.01, 1))
 def test_spin_43_the_window_takes_the_first_of_each_source_and_shuffles(own, previous, mine, theirs):
     mix = Mix(own=mine, previous=theirs)
     joined = mixed(some(own, "iter1"), some(previous, "iter0"), mix)
