@@ -10,20 +10,23 @@ A WebShop client's episode::
 Every call of the three dialects in spec agent_r §3 (AgentGym HTTP) is here, without what was broken there and with
 ``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had (trap 6). Whatever
 goes wrong is answered with status 200 and ``{"error": "one sentence"}``, as the originals do. Ids count up from 0 and
-are never used again. There is no access control: serve on 127.0.0.1 or inside a trusted network.
+are never used again. ``/create`` takes an empty body in every dialect; AgentGym's TextCraft server answers 422 then.
+There is no access control: serve on 127.0.0.1 or inside a trusted network (``agentgym_guard`` keeps web pages out).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio.to_thread
+import uvicorn
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -32,6 +35,7 @@ from starlette.routing import Route
 
 from selfimprove.envs.agent import AgentEnv, EnvError
 from selfimprove.envs.agentgym_dialects import Ask, Create, Dialect, Endpoint, Open, Refused, Which
+from selfimprove.envs.agentgym_guard import BoundedProtocol, own_names, refusal
 from selfimprove.errors import UserError
 
 LONGEST_BODY = 1 << 20
@@ -131,6 +135,7 @@ def make_app(
     *,
     environments: int,
     idle: float,
+    names: Collection[str] = own_names("localhost"),
     clock: Callable[[], float] = time.monotonic,
 ) -> Starlette:
     """The server.
@@ -140,6 +145,7 @@ def make_app(
         make_env: makes a fresh copy of the environment.
         environments: how many may be held at once.
         idle: seconds without a call after which one may be taken back, when there is no room.
+        names: what a request's Host may be, besides an address.
         clock: seconds.
     """
     held = Environments(make_env, environments, idle, clock)
@@ -180,11 +186,11 @@ def make_app(
             await held.close_all(run)
 
     routes = [
-        _route("GET", "/", hello),
-        _route("POST", "/create", create),
-        _route("POST", "/close", close),
-        _route("GET", "/list_envs", list_envs),
-        *(_route(one.method, one.path, partial(answer, one)) for one in dialect.endpoints),
+        _route("GET", "/", hello, names),
+        _route("POST", "/create", create, names),
+        _route("POST", "/close", close, names),
+        _route("GET", "/list_envs", list_envs, names),
+        *(_route(one.method, one.path, partial(answer, one), names) for one in dialect.endpoints),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -205,9 +211,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _route(method: str, path: str, work: Callable[[Request], Awaitable[Any]]) -> Route:
+def server_config(app: Starlette, **more: Any) -> uvicorn.Config:
+    """How the server is run: with bounds on connections and time, and a log of its own faults alone."""
+    return uvicorn.Config(app, http=BoundedProtocol, log_level="error", access_log=False, **more)
+
+
+def _route(method: str, path: str, work: Callable[[Request], Awaitable[Any]], names: Collection[str]) -> Route:
     async def respond(request: Request) -> Response:
         try:
+            if (reason := refusal(request, names)) is not None:
+                raise Refused(reason)
             answer = await work(request)
         except (Refused, UserError, EnvError) as error:
             answer = {"error": str(error)}
@@ -222,10 +235,14 @@ def _route(method: str, path: str, work: Callable[[Request], Awaitable[Any]]) ->
 async def _body(request: Request) -> dict[str, Any]:
     """The JSON object of a request; {} for an empty body."""
     raw = b""
-    async for chunk in request.stream():
-        raw += chunk
-        if len(raw) > LONGEST_BODY:
-            raise Refused(f"the request is longer than {LONGEST_BODY} bytes.")
+    try:
+        async with asyncio.timeout(BoundedProtocol.patience):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > LONGEST_BODY:
+                    raise Refused(f"the request is longer than {LONGEST_BODY} bytes.")
+    except TimeoutError:
+        raise Refused(f"the request did not end within {BoundedProtocol.patience:g} s.") from None
     try:
         given = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError):

@@ -16,7 +16,8 @@ import uvicorn
 from selfimprove.cli import run
 from selfimprove.envs.agent_params import EnvName
 from selfimprove.envs.agentgym_dialects import DIALECTS
-from selfimprove.envs.agentgym_server import close_env, listen, make_app
+from selfimprove.envs.agentgym_guard import own_names
+from selfimprove.envs.agentgym_server import close_env, listen, make_app, server_config
 from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.pipeline.params import load_section, read_yaml
@@ -39,12 +40,18 @@ def serve(
     first = make_agent_env(settings)
     first.reset(first.task_ids()[0])  # what is wrong with it is said now, not to the first client
     close_env(first)
-    server = make_app(DIALECTS[env], partial(make_agent_env, settings), environments=environments, idle=idle)
+    server = make_app(
+        DIALECTS[env],
+        partial(make_agent_env, settings),
+        environments=environments,
+        idle=idle,
+        names=own_names(host),
+    )
     listener = listen(host, port)
     typer.echo(
         f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C ends it"
     )
-    uvicorn.Server(uvicorn.Config(server, log_level="warning", access_log=False)).run([listener])
+    uvicorn.Server(server_config(server)).run([listener])
 
 
 if __name__ == "__main__":

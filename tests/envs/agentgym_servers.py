@@ -15,7 +15,7 @@ import uvicorn
 
 from selfimprove.envs.agent import AgentEnv
 from selfimprove.envs.agentgym_dialects import DIALECTS
-from selfimprove.envs.agentgym_server import listen, make_app
+from selfimprove.envs.agentgym_server import listen, make_app, server_config
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def our_server(
     """Serve copies of an environment in a thread; the address."""
     app = make_app(DIALECTS[name], make_env, environments=environments, idle=idle, clock=clock)
     listener = listen("127.0.0.1", port)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2))
+    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

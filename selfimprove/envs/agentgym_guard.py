@@ -1,0 +1,84 @@
+"""What keeps the environment server working whatever connects to it: limits, time limits, and who may ask.
+
+A browser on the same machine can be made to send requests by any page that it shows. Such a request carries an
+``Origin``, or a ``Host`` that a foreign name server points here (DNS rebinding), or no JSON content type; those are
+refused. AgentGym's clients send none of the three.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Collection
+from ipaddress import ip_address
+from typing import Any
+
+from starlette.requests import Request
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+PATIENCE = 20.0
+"""Seconds in which a client must have sent a request, from the connection or its last answer on; a body as well."""
+
+MOST_CONNECTIONS = 512
+"""Connections held at once, at most; fewer where the process may have few open files."""
+
+
+def most_connections() -> int:
+    """Half of the files that this process may have open, so that environments can still open theirs."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(MOST_CONNECTIONS, max(1, files // 2))
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP protocol, which alone would hold half a request for ever, and any number of them."""
+
+    patience = PATIENCE
+    most = most_connections()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._idle_since: Any = self
+        self._watcher = self.loop.call_later(self.patience, self._watch)
+        if len(self.connections) > self.most:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watcher.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Close the connection if it has had no request in progress since the last look, nor a new one in between."""
+        working = self.cycle is not None and not self.cycle.response_complete
+        idle = None if working else (self.cycle or self)
+        if idle is not None and idle is self._idle_since:
+            self.transport.abort()
+            return
+        self._idle_since = idle
+        self._watcher = self.loop.call_later(self.patience, self._watch)
+
+
+def own_names(host: str) -> frozenset[str]:
+    """Names by which clients may call a server that listens at ``host``; addresses in figures are always allowed."""
+    return frozenset(name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn()))
+
+
+def refusal(request: Request, names: Collection[str]) -> str | None:
+    """Why a request is not answered; None: it is."""
+    if "origin" in request.headers:
+        return "requests of web pages (with an Origin) are not answered."
+    host = request.url.hostname or ""
+    if host.lower() not in names and not _is_address(host):
+        return f"this server is not called {host!r}; use its address, or start it with --host {host}."
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json":
+        return f"the content type must be application/json, not {kind}."
+    return None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
