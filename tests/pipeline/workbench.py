@@ -172,6 +172,7 @@ def copy_code(folder: Path) -> Path:
 def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
     """The smoke profile, made smaller, with what decides the number of steps pinned, under ``overlay``."""
     yaml = YAML(typ="safe", pure=True)  # a changed mapping's comments would be written in the middle of it
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     params = yaml.load(compose("smoke", ROOT / "profiles"))
     merge(params, yaml.load(PARAMS))
     merge(params, overlay)
