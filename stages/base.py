@@ -5,6 +5,7 @@ from pathlib import Path
 
 from selfimprove.base_adapter import with_full_weights
 from selfimprove.base_model import BaseSection, resolve_model, take_weights
+from selfimprove.chat import ChatFormat
 from selfimprove.pipeline.params import load_section, read_yaml
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
 from selfimprove.records import read_rows
@@ -29,8 +30,12 @@ def main(stage: Stage[BaseSection]) -> None:
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
         model = with_full_weights(resolve_model(cfg), cfg, stage.scratch / "merged")
+        from selfimprove.base_check import check_base, check_tokenizer
+
+        meta = check_base(model)
         take_weights(model, folder, own=model == Path(cfg.model))
         copy_tokenizer(model, folder, cfg.chat_template)
+        check_tokenizer(model, meta, ChatFormat.load(folder).vocab_size)
 
 
 if __name__ == "__main__":
