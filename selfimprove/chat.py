@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from selfimprove.chat_template import CPU_SECONDS, MEMORY, compile_template, is_bounded, render
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 
@@ -112,11 +112,14 @@ class ChatFormat:
         model_ids: int | None = None,
     ) -> None:
         """``model_ids``: how many ids the model has; None: as many as the tokenizer."""
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise
+        if template not in NAMED_TEMPLATES.values() and not is_bounded(template, tuple(sorted(special.items()))):
+            raise UserError(
+                f"{where}: the chat template takes more than {CPU_SECONDS} s or {MEMORY >> 30} GiB for a few short "
+                "messages; name another with the param chat_template."
+            )
         try:
-            self._template = environment.from_string(template)
-        except TemplateError as error:
+            self._template = compile_template(template)
+        except (TemplateError, RecursionError) as error:
             raise UserError(
                 f"{where}: the chat template is not a Jinja template ({error}); name another with the param "
                 "chat_template."
@@ -289,10 +292,8 @@ class ChatFormat:
 
     def _render(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         try:
-            return self._template.render(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._special
-            )
-        except (TemplateError, TypeError, ValueError) as error:
+            return render(self._template, messages, add_generation_prompt, self._special)
+        except ValueError as error:
             raise UserError(
                 f"{self._where}: the chat template refuses the dialogue ({error}); "
                 "name another with the param chat_template."
@@ -346,10 +347,6 @@ def _without_prefix(part: Any) -> Any:
         if steps in part:
             return {**part, steps: [step for step in map(_without_prefix, part[steps]) if step is not None]}
     return part
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
 
 
 def _template_source(folder: Path, config: dict[str, Any], template: str | None) -> str:
