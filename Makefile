@@ -99,8 +99,8 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.report.offline report/dvc/index.html
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
-dag: $(READY) ## the graph of stages
-	@dvc dag
+dag: $(READY) ## METHOD=name: a method's stages in their order, and what each needs
+	@python -m selfimprove.report.dag $(filter-out all,$(METHOD))
 
 test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint

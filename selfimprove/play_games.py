@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.agent import AgentEnv, Move
 from selfimprove.envs.base import AnswerEnv, Problem
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.enumerated import EnumeratedEnv, Played
 from selfimprove.errors import UserError
 from selfimprove.records import Message
 from selfimprove.seeds import SeedKey
@@ -82,11 +82,10 @@ class Game(Protocol):
 class LabelledGame:
     """An environment whose actions are listed with labels. ``reflector`` writes the reflection that a policy reads."""
 
-    about = ""
-
     def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
         self.name, self._env, self._reflector = name, env, reflector
-        self._cost = 0.0
+        self.about = _taxi_rules(env.horizon) if name == "taxi" else ""
+        self._cost, self._steps = 0.0, 0
 
     def tasks(self) -> Sequence[int]:
         """See ``Game``."""
@@ -94,7 +93,7 @@ class LabelledGame:
 
     def begin(self, task: int) -> str:
         """See ``Game``."""
-        self._cost = 0.0
+        self._cost, self._steps = 0.0, 0
         state = self._env.reset(task)
         return f"{state.pre}{state.post}"
 
@@ -110,10 +109,19 @@ class LabelledGame:
         """See ``Game``."""
         played = self._env.step(action)
         self._cost += played.cost
+        self._steps += 1
         state = self._env.state()
-        text = played.output if played.done else f"{state.pre}{state.post}"
+        text = f"{played.output}{self._why(played)}" if played.done else f"{state.pre}{state.post}"
         score = f"cost {played.cost:+g}, so far {self._cost:+g}"
         return Told(text, score, played.done, played.success, played.valid)
+
+    def _why(self, played: Played) -> str:
+        """Why a lost episode is over, in words for a person."""
+        if played.success:
+            return ""
+        if self._steps >= self._env.horizon:
+            return f"\nThe episode is over: {self._env.horizon} actions were not enough."
+        return "\nThe episode is over: that action changed nothing, which is dangerous." if self.name == "taxi" else ""
 
     def expert(self) -> Move | None:
         """See ``Game``."""
@@ -145,6 +153,14 @@ class LabelledGame:
         )
         (chosen,) = await engine.generate(request)
         return chosen.text
+
+
+def _taxi_rules(horizon: int) -> str:
+    """The rules that the environment gives to a model, without the form of its answers."""
+    from selfimprove.envs.taxi import INSTRUCTION
+
+    rules = INSTRUCTION.partition("\nAnswer each time")[0]
+    return f"{rules}\nYou have {horizon} actions. Type an action's number or its words."
 
 
 class TextGame:

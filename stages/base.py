@@ -16,7 +16,8 @@ from selfimprove.training.scratch_model import build_scratch_model
 @stage("base", "base", BaseSection, heavy=True)
 def main(stage: Stage[BaseSection]) -> None:
     cfg = stage.pick(dict(stage.params))
-    tokenizers = load_section(read_yaml(PARAMS_FILE), "tokenizer", TokenizerSection, str(PARAMS_FILE))
+    values = read_yaml(PARAMS_FILE)
+    tokenizers = load_section(values, "tokenizer", TokenizerSection, str(PARAMS_FILE))
     trained = dict(tokenizers)[stage.item]
     texts = stage.input(f"data/{stage.item}/texts.jsonl")
     stage.narrow((cfg, trained))

@@ -30,6 +30,8 @@ def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     assert demo(root, "tiny") == 0
     shown = capfd.readouterr().out
     assert "reflect_rl-finetune@reflect_rl" in shown
+    assert "reflect_rl-finetune@reflect_rl' (stage " in (root / ".rehearsal/demo/log.txt").read_text()
+    assert "reflect_rl-sft@policy: " in (root / ".rehearsal/demo/.scratch/logs/reflect_rl-sft@policy.log").read_text()
     assert all(row in shown for row in ("chance", "policy", "reflect_rl", "report/demo.png"))
     assert (root / "report/demo.png").read_bytes().startswith(b"\x89PNG")
     assert (root / "params.yaml").read_bytes() == before

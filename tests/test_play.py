@@ -93,6 +93,18 @@ def test_play_a_wrong_action_ends_as_the_environment_says(taxi):
     outcome, out = typed(taxi, START, "5\n")
     assert outcome == Outcome(True, False, 1)
     assert "failure after 1 steps" in out
+    assert "The episode is over: that action changed nothing, which is dangerous." in out
+
+
+def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(taxi):
+    outcome, out = typed(taxi, START, "1\n0\n" * 20)
+    shown = " ".join(out.replace("│", " ").split())
+    assert "Between two neighbours of a row, a | is a wall" in shown
+    assert "An action that changes nothing, as driving into a wall, is dangerous and ends the game." in shown
+    assert "You have 15 actions. Type an action's number or its words." in shown
+    assert "Thought: why" not in shown
+    assert outcome == Outcome(True, False, 15)
+    assert "The episode is over: 15 actions were not enough." in shown
 
 
 def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi):

@@ -28,6 +28,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.params_base import Section
 from selfimprove.pipeline.dvc_files import restore, wait_for_others
 from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml, section_faults
+from selfimprove.pipeline.small_defaults import small_settings
 from selfimprove.pipeline.tracking import TrackingParams, check_package
 from selfimprove.tokenizer import TokenizerSection
 
@@ -60,6 +61,8 @@ def main() -> None:
             for method in missing:
                 section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
                 faults += [f"{method}: {fault}" for fault in machine_faults(section, os.environ)]
+                if warning := small_settings(sections, method):
+                    print(warning, file=sys.stderr)
             wait_for_others()
             for sentence in restore():
                 print(sentence, file=sys.stderr)

@@ -32,6 +32,7 @@ from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, nam
 from selfimprove.pipeline.progress import StageProgress
 from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
 from selfimprove.pipeline.rows import GROUPS, group_of, place
+from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.pipeline.tracking import Tracker, TrackingParams
 
 if TYPE_CHECKING:
@@ -288,6 +289,10 @@ def stage(
             item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
             full = f"{name}@{item}" if item else name
             since = warm.started()
+            with kept_log(full):
+                work(full, item, since)
+
+        def work(full: str, item: str, since: float) -> None:
             try:
                 if DVC_STAGE in os.environ:
                     dvc_files.keep()

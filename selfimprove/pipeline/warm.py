@@ -125,12 +125,34 @@ def main() -> None:
 
 
 def _run(environment: dict[str, str]) -> int:
-    """The command's exit code, as a shell counts it."""
+    """The command's exit code, as a shell counts it. What DVC says of its stages is shown with the position."""
+    command = sys.argv[1:]
     try:
-        code = subprocess.run(sys.argv[1:], env=environment, check=False).returncode
+        if command[:2] == ["dvc", "repro"]:
+            code = _repro(command, environment)
+        else:
+            code = subprocess.run(command, env=environment, check=False).returncode
     except KeyboardInterrupt:
         code = 130
     return code if code >= 0 else 128 - code
+
+
+def _repro(command: list[str], environment: dict[str, str]) -> int:
+    from selfimprove.pipeline.overall import Overall  # not for the helper, which is forked before
+
+    overall = Overall(command[2:])
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace") as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(overall.line(line), end="", flush=True)
+        except KeyboardInterrupt:
+            for line in process.stdout:  # the terminal has interrupted the stage too: it saves a checkpoint and ends
+                print(line, end="", flush=True)
+            raise
+    if process.returncode == 0:
+        overall.end()
+    return process.returncode
 
 
 def _serve(server: socket.socket, alive: int) -> None:

@@ -61,6 +61,10 @@ def summarise(
         solid: rows that are the method itself, drawn in solid lines.
         rates: metric -> heading of further figures that the table shows without error.
         note: what the headings of ``rates`` mean.
+
+    Returns:
+        Among the rest ``unlike_last``, if there are any: control -> the iteration whose tokens it read, which is not
+        the last one.
     """
     agents = group_of(params, "agents")  # they only play
     found: dict[str, Any] = {}
@@ -75,7 +79,9 @@ def summarise(
             "training_tokens": trained["real_tokens"],
             "training_steps": trained.get("steps", trained.get("iterations")),
         }
+    unlike = {name: one.match for name, one in group_of(params, "controls").items() if one.match != last}
     return {
+        **({"unlike_last": unlike} if unlike else {}),
         "columns": list(columns),
         "gains": [],
         "rates": dict(rates),

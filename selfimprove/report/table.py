@@ -81,6 +81,11 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
     notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
+    for name, match in summary.get("unlike_last", {}).items():
+        notes.append(
+            f"WARNING: {name} read as many tokens as {match}, not as {summary['last']} (last): no fair comparison; "
+            f"set {method}.controls.{name}.match: {summary['last']}"
+        )
     table.caption = "\n".join(notes)
     return table
 

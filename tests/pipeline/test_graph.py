@@ -9,7 +9,9 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from selfimprove.pipeline.closure import closure, scripts
+from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
+from selfimprove.report.dag import needs, picture
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {
@@ -44,6 +46,21 @@ def test_no_code_is_hidden_from_dvc() -> None:
 
 def test_the_default_graph_stays_small(stages: list[PipelineStage]) -> None:
     assert len(stages) <= 90  # DVC takes time for each, also when nothing is to do
+
+
+def test_the_names_that_progress_counts_are_dvc_s(stages: list[PipelineStage]) -> None:
+    assert sorted(stage_names(["report"], ROOT)) == sorted(stage.addressing for stage in stages)
+
+
+def test_a_method_s_picture_is_as_wide_as_a_page_and_names_each_stage_after_those_it_needs() -> None:
+    found = needs()
+    for method in METHODS:
+        lines = picture(method, found).splitlines()
+        assert max(map(len, lines)) <= 110
+        shown = [line.split()[0] for line in lines[2:] if not line.startswith("     ")]
+        assert f"{method}-report" == shown[-1]
+        assert shown.index(f"base@{method}") > shown.index(f"{method}-data")
+    assert "← rise-control-finetune@{more_sft,single_turn,unweighted}" in picture("rise", found)
 
 
 @pytest.mark.parametrize("method", METHODS)

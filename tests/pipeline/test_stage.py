@@ -266,4 +266,4 @@ def test_params_that_do_not_fit_end_the_stage_before_it_locks(
     with pytest.raises(SystemExit, match="2"):
         work()
     assert "base.raed: unknown key; did you mean 'read'?" in capsys.readouterr().err
-    assert (work.done, (folder / ".scratch").exists()) == (0, False)
+    assert (work.done, (folder / ".scratch/locks").exists()) == (0, False)

@@ -199,3 +199,17 @@ def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: in
         assert all(str(column.header) in text for column in table.columns)
         assert len(parts) == 1 or width < 118
     assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
+
+
+def test_controls_that_match_another_iteration_than_the_last_are_warned_of(results: Path) -> None:
+    fair = summarise_rise(params(), results)
+    assert "unlike_last" not in fair
+    assert "WARNING" not in str(results_table("rise", fair).caption)
+    values = params().model_dump(mode="json")
+    values["controls"]["single_turn"]["match"] = "iter1"
+    summary = summarise_rise(RiseParams.model_validate(values), results)
+    assert summary["unlike_last"] == {"single_turn": "iter1"}
+    assert (
+        "WARNING: single_turn read as many tokens as iter1, not as iter2 (last): no fair comparison; "
+        "set rise.controls.single_turn.match: iter2"
+    ) in str(results_table("rise", summary).caption)

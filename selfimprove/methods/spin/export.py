@@ -4,7 +4,7 @@ python -m selfimprove.methods.spin.export trajectories episodes.jsonl trajs.json
 python -m selfimprove.methods.spin.export alpaca       trajs.json alpaca.json --mode self_play
 python -m selfimprove.methods.spin.export preferences  run_a.json run_b.json dpo.json
 python -m selfimprove.methods.spin.export pairs        pairs.jsonl rows.jsonl
-python -m selfimprove.methods.spin.export score        trajs.json --requested 500
+python -m selfimprove.methods.spin.export score        trajs.json
 """
 
 from __future__ import annotations
@@ -173,10 +173,11 @@ def export_pairs(
 @app.command("score")
 def score(
     source: Annotated[Path, typer.Argument(help="a trajectory file")],
-    requested: Annotated[int, typer.Option(min=1, help="how many tasks were asked for")],
+    requested: Annotated[int | None, typer.Option(min=1, help="tasks asked for; otherwise those in the file")] = None,
 ) -> None:
     """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
-    typer.echo(as_json(score_file(read_trajectories(source), requested)), nl=False)
+    trajectories = read_trajectories(source)
+    typer.echo(as_json(score_file(trajectories, requested or max(1, len(trajectories)))), nl=False)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,9 @@ def test_spin_49_a_file_is_scored_over_what_was_requested(files, capsys):
     run("score", files["right"], "--requested", 4)
     figures = json.loads(capsys.readouterr().out)
     assert (figures["em"]["mean"], figures["em"]["n"], figures["missing"]) == (0.5, 4, 1)
+    capsys.readouterr()
+    run("score", files["right"])
+    assert '"missing": 0' in capsys.readouterr().out
     assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
 
 

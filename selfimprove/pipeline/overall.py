@@ -1,0 +1,95 @@
+"""Where a whole ``dvc repro`` stands: ``stage 12 of 89, at most about 14 min left``, added to DVC's line a stage.
+
+DVC says of each stage in turn that it runs, that it did not change, or that it was restored. Those lines are counted.
+How long stages take is known from their last run here (``.scratch/stages.json``, seconds by DVC's name). Which of those
+that are still to come will be skipped is not known before DVC reaches them, hence "at most".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.publish import write_json
+
+SECONDS = Path(".scratch/stages.json")
+ALWAYS = ("code", "inputs")
+"""Stages that run every time, in a second."""
+
+_NAMED = re.compile(r"(?:Running stage|Stage|Restored stage) '([^']+)'")
+_FOREACH = re.compile(r"\$\{([\w.]+)\}")
+
+
+class Overall:
+    """Adds the position to DVC's lines. ``goals``: the stages that DVC was asked for."""
+
+    def __init__(self, goals: Sequence[str]) -> None:
+        self._goals = goals
+        self._names: list[str] = []
+        self._met: set[str] = set()
+        self._running, self._since = "", 0.0
+
+    def line(self, line: str) -> str:
+        """A line of DVC's output, with the position if it says that a stage runs."""
+        found = _NAMED.match(line)
+        if found is None:
+            return line
+        self.end()
+        self._met.add(found[1])
+        if not line.startswith("Running") or found[1] in ALWAYS:
+            return line
+        self._running, self._since = found[1], time.monotonic()
+        if not self._names:  # only now: a run in which nothing has changed reads nothing
+            self._names = stage_names(self._goals)
+        return f"{line.rstrip().rstrip(':')} ({self._position()}):\n"
+
+    def end(self) -> None:
+        """The stage that runs has ended, well as far as is known: keep how long it took."""
+        if self._running:
+            write_json(SECONDS, _seconds() | {self._running: round(time.monotonic() - self._since, 1)})
+            self._running = ""
+
+    def _position(self) -> str:
+        names = set(self._names) | self._met
+        text = f"stage {len(self._met)} of {len(names)}"
+        known = _seconds()
+        left = [known.get(name) for name in names - self._met | {self._running}]
+        if any(one is None for one in left):
+            return text
+        seconds = sum(one for one in left if one is not None)
+        shown = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        return f"{text}, at most about {shown} left"
+
+
+def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
+    """DVC's names of all stages that the goals need: ``report`` needs every stage, ``rise-report`` RISE's."""
+    reader = YAML(typ="safe")
+    params: dict[str, Any] = reader.load(root / "params.yaml")
+    names = []
+    for name, stage in reader.load(root / "dvc.yaml")["stages"].items():
+        found = _FOREACH.fullmatch(str(stage.get("foreach", "")))
+        node: Any = params
+        for key in found[1].split(".") if found else ():
+            node = (node or {}).get(key)
+        names += [f"{name}@{key}" for key in node or ()] if found else [name]
+    methods = [goal.removesuffix("-report") for goal in goals if goal.removesuffix("-report") in METHODS]
+    if not methods:
+        return names
+    return [
+        one for one in names if one in ALWAYS or any(one.startswith(f"{m}-") or one == f"base@{m}" for m in methods)
+    ]
+
+
+def _seconds() -> dict[str, float]:
+    try:
+        value = json.loads(SECONDS.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,65 @@
+"""Warns when a method's base is a person's own model and rows still train with the small default model's settings.
+
+The default profile trains a model of 0.2 million parameters with learning rates of about 4e-3 on sequences of 192 to
+512 tokens. A pretrained model trained like that loses in a few steps what it knew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.pipeline.params import read_yaml
+
+DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"
+LARGE = 5_000_000
+"""Parameters from which on the default's settings do not fit."""
+LENGTHS = ("max_length", "row_tokens")
+
+
+def small_settings(values: Mapping[str, Any], method: str) -> str | None:
+    """One sentence that names the keys of ``method`` that still fit the small default only; None if there are none.
+
+    A section counts if its learning rate is the default profile's at the same place; its lengths are then named too.
+
+    Args:
+        values: all of params.yaml.
+    """
+    model = values["base"][method].get("model")
+    size = None if model is None else parameters(Path(model))
+    if model is None or (size is not None and size < LARGE):
+        return None
+    kept = list(_kept(values[method], read_yaml(DEFAULT)[method], method))
+    if not kept:
+        return None
+    shown = f" ({size / 1e6:.0f} million parameters)" if size else ""
+    return (
+        f"WARNING: base.{method}.model is {model}{shown}, but these keys still have the values for the default's model "
+        f"of 0.2 million parameters, which make a pretrained model forget what it knew: {', '.join(kept)}. Set them; "
+        f"profiles/{method.replace('_', '-')}-smollm2.yaml shows values for a pretrained model."
+    )
+
+
+def parameters(folder: Path) -> int | None:
+    """Numbers in a model folder's weights, from the headers of its safetensors files; None if there are none."""
+    total = 0
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as content:
+            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
+        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total or None
+
+
+def _kept(section: Any, default: Any, place: str) -> Iterator[str]:
+    """``key.path value`` of what a training section shares with the default's at the same place."""
+    if not isinstance(section, Mapping) or not isinstance(default, Mapping):
+        return
+    if "lr" in section and section["lr"] == default.get("lr") and section.get("epochs") != 0:
+        yield f"{place}.lr {section['lr']:g}"
+        same = [key for key in LENGTHS if key in section and section[key] == default.get(key)]
+        yield from (f"{place}.{key} {section[key]}" for key in same)
+    for key, inner in section.items():
+        yield from _kept(inner, default.get(key), f"{place}.{key}")

@@ -1,0 +1,58 @@
+"""``make dag METHOD=rise``: a method's stages in the order in which they can run, each with the stages that it needs.
+
+``dvc dag`` draws all stages of all methods in one picture, some seven thousand columns wide.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from selfimprove.pipeline.overall import ALWAYS
+from selfimprove.pipeline.params import METHODS
+
+WIDTH = 100
+
+
+def needs() -> dict[str, list[str]]:
+    """Stage -> the stages that it needs directly, as DVC reads them from dvc.yaml; each after those it needs."""
+    import networkx as nx
+    from dvc.repo import Repo
+
+    graph = Repo().index.graph
+    order = nx.lexicographical_topological_sort(graph.reverse(), key=lambda stage: stage.addressing)
+    return {stage.addressing: sorted(one.addressing for one in graph.successors(stage)) for stage in order}
+
+
+def picture(method: str, found: Mapping[str, Sequence[str]]) -> str:
+    """The lines of one method. Stages that every other one needs (the code's and the files' hashes) are left out."""
+    mine = [name for name in found if name.startswith(f"{method}-") or name == f"base@{method}"]
+    column = max(map(len, mine), default=0) + 2
+    lines = [f"{method}: {len(mine)} stages; ← the stages that one needs, besides {' and '.join(ALWAYS)}", ""]
+    for name in mine:
+        inner = ", ".join(_together([one for one in found[name] if one not in ALWAYS]))
+        wrapped = textwrap.wrap(inner, WIDTH - column - 4, break_on_hyphens=False) or [""]
+        lines.append(f"  {name:{column}}{'← ' if inner else ''}{wrapped[0]}".rstrip())
+        lines += [" " * (column + 4) + more for more in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def _together(names: Sequence[str]) -> list[str]:
+    """Stages of one kind in one word: ``rise-finetune@{iter1,iter2}``."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, item = name.partition("@")
+        kinds.setdefault(kind, []).append(item)
+    several = {kind: f"@{{{','.join(items)}}}" for kind, items in kinds.items() if len(items) > 1}
+    return [kind + several.get(kind, f"@{items[0]}" if items[0] else "") for kind, items in kinds.items()]
+
+
+def main() -> None:
+    """Arguments: a method; none: all four."""
+    found = needs()
+    print("\n\n".join(picture(method, found) for method in sys.argv[1:] or METHODS))
+
+
+if __name__ == "__main__":
+    main()

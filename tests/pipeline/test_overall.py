@@ -1,0 +1,94 @@
+"""The position in the whole run that `make repro` shows, and the logs that stages leave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from selfimprove.pipeline.overall import SECONDS, Overall, stage_names
+from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.stage_log import kept_log
+from tests.repo_copy import ROOT
+
+GRAPH = """
+stages:
+  code: {cmd: 'true'}
+  rise-data: {cmd: 'true'}
+  base: {foreach: '${base}', do: {cmd: 'true'}}
+  rise-finetune: {foreach: '${rise.iterations}', do: {cmd: 'true'}}
+  rise-control-finetune: {foreach: '${rise.controls}', do: {cmd: 'true'}}
+  spin-data: {cmd: 'true'}
+"""
+PARAMS = "base: {rise: {}, spin: {}}\nrise: {iterations: {iter1: {}, iter2: {}}, controls: {}}\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "dvc.yaml").write_text(GRAPH)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_stages_of_a_goal_are_counted_from_the_graph_and_the_params(folder: Path) -> None:
+    rise = ["code", "rise-data", "base@rise", "rise-finetune@iter1", "rise-finetune@iter2"]
+    assert stage_names(["rise-report"]) == rise
+    assert sorted(stage_names(["report"])) == sorted([*rise, "base@spin", "spin-data"])
+
+
+def test_the_whole_default_has_the_stages_that_dvc_lists(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text(compose("default", ROOT / "profiles"))
+    (tmp_path / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
+    names = stage_names(["report"], tmp_path)
+    assert len(names) == len(set(names))
+    assert {"base@spin", "rise-finetune@iter2", "spin-report", "report"} <= set(names)
+
+
+def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(folder: Path) -> None:
+    first = Overall(["rise-report"])
+    assert first.line("Running stage 'code':\n") == "Running stage 'code':\n"
+    assert first.line("Stage 'rise-data' didn't change, skipping\n") == "Stage 'rise-data' didn't change, skipping\n"
+    assert first.line("Running stage 'base@rise':\n") == "Running stage 'base@rise' (stage 3 of 5):\n"
+    assert first.line("> python -m stages.base\n") == "> python -m stages.base\n"
+    for name in ("iter1", "iter2"):
+        first.line(f"Running stage 'rise-finetune@{name}':\n")
+    first.end()
+    assert json.loads(SECONDS.read_text()).keys() == {"base@rise", "rise-finetune@iter1", "rise-finetune@iter2"}
+    SECONDS.write_text(json.dumps({"code": 0, "rise-data": 0, "base@rise": 30, "rise-finetune@iter1": 600,
+                                   "rise-finetune@iter2": 210}))  # fmt: skip
+    again = Overall(["rise-report"])
+    for name in ("code", "rise-data"):
+        again.line(f"Stage '{name}' didn't change, skipping\n")
+    assert again.line("Running stage 'base@rise':\n") == (
+        "Running stage 'base@rise' (stage 3 of 5, at most about 14 min left):\n"
+    )
+    SECONDS.write_text("{torn")
+    assert "(stage 4 of 5)" in again.line("Running stage 'rise-finetune@iter1':\n")
+
+
+def test_a_run_in_which_nothing_changed_reads_neither_graph_nor_params(folder: Path) -> None:
+    (folder / "dvc.yaml").unlink()
+    overall = Overall(["rise-report"])
+    for name in ("code", "inputs"):
+        assert overall.line(f"Running stage '{name}':\n") == f"Running stage '{name}':\n"
+    overall.end()
+    assert not SECONDS.exists()
+
+
+def test_a_stage_s_log_keeps_its_words_and_its_traceback_but_no_progress_bar(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kept_log("rise-generate@iter1"):
+        print("rise-generate@iter1: 3/5", file=sys.stderr)
+        print("\x1b[2K bar", file=sys.stderr)
+    with pytest.raises(ZeroDivisionError), kept_log("rise-generate@iter1"):
+        print(1 // 0, file=sys.stderr)
+    text = (folder / ".scratch/logs/rise-generate@iter1.log").read_text()
+    assert text.count("rise-generate@iter1\n") == 2  # a heading for each run
+    assert "rise-generate@iter1: 3/5" in text
+    assert "ZeroDivisionError" in text
+    assert "2K" not in text
+    assert "3/5" in capsys.readouterr().err

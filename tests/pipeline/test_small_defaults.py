@@ -1,0 +1,52 @@
+"""Whoever puts an own model in place of the small one is told which settings are the small one's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import composed, names
+from selfimprove.pipeline.small_defaults import parameters, small_settings
+from tests.repo_copy import ROOT
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_file({"a": np.zeros((3000, 1000), np.float16), "b": np.zeros(4, np.float32)}, tmp_path / "model-1.safetensors")
+    save_file({"c": np.zeros((3000, 1000), np.float16)}, tmp_path / "model-2.safetensors", {"format": "pt"})
+    return tmp_path
+
+
+def test_parameters_are_counted_in_all_files_of_a_folder(model: Path) -> None:
+    assert parameters(model) == 6_000_004
+    assert parameters(model / "nothing") is None
+
+
+def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Path) -> None:
+    values = composed("default", ROOT / "profiles")
+    values["base"]["rise"]["model"] = str(model)
+    said = small_settings(values, "rise") or ""
+    assert said.startswith(f"WARNING: base.rise.model is {model} (6 million parameters)")
+    for key in ("rise.sft.lr 0.005", "rise.sft.max_length 192", "rise.iterations.iter2.finetune.lr 0.002",
+                "rise.controls.more_sft.finetune.lr 0.002"):  # fmt: skip
+        assert key in said
+    values["rise"]["sft"]["lr"] = 1e-5
+    assert "rise.sft" not in (small_settings(values, "rise") or "rise.sft")
+    assert small_settings(values, "spin") is None
+
+
+def test_a_model_as_small_as_the_default_s_is_no_reason(model: Path) -> None:
+    (model / "model-2.safetensors").unlink()
+    values = composed("default", ROOT / "profiles")
+    values["base"]["spin"]["model"] = str(model)
+    assert small_settings(values, "spin") is None
+
+
+@pytest.mark.parametrize("profile", names(ROOT / "profiles"))
+def test_no_profile_of_ours_needs_the_warning(profile: str) -> None:
+    values = composed(profile, ROOT / "profiles")
+    assert [said for method in METHODS if (said := small_settings(values, method))] == []
