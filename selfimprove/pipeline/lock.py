@@ -21,6 +21,8 @@ from selfimprove.errors import UserError
 from selfimprove.pipeline.warm import parents
 
 POLL_SECONDS = 0.2
+UNNAMED_POLLS = 10
+"""After so many looks a holder that has not left its name is told of."""
 
 
 @contextmanager
@@ -32,15 +34,22 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
-    said = False
+    said, tried = False, 0
     while True:
         try:
             lock.acquire(timeout=0)
             break
         except Timeout:
             holder = _holder(owner)
-            if holder is None:
-                time.sleep(POLL_SECONDS)  # between its acquiring the lock and its writing its name
+            if holder is None:  # between its acquiring the lock and its writing its name; or that file was removed
+                tried += 1
+                if tried == UNNAMED_POLLS:
+                    print(
+                        f"{stage}: {folder / stage}.lock is held by a process that has not left its name; waiting for "
+                        f"it (`fuser {folder / stage}.lock` shows which it is)",
+                        file=sys.stderr, flush=True,
+                    )  # fmt: skip
+                time.sleep(POLL_SECONDS)
                 continue
             if not _is_orphan(holder):
                 raise UserError(

@@ -40,6 +40,8 @@ from selfimprove.pipeline.params import RunParams, load_section, read_yaml
 ADDRESS = "SELFIMPROVE_WARM"
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
+FOLDER = "warm-"
+"""How the name of the helper's folder begins; the process id follows."""
 
 
 def parents() -> list[list[float]]:
@@ -104,7 +106,8 @@ def main() -> None:
     """Run the command given as arguments beside a helper; exit with its code."""
     if os.environ.get("ACCELERATOR") == "cuda":
         sys.exit(_run({name: value for name, value in os.environ.items() if name != ADDRESS}))
-    folder = tempfile.mkdtemp(prefix="warm-")
+    _clean()
+    folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
     address = str(Path(folder) / "s")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(address)
@@ -122,6 +125,14 @@ def main() -> None:
         os.close(held)
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(code)
+
+
+def _clean() -> None:
+    """Remove the folders of runs that were killed: their names hold the process ids."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}[0-9]*-*"):
+        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(environment: dict[str, str]) -> int:

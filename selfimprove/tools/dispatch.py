@@ -20,6 +20,9 @@ from selfimprove.tools.search import Tool
 
 _READ_AT_MOST = 1 << 16  # characters of an answer that are looked at before it is cut
 
+MOST_STUCK = 64
+"""Late calls whose threads still run, at most. Until one of them ends, further calls count as late at once."""
+
 
 class Tools:
     """The tools of a run.
@@ -33,6 +36,7 @@ class Tools:
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout = timeout
         self._longest = longest
+        self._stuck: set[threading.Thread] = set()
         self.stats: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
 
@@ -61,7 +65,7 @@ class Tools:
                 answer: Any = tool(argument)
             else:
                 async with self._slots:
-                    answer = await asyncio.wait_for(_in_thread(tool, argument), self._timeout)
+                    answer = await self._in_time(tool, argument)
         except TimeoutError:
             self.stats["late"] += 1
             return None
@@ -72,6 +76,22 @@ class Tools:
             self.faults[type(error).__name__] += 1
             return None
         return self._clean(answer)
+
+    async def _in_time(self, tool: Tool, argument: str) -> Any:
+        """The tool's answer. A thread cannot be ended, so there are at most ``MOST_STUCK`` that nobody waits for.
+
+        Raises:
+            TimeoutError: it took too long, or too many calls before it still have not ended.
+        """
+        self._stuck = {thread for thread in self._stuck if thread.is_alive()}
+        if len(self._stuck) >= MOST_STUCK:
+            raise TimeoutError
+        thread, answer = _in_thread(tool, argument)
+        try:
+            return await asyncio.wait_for(answer, self._timeout)
+        except TimeoutError:
+            self._stuck.add(thread)
+            raise
 
     def close(self) -> None:
         """Close what the tools hold open."""
@@ -96,8 +116,8 @@ class Tools:
         return text
 
 
-async def _in_thread(tool: Tool, argument: str) -> Any:
-    """The tool's answer out of a thread of its own, which nobody waits for at the end of the process.
+def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Future[Any]]:
+    """A thread of its own for a call, which nobody waits for at the end of the process, and the tool's answer.
 
     A pool's threads would be: one call that hangs would keep the finished run from ending.
     """
@@ -121,8 +141,9 @@ async def _in_thread(tool: Tool, argument: str) -> Any:
         except RuntimeError:
             return  # the loop has ended: nobody waits for this answer
 
-    threading.Thread(target=work, daemon=True, name="tool").start()
-    return await answer
+    thread = threading.Thread(target=work, daemon=True, name="tool")
+    thread.start()
+    return thread, answer
 
 
 def make_tools(params: ToolsParams, corpus: Path | None) -> Tools:

@@ -63,6 +63,28 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
             pass
 
 
+def test_a_holder_without_a_name_is_told_of_while_it_is_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with holder(tmp_path) as process:
+        (tmp_path / "stage.owner.json").unlink()
+        said: list[str] = []
+
+        def end() -> None:
+            while not said:
+                said.append(capsys.readouterr().err)
+                said.remove("") if not said[0] else None
+                time.sleep(0.05)
+            process.kill()
+
+        watcher = Thread(target=end)
+        watcher.start()
+        with stage_lock(tmp_path, "stage"):
+            pass
+        watcher.join()
+    assert "stage.lock is held by a process that has not left its name; waiting for it" in said[0]
+
+
 def test_an_orphan_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The holder's parent, a shell, is gone; the holder itself ends when its input does."""
     script = tmp_path / "hold.py"

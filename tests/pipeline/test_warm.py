@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -161,3 +162,14 @@ def test_in_the_gpu_environment_there_is_no_helper_that_could_ask_cuda(tmp_path:
     ran, asked = probed(tmp_path, "cuda")
     assert [loaded for _, loaded in ran.values()] == [False, False, False]
     assert asked == []
+
+
+def test_folders_of_killed_runs_are_removed_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    for name in (f"warm-{int(ended.stdout)}-x", f"warm-{os.getpid()}-x", "warm-winter"):
+        (tmp_path / name).mkdir()
+    warm._clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"warm-{os.getpid()}-x", "warm-winter"]

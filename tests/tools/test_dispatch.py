@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from selfimprove.envs.qa.base import Paragraph
 from selfimprove.errors import UserError
 from selfimprove.records import write_jsonl
+from selfimprove.tools import dispatch
 from selfimprove.tools.dispatch import Tools, make_tools, own_tool
 from selfimprove.tools.params import ToolsParams
 
@@ -84,6 +85,7 @@ def test_spin_14_a_tool_that_hangs_is_given_up_and_others_go_on():
 def test_spin_14_a_hanging_tool_does_not_keep_the_process_from_ending():
     program = """
 import asyncio, time
+from selfimprove.tools import dispatch
 from selfimprove.tools.dispatch import Tools
 made = Tools({"search": lambda _: time.sleep(600)}, concurrency=2, timeout=0.1, longest=100)
 print(asyncio.run(made.call("search", "x")))
@@ -92,6 +94,26 @@ print(asyncio.run(made.call("search", "x")))
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "None\n"
+
+
+def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monkeypatch):
+    monkeypatch.setattr(dispatch, "MOST_STUCK", 3)
+    release = threading.Event()
+
+    def hang(argument):
+        release.wait(60)
+        return argument
+
+    made = tools(hang, timeout=0.01)
+    before = threading.active_count()
+    assert [call(made) for _ in range(9)] == [None] * 9
+    assert made.stats["late"] == 9
+    assert threading.active_count() - before <= 3
+    release.set()
+    while threading.active_count() > before:
+        time.sleep(0.01)
+    made = tools(hang, timeout=30.0)
+    assert call(made, "well again") == "well again"
 
 
 def test_spin_14_an_answer_of_10_mb_is_cut():

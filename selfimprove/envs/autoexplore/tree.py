@@ -112,13 +112,9 @@ class Tree:
         Raises:
             OSError: it is gone, became something else, or may not be read.
         """
-        *folders, name = path.split("/")
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder, _, name = path.rpartition("/")
+        descriptor = _open_folder(self.root, folder)
         try:
-            for folder in folders:
-                below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
-                os.close(descriptor)
-                descriptor = below
             if not stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 raise OSError(0, "Not a regular file")
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -140,25 +136,48 @@ class Tree:
         return data[:limit], complete
 
 
+def _open_folder(root: str, path: str) -> int:
+    """A descriptor of a folder of the tree; no folder on the way below the root is reached through a link.
+
+    Raises:
+        OSError: it is gone, or became something else.
+    """
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for folder in path.split("/") if path else []:
+        try:
+            below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        finally:
+            os.close(descriptor)
+        descriptor = below
+    return descriptor
+
+
 def _list(root: str, path: str, keep: Keep) -> dict[str, Entry]:
     """One folder's entries, sorted; a folder that can't be listed has none."""
     found: dict[str, Entry] = {}
     try:
-        with os.scandir(os.path.join(root, path)) as entries:
+        descriptor = _open_folder(root, path)
+    except OSError:
+        return found
+    try:
+        with os.scandir(descriptor) as entries:
             for item in entries:
                 kind: Kind = "other"
                 target = None
+                where = os.path.join(root, path, item.name)
                 if item.is_symlink():
-                    kind, target = _follow(root, item.path)
+                    kind, target = _follow(root, where)
                 elif item.is_dir(follow_symlinks=False):
                     kind = "dir"
                 elif item.is_file(follow_symlinks=False):
                     kind = "file"
-                kept = keep(Path(item.path), item.name, kind)
+                kept = keep(Path(where), item.name, kind)
                 if kept and (kind != "link" or target is not None):  # links that lead outside are never listed
                     found[item.name] = Entry(kind, target)
     except OSError:
         pass
+    finally:
+        os.close(descriptor)
     return dict(sorted(found.items()))
 
 

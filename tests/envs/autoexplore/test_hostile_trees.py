@@ -229,3 +229,19 @@ def test_reflect_rl_12_ten_thousand_commands_in_hostile_trees(ground):
     assert ran["commands"] >= 10_000
     assert ran["successes"] > 700
     assert ran["files read"] > 400
+
+
+def test_a_folder_that_is_swapped_for_a_link_while_the_tree_is_listed_is_not_followed(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret").write_text("x")
+    (tmp_path / "tree/sub/deep").mkdir(parents=True)
+
+    def swap(path, name, kind):
+        if name == "sub":
+            (path / "deep").rmdir()
+            path.rmdir()
+            path.symlink_to(tmp_path / "outside")
+        return True
+
+    listed = Tree.scan(tmp_path / "tree", swap)
+    assert dict(listed.folders["sub"]) == {}
