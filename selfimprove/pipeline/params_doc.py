@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from selfimprove.pipeline.check import SCHEMAS
+from selfimprove.pipeline.meanings import MEANINGS
 
 PAGE = Path("docs/params.md")
 
@@ -18,6 +19,15 @@ PAGE = Path("docs/params.md")
 def page() -> str:
     """The whole page."""
     lines = ["# Every key of params.yaml", "", "Written by `make docs` from the schemas; a test keeps it true."]
+    for place, schema in schemas():
+        lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        for key, field in schema.model_fields.items():
+            lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning(schema, key)} |")
+    return "\n".join(lines) + "\n"
+
+
+def schemas() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section once, with the place where it first stands."""
     seen: set[type[BaseModel]] = set()
     waiting: list[tuple[str, type[BaseModel]]] = list(SCHEMAS.items())
     while waiting:
@@ -25,11 +35,21 @@ def page() -> str:
         if schema in seen:
             continue
         seen.add(schema)
-        lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+        yield place, schema
         for key, field in schema.model_fields.items():
-            lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {field.description or ''} |")
             waiting += [(f"{place}.{key}" + _star(field.annotation), inner) for inner in _models(field.annotation)]
-    return "\n".join(lines) + "\n"
+
+
+def meaning(schema: type[BaseModel], key: str) -> str:
+    """The field's description; without one, what ``MEANINGS`` says of it."""
+    described = schema.model_fields[key].description
+    found = (MEANINGS[name] for name in names_of(schema, key) if name in MEANINGS)
+    return described or next(found, "")
+
+
+def names_of(schema: type[BaseModel], key: str) -> tuple[str, str, str]:
+    """Under which ``MEANINGS`` may have a key, in the order in which they count."""
+    return f"{schema.__name__}.{key}", f"{schema.__module__.split('.')[-2]}.{key}", key
 
 
 def _text(schema: type[BaseModel]) -> str:

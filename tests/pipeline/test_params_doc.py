@@ -1,8 +1,19 @@
-"""docs/params.md says what the schemas say."""
+"""docs/params.md says what the schemas say, and what every key means."""
 
-from selfimprove.pipeline.params_doc import page
+from selfimprove.pipeline.meanings import MEANINGS
+from selfimprove.pipeline.params_doc import meaning, names_of, page, schemas
 from tests.repo_copy import ROOT
 
 
 def test_the_params_page_is_up_to_date() -> None:
     assert (ROOT / "docs/params.md").read_text(encoding="utf-8") == page(), "run `make docs`"
+
+
+def test_every_key_has_a_meaning_and_no_meaning_is_left_over() -> None:
+    used = set()
+    for place, schema in schemas():
+        for key, field in schema.model_fields.items():
+            assert meaning(schema, key), f"{place}.{key}: describe it in its Field, or in pipeline/meanings.py"
+            if field.description is None:
+                used.add(next(name for name in names_of(schema, key) if name in MEANINGS))
+    assert used == set(MEANINGS)
