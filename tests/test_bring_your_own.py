@@ -1,0 +1,92 @@
+"""The examples of docs/bring-your-own.md work as they stand there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.pipeline.small_defaults import small_settings
+from tests.repo_copy import ROOT, copy_repo, run
+from tests.tiny import make_tiny_model
+
+PAGE = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    """The page's examples in a language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def use(root: Path, overlay: str) -> dict[str, Any]:
+    """What the page says: a profile of one's own, then `make use`; the params."""
+    (root / "profiles/mine.yaml").write_text(overlay)
+    run(root, "git", "checkout", "--quiet", "params.yaml")
+    run(root, sys.executable, "-m", "selfimprove.pipeline.profiles", "mine")
+    params: dict[str, Any] = YAML(typ="safe", pure=True).load(root / "params.yaml")
+    return params
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_repo(tmp_path_factory.mktemp("own") / "repo", "default")
+
+
+def test_own_problems_become_the_panels_and_the_demonstrations(root: Path) -> None:
+    data, _ = blocks("yaml")
+    (root / "my").mkdir()
+    rows = blocks("json")[0]
+    (root / "my/train.jsonl").write_text(rows)
+    (root / "my/test.jsonl").write_text(rows.replace("Ada", "Ben").replace("eggs", "nuts"))
+    use(root, data)
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
+    run(root, "python", "-m", "stages.rise.data")
+    examples = [json.loads(line) for line in (root / "data/rise/base/train/examples.jsonl").read_text().splitlines()]
+    assert len(examples) == 1
+    written = "".join(path.read_text() for path in sorted((root / "data/rise/tasks").rglob("*.jsonl")))
+    assert "Ada has 3 pens" in written
+    assert "How many nuts are in 3 boxes?" in written
+
+
+def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(root: Path) -> None:
+    _, own = blocks("yaml")
+    make_tiny_model(root / "my-model", hidden=32)
+    params = use(root, own.replace("my/model", "my-model"))
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
+    (root / "data/rise").mkdir(parents=True, exist_ok=True)
+    (root / "data/rise/texts.jsonl").write_text('{"text": "unread"}\n')
+    run(root, "python", "-m", "stages.base", "rise")
+    weights = "model.safetensors"
+    assert (root / "models/base/rise" / weights).read_bytes() == (root / "my-model" / weights).read_bytes()
+    params["base"]["rise"]["model"] = "somebody/large"
+    assert small_settings(params, "rise") is None
+
+
+def test_an_own_environment_keeps_the_promises_of_one(root: Path) -> None:
+    space: dict[str, Any] = {}
+    exec(compile(blocks("python")[0], "docs/bring-your-own.md", "exec"), space)  # our own page
+    world = EmbeddedWorld(space["Counter"]())
+
+    async def play() -> None:
+        state, text = await world.reset(5)
+        assert "The goal is 5" in text
+        first, one = await world.step(state, "add one")
+        _, other = await world.step(state, "sing")  # the old state stays as it was
+        assert (one.observation, other.observation) == ("You are at 1.", "You are at 0.")
+        assert (one.info["valid"], other.info["valid"]) == (True, False)
+        for action in ("double", "double", "add one"):
+            first, one = await world.step(first, action)
+        assert (one.reward, one.done) == (1.0, True)
+
+    asyncio.run(play())
+    env = space["Counter"]()
+    for task in list(env.task_ids())[:20]:
+        env.reset(task)
+        assert [env.step(move.action).reward for move in env.expert()][-1] == 1.0
