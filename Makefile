@@ -39,7 +39,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # A profile given here would be ignored: it is `make use` that writes one into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
-.PHONY: check
+.PHONY: check verify
 .PHONY: help setup demo repro test lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
@@ -81,6 +81,9 @@ plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hou
 
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
 	@python -m selfimprove.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
+
+verify: $(READY) ## read every output and DVC's cache again: which file is damaged, and how to get it back
+	@python -m selfimprove.pipeline.verify
 
 check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
 	@python -m selfimprove.pipeline.check $(filter-out all,$(METHOD))

@@ -1,0 +1,114 @@
+"""``make verify``: whether outputs and DVC's cache still hold the bytes that dvc.lock names.
+
+DVC itself trusts a file whose size and time have not changed, and checks a damaged cache file out as up to date. Here
+every file is read. The cache shares its files with the working folder (hard links): a file is read once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.errors import UserError
+
+LOCK = Path("dvc.lock")
+CACHE = Path(".dvc/cache/files/md5")
+FOLDER = ".dir"
+"""How the hash of a folder ends: the cache then holds a JSON list of its files and their hashes."""
+
+
+class Out(NamedTuple):
+    """A file that dvc.lock names, directly or in a folder: who made it, and its MD5 hash (``.dir``: a folder's)."""
+
+    stage: str
+    path: Path
+    md5: str
+
+
+def main() -> None:
+    """Exit with 2 and a sentence a damaged file."""
+    try:
+        outs = list(outputs())
+        faults = list(dict.fromkeys(found(outs)))
+    except UserError as error:
+        outs, faults = [], [str(error)]
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        sys.exit(2)
+    print(f"{sum(not out.md5.endswith(FOLDER) for out in outs)} files and DVC's cache are as dvc.lock names them.")
+
+
+def outputs() -> Iterator[Out]:
+    """Every output of every finished stage; a folder comes before its files.
+
+    Raises:
+        UserError: there is no dvc.lock, or it is torn.
+    """
+    if not LOCK.is_file():
+        raise UserError(f"{LOCK} does not exist, so nothing has been made yet; run `make repro`.")
+    try:
+        stages = YAML(typ="safe").load(LOCK.read_bytes())["stages"]
+        listed = [(stage, out) for stage, entry in stages.items() for out in entry.get("outs", [])]
+        for stage, out in listed:
+            yield from _expanded(Out(stage, Path(out["path"]), out["md5"]))
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{LOCK} is torn; run `make check`, which puts the last good copy back.") from None
+
+
+def found(outs: list[Out]) -> Iterator[str]:
+    """A sentence for each file that is damaged or gone."""
+    for out in outs:
+        kept = _in_cache(out.md5)
+        whole = not kept.is_file() or _md5(kept) == out.md5.removesuffix(FOLDER)
+        again = f"`dvc repro --force {out.stage}`"
+        if not whole:
+            yield f"{kept} (of {out.path}) is damaged in DVC's cache; delete it and {out.path}, then run {again}."
+        elif out.md5.endswith(FOLDER):
+            if not out.path.is_dir() and not kept.is_file():
+                yield f"{out.path} is missing, and DVC's cache does not hold it; run {again}."
+        elif not out.path.is_file() or _md5(out.path) != out.md5:
+            what = "is not what dvc.lock names" if out.path.exists() else "is missing"
+            remedy = f"`dvc checkout --force {out.stage}` brings it back" if kept.is_file() else f"run {again}"
+            yield f"{out.path} {what}; {remedy}."
+    named = {_in_cache(out.md5) for out in outs}
+    for file in sorted(CACHE.glob("??/*")):
+        if file not in named and file.is_file() and _md5(file) != (file.parent.name + file.name).removesuffix(FOLDER):
+            yield f"{file} is damaged in DVC's cache (an older result's); delete it."
+
+
+def _expanded(out: Out) -> Iterator[Out]:
+    """The output, and of a folder its files, as the cache lists them."""
+    yield out
+    kept = _in_cache(out.md5)
+    if out.md5.endswith(FOLDER) and kept.is_file() and _md5(kept) == out.md5.removesuffix(FOLDER):
+        entries: list[dict[str, Any]] = json.loads(kept.read_bytes())
+        for entry in entries:
+            yield Out(out.stage, out.path / entry["relpath"], entry["md5"])
+
+
+def _in_cache(md5: str) -> Path:
+    return CACHE / md5[:2] / md5[2:]
+
+
+_KNOWN: dict[tuple[int, int], str] = {}
+"""(device, inode) -> hash: a second name of a file is not read again."""
+
+
+def _md5(file: Path) -> str:
+    status = file.stat()
+    key = (status.st_dev, status.st_ino)
+    if key not in _KNOWN:
+        with file.open("rb") as content:
+            _KNOWN[key] = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    return _KNOWN[key]
+
+
+if __name__ == "__main__":
+    main()

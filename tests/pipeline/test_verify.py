@@ -1,0 +1,84 @@
+"""``make verify``, with real DVC: damage that DVC takes for up to date is named, with what brings the file back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo_copy import ROOT
+
+STAGES = """
+stages:
+  make: {cmd: "mkdir f && echo one > f/a && echo two > f/b && echo 1 > m.json", outs: [f], metrics: [m.json: {cache: false}]}
+"""  # noqa: E501
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    (tmp_path / "dvc.yaml").write_text(STAGES)
+    dvc(tmp_path, "init", "--quiet", "--no-scm")
+    dvc(tmp_path, "config", "cache.type", "copy")
+    dvc(tmp_path, "repro", "--quiet")
+    return tmp_path
+
+
+def dvc(folder: Path, *command: str) -> None:
+    quiet = {**os.environ, "DVC_NO_ANALYTICS": "1", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["dvc", *command], cwd=folder, env=quiet, check=True, capture_output=True)
+
+
+def verify(folder: Path) -> tuple[int, list[str]]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "selfimprove.pipeline.verify"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return ran.returncode, (ran.stderr if ran.returncode else ran.stdout).splitlines()
+
+
+def cached(folder: Path, content: str) -> Path:
+    (file,) = (f for f in folder.glob(".dvc/cache/files/md5/??/*") if f.read_text() == content)
+    file.chmod(0o644)
+    return file
+
+
+def test_what_is_whole_is_said_to_be_and_a_damaged_output_comes_back(repo: Path) -> None:
+    assert verify(repo) == (0, ["3 files and DVC's cache are as dvc.lock names them."])
+    (repo / "f/a").write_text("One\n")
+    (repo / "f/b").unlink()
+    assert verify(repo) == (
+        2,
+        [
+            "f/a is not what dvc.lock names; `dvc checkout --force make` brings it back.",
+            "f/b is missing; `dvc checkout --force make` brings it back.",
+        ],
+    )
+    dvc(repo, "checkout", "--force", "make")
+    assert verify(repo)[0] == 0
+    (repo / "m.json").write_text("2\n")
+    assert verify(repo) == (2, ["m.json is not what dvc.lock names; run `dvc repro --force make`."])
+
+
+def test_a_damaged_file_of_the_cache_is_named_though_dvc_finds_it_up_to_date(repo: Path) -> None:
+    file = cached(repo, "two\n")
+    file.write_text("TWO\n")
+    code, (said,) = verify(repo)
+    where = file.relative_to(repo)
+    assert code == 2
+    assert said == (
+        f"{where} (of f/b) is damaged in DVC's cache; delete it and f/b, then run `dvc repro --force make`."
+    )
+    file.unlink()
+    (repo / "f/b").unlink()
+    dvc(repo, "repro", "--force", "make")
+    assert verify(repo)[0] == 0
+
+
+def test_a_lock_that_is_torn_or_missing_is_one_sentence(repo: Path) -> None:
+    (repo / "dvc.lock").write_text("stages:\n  make: 7\n")
+    assert verify(repo) == (2, ["dvc.lock is torn; run `make check`, which puts the last good copy back."])
+    (repo / "dvc.lock").unlink()
+    assert verify(repo) == (2, ["dvc.lock does not exist, so nothing has been made yet; run `make repro`."])
