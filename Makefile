@@ -40,7 +40,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check verify
-.PHONY: help setup demo repro test lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo repro test test-fast lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -108,6 +108,14 @@ dag: $(READY) ## METHOD=name: a method's stages in their order, and what each ne
 test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
+
+# What most changes break first; no test here trains a model or runs DVC's stages.
+FAST := tests/methods tests/tools tests/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
+  check graph journal overall params params_doc profiles publish stage)) \
+  $(addprefix tests/test_,$(addsuffix .py,base_model chat cli records reference seeds))
+
+test-fast: $(READY) ## the light tests that most changes need first, under a minute
+	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST)
 
 lint: $(READY) ## ruff and mypy
 	@ruff check . && ruff format --check --quiet . && mypy

@@ -16,6 +16,9 @@ LIBRARIES = "vega.js"
 VEGA_LITE = "5.20"
 """The version whose schema (v5) DVC's templates and ours name."""
 
+GLOBALS = "window.vega = vega; window.vegaLite = vegaLite; window.vegaEmbed = vegaEmbed;"
+"""Under these names DVC's page calls the libraries."""
+
 _REMOTE = re.compile(r'(?:\s*<script src="https?://[^"]*"></script>)+')
 
 
@@ -25,7 +28,7 @@ def make_offline(page: Path) -> None:
     if not libraries.is_file():
         from vl_convert import javascript_bundle
 
-        write_text(libraries, javascript_bundle(vl_version=VEGA_LITE))
+        write_text(libraries, javascript_bundle(GLOBALS, vl_version=VEGA_LITE))
     local = f'\n    <script src="{LIBRARIES}"></script>'
     write_text(page, _REMOTE.sub(local, page.read_text(encoding="utf-8"), count=1))
 
