@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 WIDTH = 120
+_WORDS = re.compile(r"[A-Za-z0-9_./-]+( [A-Za-z0-9_./-]+)*")
 
 
 def rewritten(lines: list[str], node: CommentedMap, value: Mapping[str, Any]) -> list[str]:
@@ -75,4 +78,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
+    if isinstance(value, str) and not _WORDS.fullmatch(value):
+        return DoubleQuotedScalarString(value)  # DVC's reader takes no plain text with a colon, in braces
     return value

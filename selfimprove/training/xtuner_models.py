@@ -117,13 +117,12 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
     if generation.is_file():
         shutil.copyfile(generation, trained / generation.name)
     dtype = getattr(torch, params.dtype)
-    model, told = load_weights(trained, params, config=config, dtype=dtype, output_loading_info=True)
-    strange = sorted([*told["missing_keys"], *told["unexpected_keys"]])
-    if strange:
+    try:
+        model = load_weights(trained, params, config=config, dtype=dtype)
+    except UserError as error:
         raise UserError(
-            f"{trained}: XTuner trained other weights than {model_dir} has (such as {strange[0]}); "
-            "set finetune.backend: trainer."
-        )
+            f"XTuner trained other weights than {model_dir} has ({error}); set finetune.backend: trainer."
+        ) from None
     model.config.use_cache = True
     model.save_pretrained(out_dir)
 
