@@ -4,11 +4,12 @@ The base plays twice: its own failures are the bad beginnings from which every m
 """
 
 import asyncio
+from pathlib import Path
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
 from selfimprove.envs.replay import diverged, replay_figures
-from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings
+from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings, read_beginnings
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
 from selfimprove.methods.agent_r.play import play
@@ -50,7 +51,9 @@ def main(stage: Stage[AgentRParams]) -> None:
 
                     whole = [Beginning(task_id=task, replies=[]) for task in panel]
                     beginnings = given or []
-                    if given is None and cfg.revision:
+                    if given is None and cfg.revision and cfg.beginnings:
+                        beginnings = read_beginnings(Path(cfg.beginnings), panel)[: cfg.revision_tasks]
+                    elif given is None and cfg.revision:
                         sampled = cfg.model_copy(update={"temperature": 1.0, "top_p": 1.0})
                         failed = await all_of(whole, sampled, "agent_r-beginnings")
                         beginnings = bad_beginnings(panel, failed, cfg.revision_prefix)[: cfg.revision_tasks]

@@ -1,10 +1,12 @@
 """agent_r-generate@<iteration>: a search tree over every task of the training panel, hundreds at once."""
 
 import asyncio
+from pathlib import Path
 
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import diverged, replay_figures
+from selfimprove.methods.agent_r.beginnings import read_beginnings
 from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -26,6 +28,8 @@ def main(stage: Stage[AgentRParams]) -> None:
     stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
     tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
+    given = read_beginnings(Path(cfg.prior), tasks) if cfg.prior else []
+    prior = {one.task_id: one.replies for one in given}
 
     async def run() -> None:
         world = make_world(agent_r.env)
@@ -37,7 +41,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                 ) as engines:  # fmt: skip
                     progress.watch(engines)
                     mine = shard_of(tasks, stage.shard)
-                    search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed)  # noqa: E731
+                    search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
                     trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
                     stage.timing |= figures(engines) | replay_figures(world)
         finally:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
-from selfimprove.records import Episode, Record
+from selfimprove.errors import UserError
+from selfimprove.records import Episode, Record, read_jsonl
 
 
 class Beginning(Record):
@@ -12,6 +15,24 @@ class Beginning(Record):
 
     task_id: int
     replies: list[str]
+
+
+def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
+    """A list of one's own, each task at most once (rows 16 and 34).
+
+    Args:
+        known: the tasks that it may be about.
+
+    Raises:
+        UserError: the file is missing, a line does not fit, or a task stands there twice or is none of ``known``.
+    """
+    given = read_jsonl(path, Beginning)
+    counts = Counter(one.task_id for one in given)
+    for task, count in counts.items():
+        if count > 1 or task not in known:
+            what = f"stands there {count} times; keep one line" if count > 1 else "is none that is played; remove it"
+            raise UserError(f"{path}: task {task} {what}.")
+    return given
 
 
 def bad_beginning(episode: Episode, most: int) -> list[str]:

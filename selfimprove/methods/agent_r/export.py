@@ -1,7 +1,9 @@
-"""Search trees in the original's nested JSON, and back; and their leaves in its order (spec §2 Tree node JSON; row 17).
+"""Search trees in the original's nested JSON, and back (spec §2 Tree node JSON).
 
     python -m selfimprove.methods.agent_r.export trees        trees.jsonl mcts_result/textcraft/base
     python -m selfimprove.methods.agent_r.export import-trees mcts_result/textcraft/base trees.jsonl --env textcraft
+
+and conversations and results: ``conversations``, ``import-conversations`` and ``results``.
 
 One file a tree, ``search_results_<task>.json``, each node inside its parent. Every node holds its whole conversation
 (``state``), rebuilt on export, so that the original's scripts can read it. The format has exactly the original's fields
@@ -14,19 +16,32 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import ConfigDict, Field, ValidationError
 
 from selfimprove.cli import run
 from selfimprove.errors import UserError
+from selfimprove.methods.agent_r import formats
+from selfimprove.methods.agent_r.metrics import eval_row, own_turns
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import parse_action
-from selfimprove.methods.agent_r.search import q_value, uct
+from selfimprove.methods.agent_r.search import uct
 from selfimprove.methods.agent_r.tree import Node, Tree, turn_messages
 from selfimprove.pipeline.publish import aside, write_json
-from selfimprove.records import Message, Record, Role, load_json, read_jsonl, write_jsonl
+from selfimprove.records import (
+    Episode,
+    Example,
+    Message,
+    Record,
+    Role,
+    load_json,
+    read_jsonl,
+    read_rows,
+    write_jsonl,
+    write_rows,
+)
 
 ROOT = "ROOT"
 """The root's reply and action in the original's files."""
@@ -34,23 +49,6 @@ COEFFICIENT = 0.25
 """The original's weight of the UCT bonus, for ``puct_value``."""
 
 _FILE = re.compile(r"search_results_(\d+)\.json")
-
-
-def leaf_paths(tree: Tree) -> list[list[int]]:
-    """Every path from the root (node 0) to a terminal node without children, depth first as in the original."""
-    paths, stack = [], [[0]]
-    while stack:
-        path = stack.pop()
-        node = tree.nodes[path[-1]]
-        if node.terminal and not node.children:
-            paths.append(path)
-        stack += [[*path, child] for child in reversed(node.children)]
-    return paths
-
-
-def sorted_leaf_paths(tree: Tree) -> list[list[int]]:
-    """``leaf_paths``, highest mean value of the leaf first; equal ones stay depth first."""
-    return sorted(leaf_paths(tree), key=lambda path: -q_value(tree.nodes[path[-1]]))
 
 
 def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
@@ -189,7 +187,9 @@ def _pairs(prompt: Sequence[Message]) -> list[list[str]]:
     ]
 
 
-app = typer.Typer(add_completion=False, help="Search trees in the original's format, and back.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, help="Trees, conversations and results in the original's formats.", no_args_is_help=True
+)
 
 
 @app.command("trees")
@@ -228,6 +228,49 @@ def import_trees(
         trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))
     with aside(target) as part:
         write_jsonl(part, trees)
+
+
+_To = Literal["xtuner", "openai"]
+_From = Literal["xtuner", "openai", "log"]
+
+
+@app.command("conversations")
+def export_conversations(
+    source: Annotated[Path, typer.Argument(help="examples.jsonl")],
+    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    to: Annotated[_To, typer.Option(help="xtuner: turns with output_with_loss; openai: messages with loss")] = "openai",
+) -> None:
+    """Training examples (JSONL) to conversations, each reply with its loss flag."""
+    write = {"xtuner": formats.to_xtuner, "openai": formats.to_openai}[to]
+    rows = [write(example) for example in read_jsonl(source, Example)]
+    with aside(target) as part:
+        write_rows(part, rows)
+
+
+@app.command("import-conversations")
+def import_conversations(
+    source: Annotated[Path, typer.Argument(help="JSONL of conversations")],
+    target: Annotated[Path, typer.Argument(help="examples.jsonl to write")],
+    form: Annotated[_From, typer.Option("--from", help="log: the original's pair or good log")] = "openai",
+) -> None:
+    """Conversations (JSONL) to training examples; weights are 1 where the loss flag stands, else 0."""
+    read = {"xtuner": formats.from_xtuner, "openai": formats.from_openai, "log": formats.from_log}[form]
+    examples = [read(row, f"{source}, line {number}") for number, row in read_rows(source)]
+    with aside(target) as part:
+        write_jsonl(part, examples)
+
+
+@app.command("results")
+def export_results(
+    source: Annotated[Path, typer.Argument(help="episodes.jsonl of an evaluation")],
+    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    model: Annotated[str, typer.Option(help="model_name of every row")],
+    revised: Annotated[bool, typer.Option(help="the episodes that begin badly, instead of the whole ones")] = False,
+) -> None:
+    """Episodes (JSONL) to the original's result rows: task_id, env_score, model_name, step_num, state."""
+    episodes = [one for one in read_jsonl(source, Episode) if revised == (len(own_turns(one)) < len(one.turns))]
+    with aside(target) as part:
+        write_rows(part, [eval_row(episode, model) for episode in episodes])
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol
 
 from selfimprove.errors import UserError
-from selfimprove.methods.agent_r.export import sorted_leaf_paths
+from selfimprove.methods.agent_r.leaves import sorted_leaf_paths
 from selfimprove.methods.agent_r.search import q_value
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.seeds import rng

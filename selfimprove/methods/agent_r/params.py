@@ -78,6 +78,10 @@ class SearchParams(Section):
     min: int | None = Field(default=None, ge=0, description="only task ids from here on")
     max: int | None = Field(default=None, ge=1, description="only task ids below this")
     engine: str = Field(default="actor", description="who searches: the model itself, or another engine to learn from")
+    prior: str | None = Field(
+        default=None,
+        description="JSONL of {task_id, replies}: a task's tree begins after these replies of its line; null: none",
+    )
     max_depth: int = Field(default=10, ge=1, le=1000, description="MAX_DEPTH: max_depth + 1 actions are possible")
     dives: int = Field(default=4, ge=1, description="ITERA")
     n_gen: int = Field(default=4, ge=1, le=10_000, description="N_GEN: samples of an expansion")
@@ -141,6 +145,9 @@ class EvaluateParams(Section):
     max_tokens: int = Field(default=500, ge=1)
     stop: list[str] = Field(default=[])
     revision: bool = Field(default=True, description="also evaluate from given bad beginnings")
+    beginnings: str | None = Field(
+        default=None, description="JSONL of {task_id, replies}, the bad beginnings; null: the base's own failures"
+    )
     revision_tasks: int | None = Field(default=None, ge=1, description="from so many bad beginnings at most")
     revision_prefix: int = Field(default=3, ge=1, description="bad actions in a given beginning, at most")
     concurrency: int = Field(default=512, ge=1, le=100_000)

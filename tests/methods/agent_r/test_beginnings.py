@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning, bad_beginnings
-from selfimprove.records import Attempt, Episode, Status, Turn
+from pathlib import Path
+
+import pytest
+
+from selfimprove.errors import UserError
+from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning, bad_beginnings, read_beginnings
+from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.records import Attempt, Episode, Status, Turn, read_jsonl, read_rows, write_rows
+from tests.pipeline.workbench import Workbench
 
 
 def episode(status: Status, replies: int) -> Episode:
@@ -27,3 +34,45 @@ def test_agent_r_34_every_model_goes_on_from_the_failures_of_one() -> None:
     assert bad_beginnings([7, 8, 9, 10], played, 2) == [
         Beginning(task_id=7, replies=["Action: 0", "Action: 1"]), Beginning(task_id=10, replies=["Action: 0"]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([{"task_id": 7, "replies": []}] * 2, "task 7 stands there 2 times"),
+        ([{"task_id": 9, "replies": ["a"]}], "task 9 is none that is played"),
+        ([{"task_id": 7, "reply": ["a"]}], "line 1: field 'replies'"),
+    ],
+)
+def test_a_list_that_does_not_fit_is_one_sentence(tmp_path: Path, lines: list[dict[str, object]], said: str) -> None:
+    write_rows(tmp_path / "list.jsonl", lines)
+    with pytest.raises(UserError, match=said):
+        read_beginnings(tmp_path / "list.jsonl", [7, 8])
+
+
+LOOK = "Thought: I look.\nAction: inventory"
+
+
+def test_agent_r_16_trees_grow_from_given_prior_actions(agent_bench: Workbench, tmp_path: Path) -> None:
+    trees = read_jsonl(agent_bench.folder / "data/agent_r/iter2/trees.jsonl", Tree)
+    change = {"agent_r": {"iterations": {"iter2": {"generate": {"prior": "prior.jsonl"}}}}}
+    folder = agent_bench.copy(tmp_path / "bench", change)
+    write_rows(folder / "prior.jsonl", [{"task_id": trees[0].task_id, "replies": [LOOK]}])
+    ran = agent_bench.forks.run(folder, "agent_r.generate", "iter2")
+    assert ran.code == 0, ran.stderr
+    first, *others = read_jsonl(folder / "data/agent_r/iter2/trees.jsonl", Tree)
+    assert first.prompt[:-2] == trees[0].prompt
+    assert first.prompt[-2].content == LOOK
+    assert others == trees[1:]
+
+
+def test_agent_r_34_every_model_goes_on_from_a_list_of_one_s_own(agent_bench: Workbench, tmp_path: Path) -> None:
+    panel = [row["task_id"] for _, row in read_rows(agent_bench.folder / "data/agent_r/tasks/test.jsonl")]
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"evaluate": {"beginnings": "bad.jsonl"}}})
+    given = {"task_id": panel[1], "replies": [LOOK]}
+    write_rows(folder / "bad.jsonl", [given])
+    ran = agent_bench.forks.run(folder, "agent_r.evaluate", "base")
+    assert ran.code == 0, ran.stderr
+    assert [row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")] == [given]
+    episodes = read_jsonl(folder / "results/agent_r/base/episodes.jsonl", Episode)
+    assert [turn.attempt.text for turn in episodes[-1].turns if turn.model == "given"] == [LOOK]

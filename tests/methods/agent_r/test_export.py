@@ -11,11 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selfimprove.cli import run
 from selfimprove.errors import UserError
-from selfimprove.methods.agent_r.export import from_json, leaf_paths, sorted_leaf_paths, to_json
+from selfimprove.methods.agent_r.export import app, from_json, to_json
+from selfimprove.methods.agent_r.leaves import leaf_paths, sorted_leaf_paths
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.records import dump_line, read_jsonl, write_jsonl
+from selfimprove.records import (
+    Attempt,
+    Episode,
+    Example,
+    Message,
+    Turn,
+    dump_line,
+    read_jsonl,
+    read_rows,
+    write_jsonl,
+    write_rows,
+)
 from tests.methods.agent_r.searching import FAR, grow, params, said, scripted
 
 FIELDS = {
@@ -172,3 +185,49 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path):
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
     assert "search_results_3.json is not JSON" in wrong.stderr
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def command(*words: object) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(app, [str(word) for word in words])
+    assert end.value.code in (0, None)
+
+
+@pytest.mark.parametrize("form", ["xtuner", "openai"])
+def test_agent_r_25_26_conversations_go_there_and_back_with_their_loss_flags(tmp_path, form):
+    messages = [
+        Message(role="user", content="Craft."),
+        Message(role="assistant", content="No.", weight=0.0),
+        Message(role="user", content="Nothing."),
+        Message(role="assistant", content="Yes.", weight=1.0),
+    ]
+    write_jsonl(tmp_path / "examples.jsonl", [Example(id="e", messages=messages)])
+    command("conversations", tmp_path / "examples.jsonl", tmp_path / "rows.jsonl", "--to", form)
+    command("import-conversations", tmp_path / "rows.jsonl", tmp_path / "back.jsonl", "--from", form)
+    (example,) = read_jsonl(tmp_path / "back.jsonl", Example)
+    assert example.messages == messages
+
+
+def test_agent_r_27_a_log_becomes_examples(tmp_path):
+    said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone.", "loss": True}]
+    write_rows(tmp_path / "log.jsonl", [{"task_num": "7", "revise_log": said, "revise": True}])
+    command("import-conversations", tmp_path / "log.jsonl", tmp_path / "back.jsonl", "--from", "log")
+    (example,) = read_jsonl(tmp_path / "back.jsonl", Example)
+    assert [(m.content, m.weight) for m in example.messages] == [("Go.", 0.0), ("Gone.", 1.0)]
+    assert example.source == "7"
+
+
+def test_agent_r_33_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path):
+    def turn(model):
+        return Turn(model=model, attempts=[Attempt(text="Action: x", reward=0.5)], chosen=0, observation="so")
+
+    episodes = [
+        Episode(id=f"textcraft-{task}", env="textcraft", query="q", gold="", prompt=[], turns=turns, status="unsolved",
+                seed="s")
+        for task, turns in ((3, [turn("actor")]), (4, [turn("given"), turn("actor")]))
+    ]  # fmt: skip
+    write_jsonl(tmp_path / "episodes.jsonl", episodes)
+    for task, options in ((3, []), (4, ["--revised"])):
+        command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
+        ((_, row),) = read_rows(tmp_path / "rows.jsonl")
+        assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (task, "M", 0.5, 1)
