@@ -173,3 +173,10 @@ def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
             list(read_rows(path))
         with pytest.raises(UserError, match="is a pipe or a device"):
             load_json(path)
+
+
+def test_a_negative_training_weight_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "e", "messages": [{"role": "assistant", "content": "x", "weight": -29.5}]}\n')
+    with pytest.raises(UserError, match=r"line 1: field 'messages.0.weight': .*greater than or equal to 0"):
+        read_jsonl(path, Example)

@@ -323,7 +323,7 @@ def _endpoint(base_url: str) -> tuple[str, str | None]:
         url = httpx.URL(base_url)
     except httpx.InvalidURL:
         raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
         raise UserError(f"base_url {url.host or str(url)!r} is no http(s) address; try http://localhost:8000/v1.")
     if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
         raise UserError(

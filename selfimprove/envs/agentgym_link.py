@@ -173,7 +173,7 @@ def _address(server: str) -> str:
         url = httpx.URL(server)
     except httpx.InvalidURL:
         raise UserError("agent_r.env.server is not an address; write it like http://127.0.0.1:36001.") from None
-    if url.scheme not in ("http", "https") or not url.host:
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
         raise UserError(f"agent_r.env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
     if url.userinfo or url.query or url.fragment:
         raise UserError(

@@ -278,7 +278,15 @@ def test_agent_r_37_an_older_webshop_has_no_close_and_prints_the_score() -> None
 
 @pytest.mark.parametrize(
     "address",
-    ["localhost:36001", "ftp://x", "http://", "http://me:secret@host", "http://host/?key=secret", "http://[::"],
+    [
+        "localhost:36001",
+        "ftp://x",
+        "http://",
+        "http://me:secret@host",
+        "http://host/?key=secret",
+        "http://[::",
+        "http://host:99999",
+    ],
 )
 def test_agent_r_38_an_address_that_is_none_is_refused_and_keeps_its_secrets(address: str) -> None:
     with pytest.raises(UserError, match=r"agent_r\.env\.server") as caught:
