@@ -109,8 +109,8 @@ test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
 
-# What most changes break first; no test here trains a model or runs DVC's stages.
-FAST := tests/methods tests/tools tests/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
+# What most changes break first; no test here trains a model. ARGS=tests/methods/spin adds a folder.
+FAST := tests/methods/rise tests/tools tests/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
   check graph journal overall params params_doc profiles publish stage)) \
   $(addprefix tests/test_,$(addsuffix .py,base_model chat cli records reference seeds))
 
