@@ -93,4 +93,5 @@ def test_reflect_rl_55_three_curves_are_drawn(results, tmp_path):
     summary = summarise_reflect_rl(PARAMS, results)
     draw({"reflect_rl": summary}, tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())
-    assert names == [f"reflect_rl-{name}-over-RL-steps.png" for name in ("cost", "loss", "success")]
+    curves = [f"reflect_rl-{name}-over-RL-steps.png" for name in ("cost", "loss", "success")]
+    assert names == sorted([*curves, "reflect_rl-rows.png"])
