@@ -207,7 +207,10 @@ def _answer(line: socket.socket) -> None:
     """Fork the stage's process, wait for it, send its exit code; if the line breaks first, end the stage."""
     message, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 3)
     while not message.endswith(b"\n"):
-        message += line.recv(1 << 16)
+        part = line.recv(1 << 16)
+        if not part:  # killed between its call and its words
+            os._exit(0)
+        message += part
     child = os.fork()
     if child == 0:
         _become(json.loads(message), descriptors)

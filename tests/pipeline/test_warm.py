@@ -173,3 +173,11 @@ def test_folders_of_killed_runs_are_removed_and_those_of_living_ones_stay(
         (tmp_path / name).mkdir()
     warm._clean()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"warm-{os.getpid()}-x", "warm-winter"]
+
+
+def test_a_caller_that_is_killed_before_it_says_anything_leaves_no_process_that_waits() -> None:
+    program = (
+        "import socket; from selfimprove.pipeline.warm import _answer\n"
+        "ours, theirs = socket.socketpair(); theirs.close(); _answer(ours)"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
