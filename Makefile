@@ -39,7 +39,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # A profile given here would be ignored: it is `make use` that writes one into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
-.PHONY: check verify
+.PHONY: check verify soak
 .PHONY: help setup demo repro test test-fast lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
@@ -116,6 +116,9 @@ FAST := tests/methods/rise tests/tools tests/report $(addprefix tests/pipeline/t
 
 test-fast: $(READY) ## the light tests that most changes need first, under a minute
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST)
+
+soak: $(READY) ## MINUTES=10: random kills, damage and a faulty endpoint; every run must end with the same bytes (SEED=1)
+	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 lint: $(READY) ## ruff and mypy
 	@ruff check . && ruff format --check --quiet . && mypy

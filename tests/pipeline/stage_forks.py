@@ -9,7 +9,8 @@ job a line from standard input and answers each with a line::
 
 A script runs as ``python -m`` runs it. ``kill.at`` is what to die at: ``journal`` (an entry), ``replace``
 (``os.replace``, which makes files whole and publishes them) or ``step`` (of training); at the ``count``-th, ``when``
-it is about to happen (before), half done (``torn``: half of the entry's bytes written) or has happened (after).
+it is about to happen (before), half done (``torn``: half of the entry's bytes written) or has happened (after). Or
+``kill.after``: seconds after the start, whatever happens then.
 ``log`` counts what was really done: completions the engine computed, entries journaled, steps trained.
 """
 
@@ -21,8 +22,10 @@ import resource
 import runpy
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 
@@ -67,6 +70,8 @@ def _run(job: dict[str, Any], folder: Path) -> None:
         os.environ.update(job.get("env") or {})
         _watch(log, job.get("kill") or {})
         sys.dont_write_bytecode = True  # a limit would cut it short, and the next import would stumble over it
+        if "after" in (job.get("kill") or {}):
+            Thread(target=_die, args=(job["kill"]["after"],), daemon=True).start()
         if job.get("file_limit"):
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], resource.RLIM_INFINITY))
         sys.argv = [job["module"], *([job["item"]] if job.get("item") else [])]
@@ -82,6 +87,11 @@ def _run(job: dict[str, Any], folder: Path) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _die(seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch(log: Path, kill: dict[str, Any]) -> None:
