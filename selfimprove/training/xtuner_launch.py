@@ -53,13 +53,13 @@ def train(run: XtunerRun) -> None:
         )
     torch.set_num_threads(run.threads)
     bridge()
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # checkpoints that this run wrote hold mmengine's own objects
     arguments = [str(run.folder / "config.py"), "--work-dir", str(run.folder)]
     checkpoint = newest_whole(run.folder)
     single_file = run.params.launcher.kind == "single"
     if checkpoint is not None:
         arguments += ["--resume", str(checkpoint / "state.pth" if single_file else checkpoint)]
     if run.params.launcher.kind == "deepspeed":
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # DeepSpeed's checkpoints hold objects of its own
         arguments += ["--deepspeed", str(run.folder / "zero.json")]
         if run.params.launcher.processes > 1:
             arguments += ["--launcher", "pytorch"]
@@ -90,7 +90,7 @@ def export(run: XtunerRun) -> None:
             str(checkpoint.parent), checkpoint.name, dtype=torch.float32
         )
     else:
-        state = torch.load(checkpoint / "state.pth", map_location="cpu", weights_only=False)["state_dict"]
+        state = torch.load(checkpoint / "state.pth", map_location="cpu", weights_only=True)["state_dict"]
     tensors: dict[str, torch.Tensor] = {}
     places = set()
     for name, tensor in state.items():

@@ -100,6 +100,16 @@ class StepHook(Hook):
         rank = dist.get_rank() if dist.is_initialized() else 0
         torch.manual_seed(key_bits(self._seed, "xtuner", batch_idx, rank) % 2**32)
 
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Only tensors and plain values, so that no code can hide in a checkpoint (``weights_only``).
+
+        Smoothed log values, which nothing reads, are left out; NumPy's numbers become Python's.
+        """
+        if (hub := checkpoint.get("message_hub")) is not None:
+            hub["log_scalars"] = {}
+        for key, value in checkpoint.items():
+            checkpoint[key] = _plain(value)
+
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Close the step with its last micro-batch."""
         self._pending.append(outputs["loss"].detach().float())
@@ -129,6 +139,14 @@ class StepHook(Hook):
         whole = [one for one in folders(folder.parent) if is_whole(one)]
         for old in whole[: -self._keep]:
             shutil.rmtree(old)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _plain(inner)) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return type(value)([_plain(inner) for inner in value])
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _checkpoint(runner: Any, iteration: int) -> Path:
