@@ -165,7 +165,7 @@ def measure(*, pairs: int = 192, repeats: int = 2, threads: int = 1, batch_size:
     """
     params = PairParams(
         batch_size=batch_size, row_tokens=1024, micro_batch_tokens=8192, max_length=1024, lr=1e-5, epochs=2.0,
-        save_steps=10**9, logging_steps=1, attention="segments",
+        save_steps=10**7, logging_steps=1, attention="segments",
     )  # fmt: skip
     data = make_pairs(pairs)
     ways = ("precomputed", "recomputed", "published")

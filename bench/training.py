@@ -143,7 +143,7 @@ def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_si
     than shuffling explains (then the two did not do the same work).
     """
     params = FinetuneParams(
-        batch_size=batch_size, row_tokens=192, micro_batch_tokens=8192, max_length=192, lr=1e-3, save_steps=10**9
+        batch_size=batch_size, row_tokens=192, micro_batch_tokens=8192, max_length=192, lr=1e-3, save_steps=10**7
     )
     data = make_examples(examples)
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ ENVIRONMENT = Path("data/code/environment.txt")
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
     Path("selfimprove/merging.py"): (Path("selfimprove/merge.py"),),
+    Path("selfimprove/demo.py"): (Path("selfimprove/report/table.py"),),
     Path("selfimprove/rehearsal/run.py"): (Path("selfimprove/pipeline/check.py"), Path("selfimprove/pipeline/warm.py")),
     TRAINING / "launch.py": (TRAINING / "worker.py",),
     TRAINING / "xtuner.py": (TRAINING / "xtuner_launch.py", TRAINING / "xtuner_parts.py"),

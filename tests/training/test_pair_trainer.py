@@ -326,7 +326,7 @@ def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> 
     with pytest.raises(UserError, match="holds no model"):
         run(tmp_path / "nowhere", duels(4), tmp_path, params())
     foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
-    with pytest.raises(UserError, match="id 100000, but the model knows only"):
+    with pytest.raises(UserError, match="token ids from 100000 to 100000, and the model's are 0 to 319"):
         run(tiny, [duels(1)[0].model_copy(update={"generated": [foreign]})], tmp_path, params())
     assert not (tmp_path / "model").exists()
 
@@ -334,7 +334,7 @@ def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> 
 def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
-    cfg = params(lr=1e37, schedule="constant", warmup_ratio=0.0)
+    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(update={"lr": 1e37})  # beyond what params allow
     with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower finetune"):
         run(tiny, duels(12), tmp_path, cfg)
     assert not (tmp_path / "model").exists()

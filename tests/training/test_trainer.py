@@ -298,7 +298,7 @@ def test_bad_input_is_one_sentence(tiny: Path, dialogues: Maker, tmp_path: Path)
         run(tiny, dialogues(2), tmp_path, tuned(attention="flash_attention_2"))
     foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
     example = Example(id="f", messages=[Message(role="user", content="q"), foreign])
-    with pytest.raises(UserError, match="id 100000, but the model knows only"):
+    with pytest.raises(UserError, match="token ids from 100000 to 100000, and the model's are 0 to 319"):
         run(tiny, [example], tmp_path, PARAMS)
     assert not (tmp_path / "model").exists()
 
@@ -321,7 +321,8 @@ def test_weights_that_are_not_there_are_not_made_up(tiny: Path, dialogues: Maker
 def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
-    cfg = tuned(lr=1e37, schedule="constant", warmup_ratio=0.0, launcher=launcher)
+    cfg = tuned(schedule="constant", warmup_ratio=0.0, launcher=launcher)
+    cfg = cfg.model_copy(update={"lr": 1e37})  # beyond what params allow
     with pytest.raises(
         UserError, match=r"^step 2 of 5: the loss is \S+ and the gradient norm nan, .*lower finetune\.lr"
     ):
@@ -330,7 +331,7 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
 
 
 def test_weights_that_the_last_step_overflows_are_not_written(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
-    cfg = tuned(lr=1e39, schedule="constant", warmup_ratio=0.0, epochs=1, batch_size=64)
+    cfg = tuned(schedule="constant", warmup_ratio=0.0, epochs=1, batch_size=64).model_copy(update={"lr": 1e39})
     with pytest.raises(UserError, match=r"^after the last step, model\..* holds numbers that are not finite"):
         run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
