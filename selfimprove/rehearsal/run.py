@@ -26,13 +26,16 @@ from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.publish import write_json, write_text
 from selfimprove.rehearsal import folder as place
 from selfimprove.rehearsal import stand_in
-from selfimprove.rehearsal.rule import Here, Params, gpu_methods, rehearsed
+from selfimprove.rehearsal.rule import Here, Params, gpu_methods, rehearsable, rehearsed
+from selfimprove.rehearsal.table import OUTCOME, outcome
 from selfimprove.rehearsal.teacher import KEY, serving
 from selfimprove.rehearsal.tell import printable, tell
 
 REAL = stand_in.REAL
 CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
-GPU_ENVIRONMENT = Path(".venv/bin")
+"""vLLM's build for CPUs, and everything else."""
+
+MAIN_ENVIRONMENT = Path(".venv/bin")
 LOG_LINES = 15
 _RUNNING = re.compile(r"Running stage '([^']+)'")
 
@@ -43,12 +46,12 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     Returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if something that it needs is missing.
 
     Args:
-        method: one method, or ``all`` that the profile runs on a GPU.
+        method: one method, or ``all`` that the profile runs on a GPU or from a pretrained model.
         root: the repository.
         quick: random weights, made tasks and one iteration.
 
     Raises:
-        UserError: no such profile or method, or nothing of it needs a GPU; or the teacher did not start.
+        UserError: no such profile or method, or it needs no rehearsal; or the teacher did not start.
     """
     params = _composed(profile, root)
     methods = _chosen(profile, params, method)
@@ -70,7 +73,7 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
     port = place.port_of(folder)
     here = Here(
         gpus=gpus,
-        models={} if gpus and not quick else _stand_ins(params, methods, folder, root, quick),
+        models=_stand_ins(params, methods, folder, root, quick, gpus),
         teacher=f"http://127.0.0.1:{port}/v1",
         chats=place.CHATS,
         snippets=place.SNIPPETS,
@@ -80,7 +83,7 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
     place.link_named_files(folder, root, own, methods)
     _write_params(folder, own)
     write_json(folder / "replaced.json", [asdict(one) for one in replaced])
-    environment = _environment(own, methods, root, gpus)
+    environment = _environment(params, methods, root, gpus)
     print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
     check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as `make repro` does first
     if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
@@ -89,7 +92,9 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
         code = repro(folder, [f"{m}-report" for m in methods], environment)
     if code:
         return 1
-    print(tell(profile, methods, params, own, replaced, minutes_of(folder), gpus))
+    minutes = minutes_of(folder)
+    write_json(folder / OUTCOME, outcome(profile, methods, replaced, minutes, quick=quick, gpus=gpus).model_dump())
+    print(tell(profile, methods, params, own, replaced, minutes, gpus))
     return 0
 
 
@@ -102,21 +107,22 @@ def _chosen(profile: str, params: Params, method: str) -> list[str]:
     """The methods to rehearse.
 
     Raises:
-        UserError: the profile needs no GPU, or not for that method.
+        UserError: the profile needs no rehearsal, or not for that method.
     """
-    found = gpu_methods(params)
+    found = rehearsable(params)
     if method not in ("all", *METHODS):
         raise UserError(f"METHOD={method}: there are: all, {', '.join(METHODS)}.")
     if not found:
         raise UserError(
-            f"profile {profile!r} runs on the CPU as it is and needs no rehearsal; "
+            f"profile {profile!r} trains its own small models on the CPU and needs no rehearsal; "
             f"`make use PROFILE={profile} && make repro` runs it."
         )
     if method == "all":
         return found
     if method not in found:
         raise UserError(
-            f"profile {profile!r} runs {method} on the CPU, so it needs no rehearsal; METHOD={found[0]} does."
+            f"profile {profile!r} trains {method}'s own small model on the CPU, so it needs no rehearsal; "
+            f"METHOD={found[0]} does."
         )
     return [method]
 
@@ -127,10 +133,11 @@ def _gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _stand_ins(params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> dict[str, str]:
-    """Method -> the model that stands in for its own; a model that is made from scratch or is the small one stays."""
+def _stand_ins(params: Params, methods: list[str], folder: Path, root: Path, quick: bool, gpus: int) -> dict[str, str]:
+    """Method -> the model that it starts from here: with GPUs the profile's own, else one that stands in for it."""
     asked = {method: params["base"][method]["model"] for method in methods}
-    return {m: _stand_in(name, folder, root, quick) for m, name in asked.items() if name and (quick or name != REAL)}
+    own = gpus and not quick
+    return {m: _stand_in(name, folder, root, quick) for m, name in asked.items() if name and (name == REAL or not own)}
 
 
 def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
@@ -166,8 +173,8 @@ def _write_params(folder: Path, params: Params) -> None:
 
 def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> dict[str, str]:
     """The stages' environment: the Python that has the profile's engines first on the path, dummy keys, no network."""
-    if gpus:
-        bin_folder = root / GPU_ENVIRONMENT
+    if gpus or not any(method in gpu_methods(params) for method in methods):
+        bin_folder = root / MAIN_ENVIRONMENT
     else:
         _make(root, "env-vllm")
         bin_folder = root / CPU_ENVIRONMENT

@@ -28,8 +28,9 @@ def tell(
     lines += [f"  {text}" for text in replacements(replaced)]
     if not gpus and "'vllm'" in str(run):
         lines.append("  device    vLLM: its build for GPUs -> its build for CPUs, the same version")
-    if not gpus:
-        lines += ["\nnot rehearsed without a GPU", *(f"  {text}" for text in _not_rehearsed(asked, methods))]
+    missing = [] if gpus else _not_rehearsed(asked, methods)
+    if missing:
+        lines += ["\nnot rehearsed without a GPU", *(f"  {text}" for text in missing)]
     return "\n".join(lines)
 
 

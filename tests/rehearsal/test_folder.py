@@ -128,8 +128,11 @@ def test_a_second_rehearsal_of_a_profile_is_refused_while_the_first_runs(repo: P
     ("words", "sentence"),
     [
         (["rise-llama-7b"], "did you mean 'rise-llama2-7b'?"),
-        (["default"], "runs on the CPU as it is and needs no rehearsal; `make use PROFILE=default && make repro`"),
-        (["rise-llama2-7b", "--method", "spin"], "runs spin on the CPU, so it needs no rehearsal; METHOD=rise does."),
+        (["default"], "trains its own small models on the CPU and needs no rehearsal; `make use PROFILE=default &&"),
+        (
+            ["rise-llama2-7b", "--method", "spin"],
+            "trains spin's own small model on the CPU, so it needs no rehearsal; METHOD=rise",
+        ),
         (["rise-llama2-7b", "--method", "none"], "METHOD=none: there are: all, rise, agent_r, reflect_rl, spin."),
     ],
 )

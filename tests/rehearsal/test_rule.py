@@ -1,4 +1,4 @@
-"""The rule by which a profile becomes its rehearsal, for every GPU profile of the repository."""
+"""The rule by which a profile becomes its rehearsal, for every profile of the repository that can be rehearsed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ruamel.yaml import YAML
 from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.profiles import compose, names
-from selfimprove.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsed
+from selfimprove.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsable, rehearsed
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = {
     name: YAML(typ="safe", pure=True).load(compose(name, ROOT / "profiles")) for name in names(ROOT / "profiles")
 }
-GPU_PROFILES = [name for name, params in PROFILES.items() if gpu_methods(params)]
+REHEARSABLE = [name for name, params in PROFILES.items() if rehearsable(params)]
 KEPT = {
     "engine", "kind", "zero_stage", "rank", "alpha", "targets", "quantize", "beta", "loss", "algorithm", "backend",
     "lr", "schedule", "optimizer", "reduction", "chat_template", "format", "few_shot", "judge",
@@ -33,7 +33,7 @@ def here(gpus: int = 0, **changes: Any) -> Here:
 
 
 def rehearse(name: str, machine: Here) -> tuple[Params, list[Replacement]]:
-    return rehearsed(PROFILES[name], gpu_methods(PROFILES[name]), machine)
+    return rehearsed(PROFILES[name], rehearsable(PROFILES[name]), machine)
 
 
 def leaves(node: Any, path: str = "") -> dict[str, Any]:
@@ -50,7 +50,7 @@ def under(key: str, places: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("machine", [here(), here(4), here(quick=True)], ids=["cpu", "gpus", "quick"])
-@pytest.mark.parametrize("name", GPU_PROFILES)
+@pytest.mark.parametrize("name", REHEARSABLE)
 def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machine: Here) -> None:
     before = deepcopy(PROFILES[name])
     own, made = rehearse(name, machine)
@@ -63,7 +63,7 @@ def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machin
 
 
 @pytest.mark.parametrize("machine", [here(), here(quick=True)], ids=["cpu", "quick"])
-@pytest.mark.parametrize("name", GPU_PROFILES)
+@pytest.mark.parametrize("name", REHEARSABLE)
 def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_gpu(
     name: str, machine: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_
     own, _ = rehearse(name, machine)
     for section, schema in SCHEMAS.items():
         load_section(own, section, schema, name)
-    for method in gpu_methods(PROFILES[name]):
+    for method in rehearsable(PROFILES[name]):
         values = leaves(own[method])
         assert {v for k, v in values.items() if k.endswith((".device", ".dtype"))} <= {"cpu", "float32"}
         assert "flash_attention_2" not in values.values()
@@ -79,7 +79,7 @@ def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_
         assert all(v <= 2 for k, v in values.items() if k.endswith((".processes", ".nodes", ".tensor_parallel")))
 
 
-@pytest.mark.parametrize("name", GPU_PROFILES)
+@pytest.mark.parametrize("name", REHEARSABLE)
 def test_engines_launchers_adapters_objectives_and_prompts_stay(name: str) -> None:
     own, made = rehearse(name, here())
     old, new = leaves(PROFILES[name]), leaves(own)
@@ -89,7 +89,7 @@ def test_engines_launchers_adapters_objectives_and_prompts_stay(name: str) -> No
     assert not [one for one in made if one.key.endswith((".engine", ".kind"))] or name.startswith("agent-r")
 
 
-@pytest.mark.parametrize("name", GPU_PROFILES)
+@pytest.mark.parametrize("name", REHEARSABLE)
 def test_on_gpus_the_model_the_data_types_and_the_kernels_are_the_profiles_own(name: str) -> None:
     own, made = rehearse(name, here(8))
     assert own["base"] == PROFILES[name]["base"]
@@ -117,9 +117,9 @@ def test_runs_that_start_from_the_same_model_are_no_chain_and_all_stay() -> None
 
 
 def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing() -> None:
-    for name in GPU_PROFILES:
+    for name in REHEARSABLE:
         own, _ = rehearse(name, here(quick=True))
-        for method in gpu_methods(PROFILES[name]):
+        for method in rehearsable(PROFILES[name]):
             assert (len(own[method]["iterations"]), own[method]["controls"]) == (1, {}), name
             assert own[method]["tasks"].get("source", "embedded") in ("embedded", "encyclopedia", "chat")
     own, _ = rehearse("reflect-rl-gpt2-xl", here(quick=True))
@@ -141,7 +141,7 @@ def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> No
 
 
 @pytest.mark.parametrize("machine", [here(), here(8), here(quick=True)], ids=["cpu", "gpus", "quick"])
-@pytest.mark.parametrize("name", GPU_PROFILES)
+@pytest.mark.parametrize("name", REHEARSABLE)
 def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> None:
     own, _ = rehearse(name, machine)
     graph = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"].values()
@@ -172,9 +172,11 @@ def test_curves_go_to_no_service_of_others() -> None:
     assert Replacement("tracking.report_to", "wandb", "tensorboard", "service") in made
 
 
-def test_the_default_needs_no_gpu() -> None:
-    assert gpu_methods(PROFILES["default"]) == []
-    assert gpu_methods(PROFILES["spin-zephyr-7b"]) == ["spin"]
+def test_what_asks_for_a_gpu_or_starts_from_a_pretrained_model_can_be_rehearsed() -> None:
+    assert gpu_methods(PROFILES["default"]) == rehearsable(PROFILES["default"]) == []
+    assert gpu_methods(PROFILES["spin-zephyr-7b"]) == rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
+    assert gpu_methods(PROFILES["spin-smollm2"]) == []
+    assert rehearsable(PROFILES["spin-smollm2"]) == ["spin"]
 
 
 def test_slots_that_follow_the_models_size_are_capped_as_numbers_are() -> None:
