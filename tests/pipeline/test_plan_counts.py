@@ -43,7 +43,7 @@ def resolved(repo: Repo, params: dict) -> dict[str, dict]:
 
 
 def uses_a_model(name: str, stage: dict, params: dict) -> bool:
-    """It writes a model or has engines; Reflect-RL's data stage uses its engines only where a teacher asks questions."""
+    """It writes a model or has engines; Reflect-RL's data stage uses an engine only where a teacher asks questions."""
     if name == "reflect_rl-data":
         return bool(params["reflect_rl"]["tasks"].get("teacher"))
     keys = [str(key) for key in stage.get("params", [])]
