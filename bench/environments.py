@@ -27,8 +27,8 @@ TREE_FILES, FOLDER_FILES = 10_000, 100
 
 def measure() -> dict[str, Any]:
     """Milliseconds of each, best of three rounds; None for ScienceWorld without its package or Java."""
-    from selfimprove.envs.textcraft import TextCraft
-    from selfimprove.envs.textcraft_recipes import RecipeBook
+    from selfimprove.envs.textcraft.env import TextCraft
+    from selfimprove.envs.textcraft.recipes import RecipeBook
     from selfimprove.envs.webshop.env import WebShop
 
     craft = TextCraft(RecipeBook.load(None))
@@ -76,9 +76,9 @@ def _per(work: Callable[[], int], rounds: int = 3) -> float:
 
 
 def _sciworld() -> float | None:
-    from selfimprove.envs.sciworld import SciWorld
-    from selfimprove.envs.sciworld_jvm import JvmPool
-    from selfimprove.errors import UserError
+    from selfimprove.core.errors import UserError
+    from selfimprove.envs.sciworld.env import SciWorld
+    from selfimprove.envs.sciworld.jvm import JvmPool
 
     pool = JvmPool(1)
     try:
@@ -92,8 +92,8 @@ def _sciworld() -> float | None:
 
 
 def _taxi() -> dict[str, float]:
-    from selfimprove.envs import taxi_grid
-    from selfimprove.envs.taxi import Taxi
+    from selfimprove.envs.taxi import grid as taxi_grid
+    from selfimprove.envs.taxi.env import Taxi
 
     taxi = Taxi("full", horizon=20)
     plans = {task: _planned(taxi, task) for task in taxi.task_ids()}
@@ -126,7 +126,7 @@ def _caches(module: Any) -> list[Any]:
 
 def _kitchen() -> float:
     """A step with the list of admissible commands after it, in games that are played for the first time."""
-    from selfimprove.envs.kitchen import Kitchen
+    from selfimprove.envs.alfworld.kitchen import Kitchen
 
     kitchen = Kitchen(horizon=100)
     plans = {}
@@ -176,9 +176,9 @@ def _sandbox() -> float:
 
 
 def _alfworld() -> dict[str, float | None]:
-    from selfimprove.envs.alfworld import AlfWorld
-    from selfimprove.envs.alfworld_process import AlfWorldProcess
-    from selfimprove.errors import UserError
+    from selfimprove.core.errors import UserError
+    from selfimprove.envs.alfworld.env import AlfWorld
+    from selfimprove.envs.alfworld.process import AlfWorldProcess
 
     process = AlfWorldProcess()
     try:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineStats, Request, first_stop
-from selfimprove.records import Message
 
 
 class LibraryEngine:
@@ -17,7 +17,7 @@ class LibraryEngine:
     def __init__(self, folder: Path, context: int) -> None:
         from transformers import AutoTokenizer
 
-        from selfimprove.engines.models import load_causal_lm
+        from selfimprove.models.loading import load_causal_lm
 
         self.stats = EngineStats()
         self._chat, self._model, self._context = ChatFormat.load(folder), load_causal_lm(folder), context

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.training import VOCABULARY, make_model
-from selfimprove.seeds import rng
+from selfimprove.core.seeds import rng
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.training import EncodedPair, sequences_of
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pairs import EncodedPair, sequences_of
 
 PROMPT = 60
 ROUND = 50
@@ -49,11 +49,11 @@ def make_pairs(count: int) -> list[EncodedPair]:
 
 def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: PairParams, threads: int) -> dict[str, Any]:
     """One run: real tokens a second of its loop, seconds that the opponent took before it, and its losses."""
-    from selfimprove.training import opponent
+    from selfimprove.methods.spin import opponent
+    from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, lengths_of
     from selfimprove.training.job import join, own_threads
     from selfimprove.training.loading import load_model
     from selfimprove.training.packing import make_plan
-    from selfimprove.training.pair_trainer import PairJob, PairTrainer, lengths_of
 
     if way == "published":
         params = params.model_copy(update={"attention": "sdpa"})  # a padded batch has a mask
@@ -98,8 +98,8 @@ def _recomputing(way: str) -> Any:
     """Our trainer with the opponent in its loop; imports torch."""
     import torch
 
-    from selfimprove.training.pair_trainer import PairTrainer
-    from selfimprove.training.spin_objective import gap, over_sequences, pair_losses, token_log_probs
+    from selfimprove.methods.spin.objective import gap, over_sequences, pair_losses, token_log_probs
+    from selfimprove.methods.spin.pair_trainer import PairTrainer
 
     class Recomputed(PairTrainer):
         """The frozen model reads the packed micro-batch first, only where a prediction is needed, as ours does."""

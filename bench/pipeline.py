@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.repo_copy import copy_repo, run
+from tests.support.repo_copy import copy_repo, run
 
 WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
 

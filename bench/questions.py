@@ -21,18 +21,18 @@ from typing import Any
 from bench.library import LibraryEngine
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
 from bench.recorded import Recorded
+from selfimprove.core.records import write_jsonl
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.episodes import play_all
 from selfimprove.engines.factory import make_engine
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.params import GenerateParams, TasksParams, ToolsParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.tasks import Material, examples, gather, open_tools, texts
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.records import write_jsonl
-from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.models.scratch import ScratchArch, build_scratch_model
+from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
-from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
 
 CONTEXT = 512
 CFG = GenerateParams(max_rounds=6, max_tokens=48)

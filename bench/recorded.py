@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineStats, Request
-from selfimprove.records import Message
 
 
 @dataclass

@@ -24,23 +24,23 @@ from typing import Any, TypeVar
 
 from bench.rates import answer_all, print_rates
 from bench.recorded import Recorded
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineStats
+from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.remembering import RememberingEngine
+from selfimprove.engines.episodes import play_all
 from selfimprove.envs.enumerated import EnumeratedEnv
-from selfimprove.envs.enumerated_taxi import EnumeratedTaxi
+from selfimprove.envs.taxi.listed import EnumeratedTaxi
 from selfimprove.methods.reflect_rl.convert import convert, texts
 from selfimprove.methods.reflect_rl.generate import jobs, teach
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, cut_reflection, policy_prompt, reflection_prompt
+from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey, rng
-from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.rl_config import ActingParams
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ def _ours_and_engine(
     """In one of several processes: its share of the episodes, then of the bare requests; best rounds of all."""
     import torch
 
-    from selfimprove.training.rl_group import Group
+    from selfimprove.methods.reflect_rl.rl_group import Group
 
     torch.set_num_threads(1)
     group = Group()
@@ -157,8 +157,8 @@ def _together(group: Any, run: _Run) -> _Run:
 
 def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) -> dict[str, Path]:
     """A reflection model and a policy that have seen the scripted teacher's episodes, as the pipeline makes them."""
+    from selfimprove.models.scratch import ScratchArch, build_scratch_model
     from selfimprove.training.launch import finetune
-    from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
 
     cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, horizon=20)
     tasks = list(env.task_ids())
@@ -208,8 +208,8 @@ def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple
     """Batches of four; at each step the reflections of all, then the actions, each from the full prompt."""
     import torch
 
-    from selfimprove.chat import ChatFormat
-    from selfimprove.engines.models import load_causal_lm
+    from selfimprove.core.chat import ChatFormat
+    from selfimprove.models.loading import load_causal_lm
 
     chat = ChatFormat.load(models["policy"])
     loaded = {name: load_causal_lm(folder) for name, folder in models.items()}
@@ -257,7 +257,7 @@ def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple
 
 
 def _engine(folder: Path, slots: int) -> Any:
-    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.engines.cpu.engine import TransformersEngine
 
     rows = min(32, slots)
     cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)

@@ -30,19 +30,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Episode, Message
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, EngineStats, Request
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.episodes import play_all
 from selfimprove.engines.factory import make_engine
-from selfimprove.engines.journaled import JournaledEngine
-from selfimprove.envs.base import Problem
-from selfimprove.envs.gsm8k import Gsm8k
+from selfimprove.engines.journal import JournaledEngine
+from selfimprove.envs.math.base import Problem
+from selfimprove.envs.math.gsm8k import Gsm8k
 from selfimprove.methods.rise.collect import Play, collect
 from selfimprove.methods.rise.params import GenerateParams
 from selfimprove.methods.rise.prompts import feedback, opening
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.journal import Journal
-from selfimprove.records import Episode, Message
-from selfimprove.seeds import SeedKey, rng
 
 SHORTEST, LONGEST = 24, 72
 NOISE = 0.05
@@ -88,7 +88,7 @@ def measure(
     torch.set_num_threads(threads)
     with TemporaryDirectory() as scratch:
         if model_dir is None:
-            from tests.tiny import make_tiny_model
+            from tests.support.tiny import make_tiny_model
 
             model_dir = make_tiny_model(Path(scratch), hidden=128, layers=3, heads=4)
         make = partial(_Rollouts, model_dir, threads=threads)
@@ -279,10 +279,10 @@ def _team(folder: Path, processes: int) -> ProcessPoolExecutor:
 def _join(folder: Path, barrier: Any) -> None:
     import torch
 
-    from selfimprove.chat import ChatFormat
-    from selfimprove.engines.decoder import Module
-    from selfimprove.engines.llama import Llama
-    from selfimprove.engines.models import load_causal_lm
+    from selfimprove.core.chat import ChatFormat
+    from selfimprove.engines.cpu.decoder import Module
+    from selfimprove.engines.cpu.llama import Llama
+    from selfimprove.models.loading import load_causal_lm
 
     torch.set_num_threads(1)
     model = load_causal_lm(folder)
@@ -310,7 +310,7 @@ def _lockstep(batch: int, lengths: Lengths, keep: bool) -> int:
     """
     import torch
 
-    from selfimprove.engines.slots import Rows, cache_shape
+    from selfimprove.engines.cpu.slots import Rows, cache_shape
 
     prompt, first, more, second = lengths
     model, forward, total = _held["model"], _held["forward"], sum(lengths)

@@ -22,8 +22,10 @@ from typing import Any
 
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
 from bench.recorded import Recorded
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.episodes import play_all
 from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
 from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.make import make_agent_env
@@ -31,9 +33,7 @@ from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import demonstrate, texts
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.seeds import rng
-from selfimprove.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
 
 CONTEXT = 448
@@ -107,8 +107,8 @@ def measure(
 
 def warm_started(env: AgentEnv, folder: Path, *, threads: int, epochs: float) -> Path:
     """A 0.2M-parameter model that has seen ``DEMONSTRATIONS`` of the expert's episodes, as the pipeline makes it."""
+    from selfimprove.models.scratch import ScratchArch, build_scratch_model
     from selfimprove.training.launch import finetune
-    from selfimprove.training.scratch_model import ScratchArch, build_scratch_model
 
     examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
     train_tokenizer((row["text"] for row in texts(examples)), TokenizerParams(vocab_size=704), folder / "tokenizer")
@@ -176,7 +176,7 @@ def _nodes(trees: Sequence[Tree]) -> int:
 
 
 def _engine(folder: Path, *, slots: int, threads: int) -> Any:
-    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.engines.cpu.engine import TransformersEngine
 
     rows = min(16, slots)
     cfg = TransformersEngineConfig(engine="transformers", slots=slots, context=CONTEXT, prefill_rows=rows)

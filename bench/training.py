@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.seeds import rng
+from selfimprove.core.seeds import rng
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.factory import make_engine
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
 
 
 def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, rounds: int = 5) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def measure(*, threads: int = 2, samples: int = 256, max_tokens: int = 64, round
         ``tokens_per_second`` and ``rounds`` (each one's rate, in order) by way; ``replicas_over_one``: their ratio;
         ``same``: whether both wrote the same texts in every round.
     """
-    from tests.tiny import make_tiny_model
+    from tests.support.tiny import make_tiny_model
 
     with TemporaryDirectory() as scratch:
         model = make_tiny_model(Path(scratch) / "model", hidden=256, layers=4, heads=8, spread=0.05)

@@ -80,8 +80,8 @@ ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
 $(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
 endif
 leaderboard: $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
-	@test ! -f "$(MODEL)/adapter_config.json" || $(VENV)/bin/python -m selfimprove.merge "$(MODEL)" >/dev/null  # peft is there
-	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.leaderboard "$(MODEL)" --tasks "$(TASKS)" $(ARGS)
+	@test ! -f "$(MODEL)/adapter_config.json" || $(VENV)/bin/python -m selfimprove.models.merge "$(MODEL)" >/dev/null  # peft is there
+	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.apps.leaderboard "$(MODEL)" --tasks "$(TASKS)" $(ARGS)
 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider

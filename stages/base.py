@@ -3,14 +3,15 @@
 from itertools import islice
 from pathlib import Path
 
-from selfimprove.base_adapter import with_full_weights
-from selfimprove.base_model import BaseSection, resolve_model, take_weights
-from selfimprove.chat import ChatFormat
-from selfimprove.pipeline.params import load_section, read_yaml
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.params import read_yaml
+from selfimprove.core.records import read_rows
+from selfimprove.models.base import BaseSection, resolve_model, take_weights
+from selfimprove.models.base_adapter import with_full_weights
+from selfimprove.models.scratch import build_scratch_model
+from selfimprove.models.tokenizer import TokenizerSection, copy_tokenizer, train_tokenizer
+from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, stage
-from selfimprove.records import read_rows
-from selfimprove.tokenizer import TokenizerSection, copy_tokenizer, train_tokenizer
-from selfimprove.training.scratch_model import build_scratch_model
 
 
 @stage("base", "base", BaseSection, heavy=True)
@@ -31,7 +32,7 @@ def main(stage: Stage[BaseSection]) -> None:
         build_scratch_model(cfg.arch, tokenizer, folder, stage.run.seed)
     else:
         model = with_full_weights(resolve_model(cfg), cfg, stage.scratch / "merged")
-        from selfimprove.base_check import check_base, check_tokenizer
+        from selfimprove.models.check import check_base, check_tokenizer
 
         meta = check_base(model)
         take_weights(model, folder, own=model == Path(cfg.model))

@@ -4,8 +4,9 @@ DVC knows the files that dvc.yaml names. Those that only params name (a model, a
 through this list: whatever of them is edited, the stages that may read them are looked at again.
 """
 
-from selfimprove.pipeline.params import METHODS, RunParams, named_paths, read_yaml
-from selfimprove.pipeline.publish import write_json
+from selfimprove.core.params import read_yaml
+from selfimprove.core.publish import write_json
+from selfimprove.pipeline.params import METHODS, RunParams, named_paths
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, content_digest, stage
 
 

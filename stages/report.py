@@ -2,8 +2,8 @@
 
 import json
 
+from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS, RunParams
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
 
 

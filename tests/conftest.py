@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from selfimprove import merging
+from selfimprove.models import merging
 from tests.pipeline.workbench import Forks, Workbench, copy_code
+
+pytest_plugins = ["tests.support.examples"]
 
 # No test depends on how fast the machine is: a busy one would fail those of hypothesis, at 200 ms an example.
 settings.register_profile("untimed", deadline=None)

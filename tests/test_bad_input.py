@@ -1,7 +1,7 @@
 """Bad input, given to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
 
 Each case breaks one thing in a working folder. (Params: tests/pipeline/test_params.py; a full disk and two runs at
-once: tests/pipeline/test_kill.py; declared sources: tests/test_sources.py.)
+once: tests/pipeline/test_kill.py; declared sources: tests/core/test_sources.py.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
 from tests.pipeline.workbench import Forks, Workbench, copy_code, published, write_params
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -14,8 +14,8 @@ from ruamel.yaml import YAML
 
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.pipeline.small_defaults import small_settings
-from tests.repo_copy import ROOT, copy_repo, run
-from tests.tiny import make_tiny_model
+from tests.support.repo_copy import ROOT, copy_repo, run
+from tests.support.tiny import make_tiny_model
 
 PAGE = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
 

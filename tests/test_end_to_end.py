@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tests.repo_copy import ROOT, copy_repo, run
+from tests.support.repo_copy import ROOT, copy_repo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -75,7 +75,7 @@ def test_the_results_have_every_row_with_mean_error_and_n(repo: Path, method: st
         given = len((repo / "data/agent_r/beginnings.jsonl").read_text().splitlines())
         assert {figures["metrics"]["revision_score"]["n"] for figures in summary["rows"].values()} == {given}
         assert given > 0
-    table = run(repo, "python", "-m", "selfimprove.report.table", method).stdout
+    table = run(repo, "python", "-m", "selfimprove.apps.report.table", method).stdout
     assert all(row in table for row in summary["order"])
     assert (repo / f"report/{PLOTS[method]}.png").stat().st_size > 1000
 
@@ -110,7 +110,7 @@ def test_reflect_rl_and_spin_have_their_rows_too_and_one_table_ends_with_all_met
     for row in rows:
         for column in columns:
             assert set(summary["rows"][row]["metrics"][column]) == {"mean", "se", "n"}
-    table = run(repo, "python", "-m", "selfimprove.report.table").stdout
+    table = run(repo, "python", "-m", "selfimprove.apps.report.table").stdout
     last = table[table.index("all methods") :]
     assert all(f" {row} " in last for row in rows)
 

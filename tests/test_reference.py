@@ -16,7 +16,7 @@ REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 HEADING = re.compile(r"^(#+) (.*)$")
 TOLD = re.compile(r"`((?:\w+)?(?:\.\w+)+|\w+)(?:\((.*?)\)(?:\.\w+\(.*?\))?)?(?: -> [^`]*)?`")
 METHODS = {"RISE": "rise", "Agent-R": "agent_r", "Reflect-RL": "reflect_rl", "SPIN": "spin"}
-PLACES = [f"selfimprove{name}" for name in (".envs", ".envs.qa", ".envs.autoexplore", ".training", "")]
+PLACES = [f"selfimprove{name}" for name in (".envs", ".envs.qa", ".envs.autoexplore", "")]
 
 
 def told() -> Iterator[tuple[str, str | None, list[str]]]:

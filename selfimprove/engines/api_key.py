@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 
 DEFAULT_NAME = "OPENAI_API_KEY"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from selfimprove.records import Finish, Message
-from selfimprove.seeds import SeedKey
+from selfimprove.core.records import Finish, Message
+from selfimprove.core.seeds import SeedKey
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Request
-from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
-from selfimprove.records import Message
+from selfimprove.engines.cpu.sampling import TokenTrie, choose, score_choices, uniforms
 
 
 class Drawn(NamedTuple):

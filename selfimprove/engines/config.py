@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from selfimprove.params_base import Section
+from selfimprove.core.params import Section
 
 MOST_ROWS = 8192
 """Rows of a batch, at most; whether they fit this machine's memory is the engine's question (``engines/slots.py``)."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
+from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.config import (
     EngineConfig,
@@ -14,9 +15,8 @@ from selfimprove.engines.config import (
     VllmEngineConfig,
 )
 from selfimprove.engines.lazy import LazyEngine
-from selfimprove.engines.vllm_checks import check_installed, check_model, replica_count, visible_gpus
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
+from selfimprove.engines.vllm.checks import check_installed, check_model, replica_count, visible_gpus
+from selfimprove.models.merging import full_weights
 
 _LOADING = Lock()
 """vLLM measures how much GPU memory it takes while it loads, so engines that share GPUs load one after the other."""
@@ -60,17 +60,17 @@ def make_engine(
         return _lazy_vllm(cfg, folder, threads)
     folder = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
     if cfg.replicas > 1:
-        from selfimprove.engines.replicated import replicated_transformers
+        from selfimprove.engines.cluster.replicas import replicated_transformers
 
         return replicated_transformers(cfg, folder, threads=threads)
-    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.engines.cpu.engine import TransformersEngine
 
     return TransformersEngine(cfg, folder, threads=threads)
 
 
 def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
     """vLLM takes minutes to load: what can be checked is checked now, the rest waits for the first request."""
-    from selfimprove.chat import ChatFormat
+    from selfimprove.core.chat import ChatFormat
 
     check_installed()
     check_model(cfg, folder)
@@ -82,10 +82,10 @@ def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
         full = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
         with _LOADING:
             if replicas > 1:
-                from selfimprove.engines.replicated import replicated_vllm
+                from selfimprove.engines.cluster.replicas import replicated_vllm
 
                 return replicated_vllm(cfg, full, replicas=replicas, gpus=gpus, threads=threads)
-            from selfimprove.engines.vllm import VllmEngine
+            from selfimprove.engines.vllm.engine import VllmEngine
 
             return VllmEngine(cfg, full)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, Engine, EngineStats, Request
-from selfimprove.records import Message
 
 if TYPE_CHECKING:
-    from selfimprove.chat import ChatFormat
+    from selfimprove.core.chat import ChatFormat
 
 
 class LazyEngine:

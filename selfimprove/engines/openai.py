@@ -25,11 +25,11 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Finish, Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
 from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
-from selfimprove.errors import UserError
-from selfimprove.records import Finish, Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

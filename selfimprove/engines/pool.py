@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Engine, EngineStats, Request
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
-from selfimprove.engines.journaled import JournaledEngine
-from selfimprove.engines.vllm_checks import check_gpu_memory, visible_gpus
-from selfimprove.pipeline.journal import Journal
+from selfimprove.engines.journal import JournaledEngine
+from selfimprove.engines.vllm.checks import check_gpu_memory, visible_gpus
 
 ExpertMaker = Callable[[ScriptedEngineConfig], Callable[[Request, int], str]]
 """The environment's expert at a declared error rate."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineStats, Request, first_stop
-from selfimprove.errors import UserError
-from selfimprove.records import Message
 
 Answer = Callable[[Request, int], str]
 """(request, sample index: ``request.seed.sample`` + i for the i-th completion) -> the answer's text."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from selfimprove.params_base import LARGEST_SEED, Section
+from selfimprove.core.params import LARGEST_SEED, Section
 
 EnvName = Literal["textcraft", "webshop", "sciworld"]
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 
 if TYPE_CHECKING:
     from selfimprove.envs.enumerated_params import EnvParams
@@ -190,7 +190,7 @@ def instruction_of(name: str) -> str:
     """What stands before a state that is reflected on, by the environment's name, without making one."""
     if name != "taxi":
         return ""
-    from selfimprove.envs.enumerated_taxi import INSTRUCTION
+    from selfimprove.envs.taxi.listed import INSTRUCTION
 
     return INSTRUCTION
 
@@ -206,7 +206,7 @@ def spelling(params: EnvParams) -> Spelling:
     """The environment's name and labels, without making one."""
     if params.name != "taxi":
         return Spelling(params.name, LABELS[params.labels])
-    from selfimprove.envs.taxi import LABELS as NUMBERS
+    from selfimprove.envs.taxi.env import LABELS as NUMBERS
 
     return Spelling(params.name, NUMBERS)
 
@@ -222,13 +222,13 @@ def make_enumerated(params: EnvParams, tasks: Path | None = None, *, training: b
         UserError: what the environment needs is missing or wrong.
     """
     if params.name == "taxi":
-        from selfimprove.envs.enumerated_taxi import EnumeratedTaxi
+        from selfimprove.envs.taxi.listed import EnumeratedTaxi
 
         return EnumeratedTaxi(params.mode, params.horizon, params.with_history, params.curriculum_index)
     if params.name == "autoexplore":
-        from selfimprove.envs.enumerated_autoexplore import make_autoexplore
+        from selfimprove.envs.autoexplore.listed import make_autoexplore
 
         return make_autoexplore(params, tasks, training=training)
-    from selfimprove.envs.enumerated_kitchen import make_alfworld
+    from selfimprove.envs.alfworld.listed import make_alfworld
 
     return make_alfworld(params)

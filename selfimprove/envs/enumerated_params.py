@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.params import LARGEST_SEED, Section
+from selfimprove.envs.alfworld.kitchen_things import Kind
 from selfimprove.envs.enumerated import LabelSet
-from selfimprove.envs.kitchen_things import Kind
-from selfimprove.params_base import LARGEST_SEED, Section
 
 EnvName = Literal["taxi", "autoexplore", "alfworld"]
 OWN_OPTIONS = {

@@ -10,8 +10,8 @@ from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, World
 
 if TYPE_CHECKING:
     from selfimprove.envs.agent_params import EnvParams
-    from selfimprove.envs.sciworld_jvm import JvmPool
-    from selfimprove.envs.textcraft_recipes import RecipeBook
+    from selfimprove.envs.sciworld.jvm import JvmPool
+    from selfimprove.envs.textcraft.recipes import RecipeBook
 
 
 def make_agent_env(params: EnvParams) -> AgentEnv:
@@ -21,14 +21,14 @@ def make_agent_env(params: EnvParams) -> AgentEnv:
         UserError: what the environment needs is missing or wrong (a recipe file). A missing Java: at ``reset``.
     """
     if params.name == "textcraft":
-        from selfimprove.envs.textcraft import TextCraft
+        from selfimprove.envs.textcraft.env import TextCraft
 
         return TextCraft(_book(params.recipes), params.seed)
     if params.name == "webshop":
         from selfimprove.envs.webshop.env import WebShop
 
         return WebShop(products=params.products, catalogue_seed=params.catalogue_seed)
-    from selfimprove.envs.sciworld import SciWorld
+    from selfimprove.envs.sciworld.env import SciWorld
 
     return SciWorld(_pool(params.jvms), map_actions=params.map_actions)
 
@@ -40,13 +40,13 @@ def make_world(params: EnvParams) -> World:
         UserError: as ``make_agent_env``, or the server's address is none.
     """
     if params.server is not None:
-        from selfimprove.envs.agentgym_client import make_remote_world
+        from selfimprove.envs.remote.client import make_remote_world
 
         return make_remote_world(
             params.name, params.server, params.server_concurrency, params.server_timeout, _instruction(params)
         )
     if params.name == "sciworld":
-        from selfimprove.envs.sciworld import sciworld_world
+        from selfimprove.envs.sciworld.env import sciworld_world
 
         return sciworld_world(params)
     return EmbeddedWorld(make_agent_env(params))
@@ -55,14 +55,14 @@ def make_world(params: EnvParams) -> World:
 def _instruction(params: EnvParams) -> str:
     """The first user message, without making the environment: a server's ScienceWorld needs no Java here."""
     if params.name == "textcraft":
-        from selfimprove.envs.textcraft import TextCraft
+        from selfimprove.envs.textcraft.env import TextCraft
 
         return TextCraft.instruction
     if params.name == "webshop":
         from selfimprove.envs.webshop.env import WebShop
 
         return WebShop.instruction
-    from selfimprove.envs.sciworld import INSTRUCTION
+    from selfimprove.envs.sciworld.env import INSTRUCTION
 
     return INSTRUCTION
 
@@ -70,7 +70,7 @@ def _instruction(params: EnvParams) -> str:
 @lru_cache(maxsize=2)
 def _book(path: str | None) -> RecipeBook:
     """Read once, shared by every copy."""
-    from selfimprove.envs.textcraft_recipes import RecipeBook
+    from selfimprove.envs.textcraft.recipes import RecipeBook
 
     return RecipeBook.load(None if path is None else Path(path))
 
@@ -78,6 +78,6 @@ def _book(path: str | None) -> RecipeBook:
 @lru_cache(maxsize=1)
 def _pool(jvms: int) -> JvmPool:
     """The Java processes that all copies made here share; they end with this process."""
-    from selfimprove.envs.sciworld_jvm import JvmPool
+    from selfimprove.envs.sciworld.jvm import JvmPool
 
     return JvmPool(jvms)

@@ -24,8 +24,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
+from selfimprove.core.seeds import key_bits
 from selfimprove.envs.agent import EnvError, Step, World
-from selfimprove.seeds import key_bits
 
 T = TypeVar("T")
 

@@ -16,21 +16,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from selfimprove.base_model import BaseSection
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section, read_yaml
+from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
-from selfimprove.engines.vllm_checks import check_installed
-from selfimprove.errors import UserError
+from selfimprove.engines.vllm.checks import check_installed
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
-from selfimprove.params_base import Section
+from selfimprove.models.base import BaseSection
+from selfimprove.models.tokenizer import TokenizerSection
 from selfimprove.pipeline.dvc_files import restore, wait_for_others
-from selfimprove.pipeline.params import METHODS, RunParams, load_section, read_yaml, section_faults
+from selfimprove.pipeline.params import METHODS, RunParams, load_section, section_faults
 from selfimprove.pipeline.small_defaults import small_settings
-from selfimprove.pipeline.tracking import TrackingParams, check_package
-from selfimprove.tokenizer import TokenizerSection
 
 PARAMS_FILE = Path("params.yaml")
 RESULTS = Path("results/summary")

@@ -20,11 +20,14 @@ ENVIRONMENT = Path("data/code/environment.txt")
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
-    Path("selfimprove/merging.py"): (Path("selfimprove/merge.py"),),
-    Path("selfimprove/demo.py"): (Path("selfimprove/report/table.py"),),
-    Path("selfimprove/rehearsal/run.py"): (Path("selfimprove/pipeline/check.py"), Path("selfimprove/pipeline/warm.py")),
+    Path("selfimprove/models/merging.py"): (Path("selfimprove/models/merge.py"),),
+    Path("selfimprove/apps/demo.py"): (Path("selfimprove/apps/report/table.py"),),
+    Path("selfimprove/pipeline/rehearsal/run.py"): (
+        Path("selfimprove/pipeline/check.py"),
+        Path("selfimprove/pipeline/warm.py"),
+    ),
     TRAINING / "launch.py": (TRAINING / "worker.py",),
-    TRAINING / "xtuner.py": (TRAINING / "xtuner_launch.py", TRAINING / "xtuner_parts.py"),
+    TRAINING / "xtuner/backend.py": (TRAINING / "xtuner/launch.py", TRAINING / "xtuner/parts.py"),
 }
 """Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""
 

@@ -22,7 +22,7 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from selfimprove.pipeline.publish import aside, write_text
+from selfimprove.core.publish import aside, write_text
 
 LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")

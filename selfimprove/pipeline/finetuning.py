@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from selfimprove.pipeline.publish import write_json
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Example
+from selfimprove.core.tables import write_csv
 from selfimprove.pipeline.stage import Stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.warm import parents
 
 POLL_SECONDS = 0.2

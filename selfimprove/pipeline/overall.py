@@ -16,8 +16,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.publish import write_json
 
 SECONDS = Path(".scratch/stages.json")
 ALWAYS = ("code", "inputs")

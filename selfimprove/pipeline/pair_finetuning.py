@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.pipeline.publish import write_json
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Pair
+from selfimprove.core.tables import write_csv
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.training import finetune_pairs
 from selfimprove.pipeline.stage import Stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.records import Pair
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pairs import finetune_pairs
 
 
 def train_pairs_and_publish(

@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from selfimprove.errors import UserError
-from selfimprove.params_base import LARGEST_SEED, Section
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import LARGEST_SEED, Section
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order in which they are told of."""
@@ -47,28 +45,6 @@ class RunParams(Section):
 
 
 S = TypeVar("S", bound=Section)
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The file as plain objects (YAML 1.2, as DVC reads it).
-
-    Raises:
-        UserError: missing, not YAML, or not a mapping.
-    """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; run from the repository's root, or `make use PROFILE=default`.")
-    try:
-        value = YAML(typ="safe", pure=True).load(path)
-    except MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise UserError(f"{path}, line {line}: not YAML ({error.problem}); mend the line.") from None
-    except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
-        raise UserError(f"{path}: not YAML ({error}); fix the file.") from None
-    except RecursionError:
-        raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: a mapping of sections was expected ({', '.join(SECTIONS)}).")
-    return value
 
 
 def load_section(values: dict[str, Any], name: str, schema: type[S], where: str) -> S:

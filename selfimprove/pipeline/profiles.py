@@ -18,9 +18,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
 from selfimprove.pipeline import layout
-from selfimprove.pipeline.publish import write_text
 
 FOLDER = Path("profiles")
 DEFAULT = "default"

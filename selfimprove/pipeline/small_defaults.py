@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfimprove.pipeline.params import read_yaml
+from selfimprove.core.params import read_yaml
 
 DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"
 LARGE = 5_000_000

@@ -23,20 +23,21 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
+from selfimprove.core.params import read_yaml
+from selfimprove.core.publish import link_copy, make_durable, publish, write_json
+from selfimprove.core.tracking import Tracker, TrackingParams
+from selfimprove.engines.progress import StageProgress
+from selfimprove.methods.rows import GROUPS, group_of, place
 from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.installed import installed
-from selfimprove.pipeline.journal import Journal
 from selfimprove.pipeline.lock import stage_lock
-from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths, read_yaml
-from selfimprove.pipeline.progress import StageProgress
-from selfimprove.pipeline.publish import link_copy, make_durable, publish, write_json
-from selfimprove.pipeline.rows import GROUPS, group_of, place
+from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
 from selfimprove.pipeline.stage_log import kept_log
-from selfimprove.pipeline.tracking import Tracker, TrackingParams
 
 if TYPE_CHECKING:
-    from selfimprove.pipeline.episodes import Played
+    from selfimprove.engines.episodes import Played
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 
 LOCK = Path("dvc.lock")
 CACHE = Path(".dvc/cache/files/md5")

@@ -34,8 +34,9 @@ from typing import Any
 
 import psutil
 
-from selfimprove.errors import UserError
-from selfimprove.pipeline.params import RunParams, load_section, read_yaml
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
+from selfimprove.pipeline.params import RunParams, load_section
 
 ADDRESS = "SELFIMPROVE_WARM"
 STARTED = "SELFIMPROVE_STARTED"

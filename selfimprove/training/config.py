@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from selfimprove.params_base import Section
+from selfimprove.core.params import Section
 
 
 def below_one(betas: tuple[float, float]) -> tuple[float, float]:
@@ -105,7 +105,7 @@ class FinetuneParams(Section):
         if self.backend == "trainer" and self.dtype == "float16":
             raise ValueError("dtype 'float16' is for backend xtuner; use bfloat16")
         if self.backend == "xtuner":
-            from selfimprove.training.xtuner_config import unsupported
+            from selfimprove.training.xtuner.config import unsupported
 
             if missing := unsupported(self):
                 raise ValueError(f"backend 'xtuner' has no {missing}; change it, or use backend trainer")

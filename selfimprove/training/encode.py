@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
-from selfimprove.records import Example, Message
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
 
 
 @dataclass(frozen=True)

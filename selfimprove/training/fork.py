@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 import torch.distributed
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.training.progress import Progress
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from transformers.training_args import TrainingArguments
 from transformers.utils.logging import disable_progress_bar
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.zero import zero_config

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import BaseModel
 
-from selfimprove.adapters import complete
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
-from selfimprove.pipeline.publish import link_copy
-from selfimprove.records import Example
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import link_copy
+from selfimprove.core.records import Example
+from selfimprove.models.adapters import complete
+from selfimprove.models.merging import full_weights
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
 from selfimprove.training.config import FinetuneParams, LauncherConfig
@@ -115,7 +115,7 @@ def finetune(
         validation=len(held_out),
     )
     if cfg.backend == "xtuner":
-        from selfimprove.training.xtuner import train_with_xtuner
+        from selfimprove.training.xtuner.backend import train_with_xtuner
 
         name_checkpoints(job, scratch, encoded)
         report = train_with_xtuner(job, encoded, progress)

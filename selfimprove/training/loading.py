@@ -1,23 +1,20 @@
-"""Loading a model folder for training: attention, RoPE scaling, quantisation, adapters; and merging adapters back."""
+"""Loading a model folder for training: attention, RoPE scaling, quantisation, adapters."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.models.auto.configuration_auto import AutoConfig
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from selfimprove.adapters import WEIGHTS as ADAPTER
-from selfimprove.adapters import take_adapter
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.models.adapters import take_adapter
+from selfimprove.models.loading import load_whole
 from selfimprove.training import segments  # noqa: F401  (registers the attention of that name)
 from selfimprove.training.config import FinetuneParams, LoraConfig
 
@@ -51,7 +48,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
             return peft.get_peft_model(model, adapters), factor
         except ValueError as error:
             raise UserError(
-                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({_first_line(error)}); name linear "
+                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
                 "layers of the model, or set all-linear."
             ) from None
 
@@ -67,9 +64,9 @@ def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | Non
     # DeepSpeed computes in it too and makes float32 master weights of what it is given, a share in each process: a
     # model in float32 would cost every process twice the memory, for the same values.
     computed_in = lora is not None or params.launcher.kind == "deepspeed"
-    model = load_weights(
+    model = load_whole(
         model_dir,
-        params,
+        trust_remote_code=params.trust_remote_code,
         config=config,
         dtype=getattr(torch, params.dtype) if computed_in else torch.float32,
         attn_implementation=params.attention,
@@ -115,45 +112,6 @@ def write_adapter(trained: Path, model_dir: Path, params: FinetuneParams, out_di
     take_adapter(trained, out_dir)
 
 
-def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
-    """The base in ``dtype``, never quantised, with the trained adapter added into its weights.
-
-    Args:
-        adapter: folder with peft's files; its ``config.json``, if there is one, is the merged model's (it may scale
-            the positions).
-
-    Raises:
-        UserError: the base does not load, or the adapter does not fit it.
-    """
-    import peft
-
-    params = FinetuneParams(trust_remote_code=trust_remote_code)
-    source = adapter if (adapter / "config.json").is_file() else base
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
-    model = load_weights(base, params, config=config, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of missing tensors, which _check_adapter refuses
-            merged = peft.PeftModel.from_pretrained(model, str(adapter))
-        _check_adapter(merged, adapter / ADAPTER)
-        return merged.merge_and_unload()
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"the adapter in {adapter} does not fit {base} ({_first_line(error)}).") from None
-
-
-def _check_adapter(model: Any, file: Path) -> None:
-    """Peft ignores tensors that the model does not have, and starts those that the file lacks from nothing."""
-    import peft
-
-    wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
-    with safe_open(file, "pt") as weights:
-        found = set(weights.keys())
-    if missing := wanted - found:
-        raise ValueError(f"{file.name} lacks {len(missing)} tensors, such as {min(missing)}")
-    if strange := found - wanted - set(model.state_dict()):
-        raise ValueError(f"{file.name} has {len(strange)} tensors that the model does not, such as {min(strange)}")
-
-
 def rope_factor(max_length: int, positions: int) -> int | None:
     """Linear RoPE scaling for ``max_length``, or None where the model's own positions suffice (spec rise §2)."""
     return math.ceil(max_length / positions) if max_length > positions else None
@@ -173,7 +131,7 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{model_dir}/config.json cannot be used ({_first_line(error)}); mend the model folder."
+            f"{model_dir}/config.json cannot be used ({first_line(error)}); mend the model folder."
         ) from None
     rope = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)
@@ -184,37 +142,6 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
         return config, None
     config.rope_parameters = {**rope, "rope_type": "linear", "factor": float(max(factor, rope.get("factor", 1)))}
     return config, config.rope_parameters["factor"]
-
-
-def load_weights(model_dir: Path, params: FinetuneParams, **options: Any) -> Any:
-    """``from_pretrained`` with our safeguards; ``options`` go to it.
-
-    Raises:
-        UserError: not a causal language model, weights that are no safetensors, that are of another shape than the
-            config's or not there, or a package that is missing.
-    """
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            trust_remote_code=params.trust_remote_code,
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            **options,
-        )
-    except ImportError as error:
-        raise UserError(
-            f"{model_dir}: {_first_line(error)} (finetune.attention or lora.quantize asks for it)."
-        ) from None
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{model_dir} cannot be loaded as a causal language model ({_first_line(error)}).") from None
-    model, report = loaded
-    if missing := sorted(report["missing_keys"]):  # the library would draw them at random
-        raise UserError(
-            f"{model_dir}: the weights lack {len(missing)} of the tensors that config.json asks for ({missing[0]} is "
-            "the first); restore the folder from its source."
-        )
-    return model
 
 
 def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
@@ -234,7 +161,3 @@ def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=getattr(torch, params.dtype),
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

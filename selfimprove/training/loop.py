@@ -27,7 +27,7 @@ from transformers.trainer_callback import (
 )
 from transformers.training_args import TrainingArguments
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.training import shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
 from selfimprove.training.job import RunJob

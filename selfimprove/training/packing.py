@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from selfimprove.seeds import rng
+from selfimprove.core.seeds import rng
 
 Row = tuple[int, ...]
 """Indices of the examples that lie side by side in one row."""

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 
 NAME = "segments"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from selfimprove.errors import UserError
-from selfimprove.pipeline.publish import write_text
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
 from selfimprove.training.launch import LAUNCHED, PROGRESS_MARK, load_encoded
 
 ORPHANED, INTERRUPTED = 3, 130
@@ -45,7 +45,7 @@ def _train(job_file: Path) -> BaseModel:
     """The objective that the job names; imports torch and transformers."""
     told, sequences = job_file.read_text(encoding="utf-8"), load_encoded(job_file.with_name("examples.npz"))
     if json.loads(told)["kind"] == "pairs":
-        from selfimprove.training.pair_trainer import PairJob, train_pairs
+        from selfimprove.methods.spin.pair_trainer import PairJob, train_pairs
 
         return train_pairs(PairJob.model_validate_json(told), sequences, _tell)
     from selfimprove.training.trainer import Job, train

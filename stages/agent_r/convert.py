@@ -3,6 +3,10 @@
 import asyncio
 import sys
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Example, read_jsonl, write_jsonl, write_rows
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.episodes import say_diverged
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import diverged, replay_figures
@@ -10,11 +14,7 @@ from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.pipeline.episodes import say_diverged
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Example, read_jsonl, write_jsonl, write_rows
-from selfimprove.seeds import key_bits
 
 
 @stage("agent_r-convert", "agent_r", AgentRParams, heavy=True)

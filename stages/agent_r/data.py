@@ -1,5 +1,7 @@
 """agent_r-data: the tasks of Agent-R, as frozen panels, and what the warm start learns: demonstrations, judgements."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -12,9 +14,7 @@ from selfimprove.methods.agent_r.tasks import (
     texts,
     to_rows,
 )
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl, write_rows
 
 
 @stage("agent_r-data", "agent_r", AgentRParams)

@@ -6,6 +6,10 @@ The base plays twice: its own failures are the bad beginnings from which every m
 import asyncio
 from pathlib import Path
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Episode, read_jsonl, write_jsonl
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.episodes import play_all, say_diverged
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_world
 from selfimprove.envs.replay import diverged, replay_figures
@@ -14,11 +18,7 @@ from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all, say_diverged
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Episode, read_jsonl, write_jsonl
-from selfimprove.seeds import key_bits
 
 BEGINNINGS = "data/agent_r/beginnings.jsonl"
 

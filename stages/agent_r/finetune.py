@@ -1,10 +1,10 @@
 """agent_r-finetune@<iteration>, agent_r-sft (``base``), agent_r-control-finetune@<control>: train on conversations."""
 
+from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Example, read_jsonl
 
 
 @stage("agent_r-finetune", "agent_r", AgentRParams, heavy=True)

@@ -3,6 +3,10 @@
 import asyncio
 from pathlib import Path
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.episodes import play_all, say_diverged, shard_of
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import diverged, replay_figures
@@ -12,11 +16,7 @@ from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import load_panel, select
-from selfimprove.pipeline.episodes import play_all, say_diverged, shard_of
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("agent_r-generate", "agent_r", AgentRParams, heavy=True)

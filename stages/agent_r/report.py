@@ -1,12 +1,12 @@
 """agent_r-report: Agent-R's rows in one summary, and the table of the score-by-iteration plot."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.tables import write_csv
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.summary import agent_r_rows, summarise_agent_r
-from selfimprove.pipeline.publish import write_json
-from selfimprove.pipeline.rows import place
+from selfimprove.methods.rows import place
+from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.report.summary import headline_metrics
 
 
 @stage("agent_r-report", "agent_r", AgentRParams)

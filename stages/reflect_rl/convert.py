@@ -1,13 +1,13 @@
 """reflect_rl-convert: the trajectories become the five supervised sets, and what the tokenizer is trained on."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import read_jsonl, write_jsonl, write_rows
 from selfimprove.envs.enumerated import instruction_of
 from selfimprove.methods.reflect_rl.convert import convert, figures, texts
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import read_jsonl, write_jsonl, write_rows
 
 
 @stage("reflect_rl-convert", "reflect_rl", ReflectRLParams)

@@ -3,12 +3,15 @@
 import asyncio
 import sys
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_rows
+from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.autoexplore.inventory import inventory
+from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
 from selfimprove.envs.enumerated import make_enumerated
-from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, repositories
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import (
     Explored,
@@ -18,10 +21,7 @@ from selfimprove.methods.reflect_rl.tasks import (
     to_rows,
     write_tasks,
 )
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_rows
-from selfimprove.seeds import key_bits
 
 
 @stage("reflect_rl-data", "reflect_rl", ReflectRLParams)

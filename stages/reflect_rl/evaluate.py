@@ -3,7 +3,11 @@
 import asyncio
 from contextlib import AsyncExitStack
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl
+from selfimprove.core.seeds import key_bits
 from selfimprove.engines.base import Engine
+from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
@@ -15,11 +19,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_environment, check_labels
 from selfimprove.methods.reflect_rl.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.tables import write_csv
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.methods.reflect_rl.logs import told_curve
@@ -10,9 +12,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, check_reflector, mark_environment
 from selfimprove.methods.reflect_rl.tasks import load_panel
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
 
 
 @stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams, heavy=True)

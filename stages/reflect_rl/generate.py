@@ -2,17 +2,17 @@
 
 import asyncio
 
+from selfimprove.core.records import write_jsonl
+from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
+from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import load_panel
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
-from selfimprove.pipeline.episodes import play_all, shard_of
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("reflect_rl-generate", "reflect_rl", ReflectRLParams)

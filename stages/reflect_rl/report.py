@@ -1,13 +1,13 @@
 """reflect_rl-report: Reflect-RL's rows in one summary, and the table of the curves over the steps of RL."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.tables import write_csv
 from selfimprove.methods.reflect_rl.logs import curve_rows
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
-from selfimprove.pipeline.publish import write_json
-from selfimprove.pipeline.rows import place
+from selfimprove.methods.rows import place
+from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.report.summary import headline_metrics
 
 
 @stage("reflect_rl-report", "reflect_rl", ReflectRLParams)

@@ -2,14 +2,14 @@
 
 import json
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Example, read_jsonl
 from selfimprove.envs.enumerated import spelling
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.start import mark_environment
 from selfimprove.pipeline.finetuning import train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Example, read_jsonl
 
 
 @stage("reflect_rl-sft", "reflect_rl", ReflectRLParams, heavy=True)

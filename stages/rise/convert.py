@@ -1,12 +1,12 @@
 """rise-convert@<iteration>: episodes become reward-weighted examples."""
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Episode, Example, read_jsonl, write_jsonl
+from selfimprove.core.tables import write_csv
 from selfimprove.methods.rise.convert import convert, single_turn
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.records import Episode, Example, read_jsonl, write_jsonl
 
 
 @stage("rise-convert", "rise", RiseParams)

@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import build_panels, demonstrate, panel_hash, texts, to_row
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl, write_rows
 
 
 @stage("rise-data", "rise", RiseParams)

@@ -2,17 +2,17 @@
 
 import asyncio
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl
+from selfimprove.core.seeds import key_bits
+from selfimprove.core.tables import write_csv
+from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.methods.rise.collect import Play, evaluate
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_panel
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.records import write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("rise-evaluate", "rise", RiseParams, heavy=True)

@@ -2,16 +2,16 @@
 
 import asyncio
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_panel
 from selfimprove.methods.rise.teacher import scripted_teacher
-from selfimprove.pipeline.episodes import play_all, shard_of
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("rise-generate", "rise", RiseParams, heavy=True)

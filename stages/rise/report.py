@@ -1,12 +1,12 @@
 """rise-report: RISE's rows in one summary, and the table of the accuracy-by-turn plot."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.tables import write_csv
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import rise_rows, summarise_rise, turn_rows
-from selfimprove.pipeline.publish import write_json
-from selfimprove.pipeline.rows import place
+from selfimprove.methods.rows import place
+from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.report.summary import headline_metrics
 
 
 @stage("rise-report", "rise", RiseParams)

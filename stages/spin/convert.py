@@ -1,13 +1,13 @@
 """spin-convert@<iteration>: experts and the opponent's episodes become pairs; the window has the one before too."""
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Pair, read_jsonl, write_jsonl
 from selfimprove.envs.qa.experts import Expert
-from selfimprove.errors import UserError
 from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import SpinEpisode
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Pair, read_jsonl, write_jsonl
 
 
 @stage("spin-convert", "spin", SpinParams)

@@ -1,12 +1,12 @@
 """spin-data: panels, experts and paragraphs of SPIN, and what the warm start learns: expert trajectories."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import write_jsonl, write_rows
+from selfimprove.core.sources import mirror_folder
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.prompts import few_shot_text
 from selfimprove.methods.spin.tasks import PANELS, bring_snippets, examples, gather, panel_hash, texts
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import write_jsonl, write_rows
-from selfimprove.sources import mirror_folder
 
 
 @stage("spin-data", "spin", SpinParams)

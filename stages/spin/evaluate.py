@@ -2,6 +2,10 @@
 
 import asyncio
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import read_jsonl, write_jsonl
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
@@ -9,11 +13,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.publish import write_json
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import read_jsonl, write_jsonl
-from selfimprove.seeds import key_bits
 
 
 @stage("spin-evaluate", "spin", SpinParams, heavy=True)

@@ -1,10 +1,10 @@
 """spin-sft (``base``), spin-finetune@<iteration>, spin-control-finetune@<control>: SFT on experts, or on pairs."""
 
+from selfimprove.core.records import Example, Pair, read_jsonl
 from selfimprove.methods.spin.params import OutcomeControl, SftControl, SpinParams
 from selfimprove.methods.spin.prompts import check_template
 from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.records import Example, Pair, read_jsonl
 
 NEVER_CUT = 1 << 20
 """Messages that are never dropped from an over-long episode: all of them; it is left out whole, and counted."""

@@ -1,12 +1,12 @@
 """spin-report: SPIN's rows in one summary, and the table of the plot by iteration."""
 
+from selfimprove.core.publish import write_json
+from selfimprove.core.tables import write_csv
+from selfimprove.methods.rows import place
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.summary import spin_rows, summarise_spin
-from selfimprove.pipeline.publish import write_json
-from selfimprove.pipeline.rows import place
+from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
-from selfimprove.pipeline.tables import write_csv
-from selfimprove.report.summary import headline_metrics
 
 
 @stage("spin-report", "spin", SpinParams)

@@ -6,8 +6,8 @@ import hashlib
 import json
 from pathlib import Path
 
-from selfimprove.envs.alfworld_games import TYPES, make_games
-from selfimprove.envs.kitchen_things import KINDS
+from selfimprove.envs.alfworld.games import TYPES, make_games
+from selfimprove.envs.alfworld.kitchen_things import KINDS
 
 
 def game_set(folder: Path, tasks: list[int]) -> Path:

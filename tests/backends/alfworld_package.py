@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from selfimprove.envs.alfworld_process import PYTHON
+from selfimprove.envs.alfworld.process import PYTHON
 
 
 def in_alfworld(code: str, *arguments: str, stdin: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from selfimprove.engines.vllm import VllmEngine
+    from selfimprove.engines.vllm.engine import VllmEngine
     from tests.backends.vllm_asking import Reference
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def vllm_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that has as many positions as the engine's context."""
     from tests.backends.vllm_asking import CONTEXT
-    from tests.tiny import make_tiny_model
+    from tests.support.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", context=CONTEXT)
 

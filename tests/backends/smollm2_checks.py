@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
-from selfimprove.seeds import SeedKey
 from tests.backends.smollm2_rows import dialogues, model
 from tests.backends.vllm_asking import Reference
 

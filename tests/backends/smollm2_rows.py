@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from selfimprove.base_model import SMOLLM2
-from selfimprove.envs.base import Problem
-from selfimprove.envs.gsm8k import Gsm8k
-from selfimprove.records import Example, Message
+from selfimprove.core.records import Example, Message
+from selfimprove.envs.math.base import Problem
+from selfimprove.envs.math.gsm8k import Gsm8k
+from selfimprove.models.base import SMOLLM2
 
 MODEL = Path(__file__).resolve().parents[2] / SMOLLM2
 

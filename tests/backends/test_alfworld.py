@@ -17,16 +17,16 @@ import psutil
 import pytest
 
 from selfimprove.envs.agent import EnvError
-from selfimprove.envs.alfworld import AlfWorld, _process
-from selfimprove.envs.alfworld_games import TYPES, Blacklist, make_games
-from selfimprove.envs.alfworld_process import AlfWorldProcess, GameFailed, ProcessGone
+from selfimprove.envs.alfworld.env import AlfWorld, _process
+from selfimprove.envs.alfworld.games import TYPES, Blacklist, make_games
+from selfimprove.envs.alfworld.kitchen import Kitchen
+from selfimprove.envs.alfworld.kitchen_things import KINDS
+from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, ProcessGone
 from selfimprove.envs.enumerated import make_enumerated, oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.kitchen import Kitchen
-from selfimprove.envs.kitchen_things import KINDS
 from tests.backends.alfworld_game_set import game_set, hashes
 from tests.backends.alfworld_package import THEIRS, in_alfworld
-from tests.processes import child_of, gone
+from tests.support.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
 
@@ -119,7 +119,7 @@ def test_reflect_rl_31_ids_get_the_names_that_the_package_gives():
         "ids = json.load(sys.stdin); d = Demangler(game_infos={i: N(id=i) for i in ids});"
         "print(json.dumps({i: d.demangle_alfred_name(i) for i in ids}))"
     )
-    from selfimprove.envs.alfworld_worker import named
+    from selfimprove.envs.alfworld.worker import named
 
     assert json.loads(in_alfworld(code, stdin=json.dumps(ids)).splitlines()[-1]) == named(ids)
 
@@ -324,8 +324,8 @@ def test_reflect_rl_33_ended_in_the_middle_of_planning(process):
 
 OWNER = """
 import os, sys, time
-from selfimprove.envs.alfworld import AlfWorld
-from selfimprove.envs.alfworld_process import AlfWorldProcess
+from selfimprove.envs.alfworld.env import AlfWorld
+from selfimprove.envs.alfworld.process import AlfWorldProcess
 process = AlfWorldProcess()
 env = AlfWorld(process=process)
 env.reset(5)

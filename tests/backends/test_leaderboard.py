@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from selfimprove.errors import UserError
-from selfimprove.leaderboard import harness, results
-from selfimprove.leaderboard.results import Results
-from selfimprove.leaderboard.suite import LEADERBOARD, LOCAL, LeaderboardTask
-from tests.tiny import make_tiny_model
+from selfimprove.apps.leaderboard import harness, results
+from selfimprove.apps.leaderboard.results import Results
+from selfimprove.apps.leaderboard.suite import LEADERBOARD, LOCAL, LeaderboardTask
+from selfimprove.core.errors import UserError
+from tests.support.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 
@@ -226,7 +226,7 @@ def test_spin_50_a_broken_model_is_named(model_dir: Path, tmp_path: Path) -> Non
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "selfimprove.leaderboard", *arguments],
+        [sys.executable, "-m", "selfimprove.apps.leaderboard", *arguments],
         cwd=folder, env={**os.environ, **OFFLINE}, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 

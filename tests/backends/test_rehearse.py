@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.repo_copy import ROOT, copy_repo, run
+from tests.support.repo_copy import ROOT, copy_repo, run
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 

@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from selfimprove.envs.agent import EnvError, Step
-from selfimprove.envs.agentgym_client import make_remote_world
+from selfimprove.envs.remote.client import make_remote_world
 from selfimprove.envs.replay import ReplayWorld
-from selfimprove.envs.sciworld import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
-from selfimprove.envs.sciworld_games import GAMES, TASKS, Game
-from selfimprove.envs.sciworld_jvm import JvmPool
+from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
+from selfimprove.envs.sciworld.games import GAMES, TASKS, Game
+from selfimprove.envs.sciworld.jvm import JvmPool
 from tests.backends.java_processes import java_of
-from tests.envs.agentgym_servers import our_server
+from tests.envs.remote.agentgym_servers import our_server
 
 pytestmark = pytest.mark.backend
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from selfimprove.envs import sciworld_jvm
 from selfimprove.envs.agent import EnvError
-from selfimprove.envs.sciworld_jvm import JvmPool
+from selfimprove.envs.sciworld import jvm as sciworld_jvm
+from selfimprove.envs.sciworld.jvm import JvmPool
 from tests.backends.java_processes import java_of
-from tests.processes import child_of, gone
+from tests.support.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
 
@@ -40,8 +40,8 @@ def test_agent_r_36_a_call_that_hangs_ends_the_process(capfd):
 
 OWNER = """
 import os, sys, threading, time
-from selfimprove.envs.sciworld import SciWorld
-from selfimprove.envs.sciworld_jvm import JvmPool
+from selfimprove.envs.sciworld.env import SciWorld
+from selfimprove.envs.sciworld.jvm import JvmPool
 pool = JvmPool(1)
 env = SciWorld(pool)
 env.reset(0)

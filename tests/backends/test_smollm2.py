@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from selfimprove.base_model import BaseParams, resolve_model, take_weights
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.merging import full_weights
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
-from selfimprove.tokenizer import copy_tokenizer
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.models.base import BaseParams, resolve_model, take_weights
+from selfimprove.models.merging import full_weights
+from selfimprove.models.tokenizer import copy_tokenizer
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import encode_examples
 from selfimprove.training.launch import finetune
@@ -133,7 +133,7 @@ def test_xtuner_begins_at_the_plain_loss(loss: float, tmp_path: Path) -> None:
 
 def check_moved(folder: Path) -> None:
     """The step's result is a whole model whose weights have moved by about the learning rate, and no further."""
-    from selfimprove.engines.models import load_causal_lm
+    from selfimprove.models.loading import load_causal_lm
 
     before, after = (load_causal_lm(path).state_dict() for path in (model(), folder))
     assert before.keys() == after.keys()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfimprove.engines.vllm import VllmEngine
+from selfimprove.engines.vllm.engine import VllmEngine
 from tests.backends.smollm2_checks import CONTEXT, answered, check
 from tests.backends.smollm2_rows import model
 from tests.backends.vllm_asking import config, run

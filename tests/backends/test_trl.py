@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from selfimprove.chat import ChatFormat
-from selfimprove.records import Message, Pair
-from selfimprove.seeds import rng
-from selfimprove.training import opponent
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message, Pair
+from selfimprove.core.seeds import rng
+from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.objective import FIGURES
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
+from selfimprove.methods.spin.training import EncodedPair, encode_pairs, lengths_of
 from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pair_trainer import PairJob, PairTrainer
-from selfimprove.training.pairs import EncodedPair, encode_pairs, lengths_of
-from selfimprove.training.spin_objective import FIGURES
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine
-from selfimprove.engines.vllm import VllmEngine
-from selfimprove.errors import UserError
-from selfimprove.records import Message
+from selfimprove.engines.vllm.engine import VllmEngine
 from tests.backends.vllm_asking import CONTEXT, FEEDBACK, QUESTION, Reference, ask, build, check_logprobs, run, together
 from tests.backends.vllm_server import KEY, Server, starting
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 

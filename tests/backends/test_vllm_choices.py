@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.engines.vllm import IDS_AT_ONCE, VllmEngine
-from selfimprove.errors import UserError
-from selfimprove.records import Message
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.vllm.engine import IDS_AT_ONCE, VllmEngine
 from tests.backends.vllm_asking import CONTEXT, QUESTION, ask, run, together
 
 pytestmark = pytest.mark.backend

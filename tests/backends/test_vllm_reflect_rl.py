@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
-from selfimprove.engines.models import load_causal_lm
-from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.learn import _Run, learn
 from selfimprove.methods.reflect_rl.params import EvaluateParams
 from selfimprove.methods.reflect_rl.reflector import files_hash
+from selfimprove.methods.reflect_rl.rl_policy import example, order
 from selfimprove.methods.reflect_rl.rollout import play
-from selfimprove.seeds import SeedKey
-from selfimprove.training.rl_policy import example, order
+from selfimprove.models.loading import load_causal_lm
+from selfimprove.models.merging import full_weights
 from tests.methods.reflect_rl.corridor import Corridor
 from tests.methods.reflect_rl.test_learn import log, make_job, params
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 

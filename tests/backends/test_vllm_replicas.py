@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Completion, EngineStats, Request
 from selfimprove.engines.pool import open_engines
-from selfimprove.engines.vllm import VllmEngine
-from selfimprove.errors import UserError
-from selfimprove.pipeline.journal import Journal
+from selfimprove.engines.vllm.engine import VllmEngine
 from tests.backends.vllm_asking import ask, config, run, together
 
 pytestmark = pytest.mark.backend

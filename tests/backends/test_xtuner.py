@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 import torch
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
 from selfimprove.methods.agent_r.formats import to_xtuner
-from selfimprove.records import Example, Message
+from selfimprove.models.merging import full_weights
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodeCounters, encode_example, encode_examples
 from selfimprove.training.launch import finetune
 from selfimprove.training.report import TrainReport
 from selfimprove.training.trainer import WeightedTrainer
-from selfimprove.training.xtuner import environment_python
-from tests.tiny import make_tiny_model
+from selfimprove.training.xtuner.backend import environment_python
+from tests.support.tiny import make_tiny_model
 
 pytestmark = pytest.mark.backend
 
@@ -230,7 +230,7 @@ def check_generates(folder: Path, model_dir: Path, examples: list[Example]) -> N
 KILLED = """
 import json, os, signal, sys
 from pathlib import Path
-from selfimprove.records import Example
+from selfimprove.core.records import Example
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 

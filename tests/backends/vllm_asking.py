@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.engines.config import VllmEngineConfig
-from selfimprove.engines.vllm import VllmEngine
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
+from selfimprove.engines.vllm.engine import VllmEngine
 
 T = TypeVar("T")
 QUESTION = "Mia has 3 apples and buys 4 more. How many apples does she have now?"

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from selfimprove.training.xtuner_launch import bridge
+from selfimprove.training.xtuner.launch import bridge
 
 bridge()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
+from selfimprove.engines.cpu.engine import TransformersEngine
 
 FEW_SHOT = [
     Message(role="user", content="Tom reads 12 pages a day for 5 days. How many pages does he read?"),

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Choice, Completion, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.journaled import JournaledEngine
-from selfimprove.engines.models import load_causal_lm
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.cpu.sampling import choose, score_choices, uniforms
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.openai import OpenAiEngine, OpenAiEngineConfig
-from selfimprove.engines.sampling import choose, score_choices, uniforms
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.errors import UserError
-from selfimprove.pipeline.journal import Journal
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
-from tests.tiny import make_tiny_model
+from selfimprove.models.loading import load_causal_lm
+from tests.support.tiny import make_tiny_model
 
 LABELS = ("0", "1", "2", "a", "b")
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.config import EngineConfig
 from selfimprove.engines.factory import make_engine
-from selfimprove.errors import UserError
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
 
 
 def make(values: dict[str, object], policy: Path, *, expert: bool = True) -> Engine:
@@ -66,8 +66,8 @@ def test_vllm_where_it_is_not_installed_says_how_to_install_it(tmp_path: Path, m
 
 
 def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
-    from selfimprove.engines.transformers import TransformersEngine
-    from tests.tiny import make_tiny_model
+    from selfimprove.engines.cpu.engine import TransformersEngine
+    from tests.support.tiny import make_tiny_model
 
     engine = make({"engine": "transformers", "slots": 2, "context": 64}, make_tiny_model(tmp_path / "policy"))
     assert isinstance(engine, TransformersEngine)
@@ -84,7 +84,7 @@ def test_transformers_reads_the_policy_folder(tmp_path: Path) -> None:
 def test_light_engines_import_nothing_heavy() -> None:
     code = (
         "import sys, selfimprove.engines.factory, selfimprove.engines.openai, selfimprove.engines.scripted, "
-        "selfimprove.engines.vllm\n"
+        "selfimprove.engines.vllm.engine\n"
         "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
-from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.lazy import LazyEngine
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.errors import UserError
-from selfimprove.pipeline.journal import Journal
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 QUESTION = [Message(role="user", content="3 + 4?")]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine, _retry_after, spaced_seed
-from selfimprove.errors import UserError
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
 from tests.engines.http_endpoint import Endpoint, Reply, Seen, Step, answer, echo, endpoint
 
 KEY = "sk-a-key-that-nobody-may-see-0123456789"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.openai import LONGEST_ANSWER, OpenAiEngine
-from selfimprove.errors import UserError
 from tests.engines.http_endpoint import Reply, Seen, answer, echo, endpoint
 from tests.engines.test_openai import KEY, ask, config, fail, run
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.engines.config import ScriptedEngineConfig, TransformersEngineConfig
-from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.pool import figures, open_engines
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.errors import UserError
-from selfimprove.pipeline.journal import Journal
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 CONFIGS = {
     "student": TransformersEngineConfig(engine="transformers", slots=2, context=64, prefill_rows=1),

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.errors import UserError
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey, rng
 
 
 def expert(request: Request, index: int) -> str:

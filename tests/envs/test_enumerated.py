@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import selfimprove.envs.enumerated as module
+from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.env import STATE
+from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, label_ids, make_enumerated, oracle_label
-from selfimprove.envs.enumerated_autoexplore import TASKS_FILE, level_names
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.enumerated_taxi import INSTRUCTION, LEVELS, EnumeratedTaxi
-from selfimprove.envs.taxi_grid import ACTIONS
-from selfimprove.errors import UserError
+from selfimprove.envs.taxi.grid import ACTIONS
+from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 from tests.envs.labelled_worlds import all_three, explore
@@ -276,7 +276,7 @@ def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
     assert env.task_ids() == range(4)
     (tmp_path / "repo/eventlib/core/hub.py").unlink()
     module_params = EnvParams(name="autoexplore", repos=str(tmp_path / "repo"))
-    from selfimprove.envs.enumerated_autoexplore import _repositories
+    from selfimprove.envs.autoexplore.listed import _repositories
 
     _repositories.cache_clear()
     with pytest.raises(UserError, match=r"task 0: its target 'core/hub\.py' is missing"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import selfimprove.envs.enumerated_taxi as taxi_module
+import selfimprove.envs.taxi.listed as taxi_module
 from selfimprove.envs.enumerated import EnumeratedEnv, Last, oracle_label
-from selfimprove.envs.enumerated_taxi import EnumeratedTaxi, obstacles
-from selfimprove.envs.taxi_grid import ACTIONS, best_action, distances, moves, place, starts
+from selfimprove.envs.taxi.grid import ACTIONS, best_action, distances, moves, place, starts
+from selfimprove.envs.taxi.listed import EnumeratedTaxi, obstacles
 from tests.envs.labelled_worlds import all_three, explore
 
 

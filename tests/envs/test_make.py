@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.agent import EmbeddedWorld, World
 from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import ReplayWorld
-from selfimprove.errors import UserError
 
 PARAMS = Path("profiles/default.yaml")
 RECIPE = {
@@ -80,7 +80,7 @@ def test_agent_r_38_a_server_in_the_params_makes_a_remote_world(name: Any) -> No
 @contextmanager
 def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """``make serve``'s command; the first line it prints."""
-    command = [sys.executable, "-u", "-m", "selfimprove.envs.serve", "--params", str(PARAMS), *options]
+    command = [sys.executable, "-u", "-m", "selfimprove.apps.serve", "--params", str(PARAMS), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.agent import EmbeddedWorld, EnvError, Step, World
 from selfimprove.envs.replay import ReplayWorld, diverged, replay_figures
-from selfimprove.seeds import rng
-from tests.envs.bakery import ACTIONS, Bakery, Copies, bakery, run, walk
+from tests.envs.remote.bakery import ACTIONS, Bakery, Copies, bakery, run, walk
 
 
 async def grow(world: World, task: int, nodes: int = 40) -> list[Any]:

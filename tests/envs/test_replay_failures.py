@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.agent import EnvError, Step
 from selfimprove.envs.replay import ReplayWorld, Slot
-from selfimprove.errors import UserError
-from tests.envs.bakery import Copies, Copy, bakery, run, walk
+from tests.envs.remote.bakery import Copies, Copy, bakery, run, walk
 
 
 def test_agent_r_09_a_failed_copy_is_replaced_and_the_state_replayed() -> None:

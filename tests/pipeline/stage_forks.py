@@ -96,9 +96,9 @@ def _die(seconds: float) -> None:
 
 def _watch(log: Path, kill: dict[str, Any]) -> None:
     """Log what is done, and die at the moment asked for."""
-    from selfimprove.engines.transformers import TransformersEngine
-    from selfimprove.pipeline.journal import Journal
-    from selfimprove.pipeline.progress import StageProgress
+    from selfimprove.core.journal import Journal
+    from selfimprove.engines.cpu.engine import TransformersEngine
+    from selfimprove.engines.progress import StageProgress
 
     counts = {"journal": 0, "replace": 0, "step": 0}
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

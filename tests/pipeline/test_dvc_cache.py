@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo_copy import copy_repo, run
+from tests.support.repo_copy import copy_repo, run
 
 pytestmark = pytest.mark.timeout(600)
 

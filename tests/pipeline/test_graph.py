@@ -8,10 +8,10 @@ import pytest
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
+from selfimprove.apps.report.dag import needs, picture
 from selfimprove.pipeline.closure import closure, scripts
 from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
-from selfimprove.report.dag import needs, picture
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {

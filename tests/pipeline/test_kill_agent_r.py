@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.records import read_jsonl
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import read_jsonl
 from tests.pipeline.workbench import Place, Unbroken, Workbench, kept_by, killed, published
 
 pytestmark = pytest.mark.timeout(600)

@@ -14,9 +14,9 @@ from zlib import crc32
 
 import pytest
 
+from selfimprove.core.records import read_jsonl
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
-from selfimprove.records import read_jsonl
 from tests.engines.http_endpoint import Endpoint, Reply, Seen, answer, endpoint
 from tests.envs.autoexplore.conftest import FILES, plant
 from tests.pipeline.workbench import Place, Unbroken, Workbench, kept_by, killed, published

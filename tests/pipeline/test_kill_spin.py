@@ -13,8 +13,8 @@ from shutil import rmtree
 
 import pytest
 
+from selfimprove.core.records import Pair, read_jsonl
 from selfimprove.methods.spin.play import SpinEpisode
-from selfimprove.records import Pair, read_jsonl
 from tests.pipeline.workbench import Place, Ran, Unbroken, Workbench, kept_by, killed, published
 
 pytestmark = pytest.mark.timeout(600)

@@ -16,7 +16,7 @@ from threading import Thread
 import psutil
 import pytest
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.lock import stage_lock
 
 HOLD = """

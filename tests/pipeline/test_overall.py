@@ -11,7 +11,7 @@ import pytest
 from selfimprove.pipeline.overall import SECONDS, Overall, stage_names
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.stage_log import kept_log
-from tests.repo_copy import ROOT
+from tests.support.repo_copy import ROOT
 
 GRAPH = """
 stages:

@@ -13,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from selfimprove.base_model import BaseParams, BaseSection
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
+from selfimprove.core.tracking import TrackingParams
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
-from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths, read_yaml
+from selfimprove.models.base import BaseParams, BaseSection
+from selfimprove.models.tokenizer import TokenizerSection
+from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths
 from selfimprove.pipeline.profiles import compose
-from selfimprove.pipeline.tracking import TrackingParams
-from selfimprove.tokenizer import TokenizerSection
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = {
@@ -294,8 +295,8 @@ def test_an_iteration_s_lineage_is_oldest_first(method: str) -> None:
         ("run: {seed: 1}\nrun: {seed: 2}\n", 'line 2: not YAML (found duplicate key "run"'),
         ("run:\n  seed: 1\n  seed: 2\n", 'line 3: not YAML (found duplicate key "seed"'),
         ("run:\n\tseed: 1\n", "line 2: not YAML"),
-        ("- run\n", "a mapping of sections was expected"),
-        ("", "a mapping of sections was expected"),
+        ("- run\n", "a mapping was expected"),
+        ("", "a mapping was expected"),
         ("run: \x07\n", "not YAML"),
         ("run: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deep"),
         (f"run: {{seed: 1{'0' * 6000}}}\n", "not YAML"),

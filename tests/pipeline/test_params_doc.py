@@ -2,7 +2,7 @@
 
 from selfimprove.pipeline.meanings import MEANINGS
 from selfimprove.pipeline.params_doc import meaning, names_of, page, schemas
-from tests.repo_copy import ROOT
+from tests.support.repo_copy import ROOT
 
 
 def test_the_params_page_is_up_to_date() -> None:

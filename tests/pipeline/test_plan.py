@@ -49,11 +49,11 @@ def test_the_cache_over_a_quantised_policy_and_the_reflector_s_are_in_their_own_
 
 def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_path: Path) -> None:
     from selfimprove.engines.config import TransformersEngineConfig
-    from selfimprove.engines.transformers import TransformersEngine
+    from selfimprove.engines.cpu.engine import TransformersEngine
     from selfimprove.pipeline.plan.hardware import Hardware
     from selfimprove.pipeline.plan.inference import loaded_engine
     from selfimprove.pipeline.plan.shapes import shape_of
-    from tests.tiny import make_tiny_model
+    from tests.support.tiny import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "model")
     sizes = {"slots": 8, "context": 48, "prefill_rows": 2, "prefill_block": 32}

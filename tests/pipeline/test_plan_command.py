@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove import cli
-from selfimprove.errors import UserError
+from selfimprove.core import cli
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.__main__ import app
 from selfimprove.pipeline.plan.hardware import GPUS, visible_gpus

@@ -15,8 +15,8 @@ from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from selfimprove.errors import UserError
-from selfimprove.pipeline.params import read_yaml
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.shapes import TABLE, read_shape, shape_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.profiles import compose, merge, names
 from selfimprove.pipeline.profiles import composed as merged
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import composed, names
 from selfimprove.pipeline.small_defaults import parameters, small_settings
-from tests.repo_copy import ROOT
+from tests.support.repo_copy import ROOT
 
 
 @pytest.fixture

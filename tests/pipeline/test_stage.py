@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from selfimprove.errors import UserError
-from selfimprove.params_base import Section
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
 from selfimprove.pipeline.stage import Stage, stage
 
 

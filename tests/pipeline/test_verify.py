@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.repo_copy import ROOT
+from tests.support.repo_copy import ROOT
 
 STAGES = """
 stages:

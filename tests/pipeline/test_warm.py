@@ -15,8 +15,8 @@ import pytest
 
 from selfimprove.pipeline import warm
 from tests.pipeline.workbench import copy_code
-from tests.processes import gone
-from tests.repo_copy import ROOT
+from tests.support.processes import gone
+from tests.support.repo_copy import ROOT
 
 CLIENT = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -105,7 +105,7 @@ sys.meta_path.insert(0, Finder())
 """
 STAGE = """
 import os, sys
-from selfimprove.params_base import Section
+from selfimprove.core.params import Section
 from selfimprove.pipeline.stage import stage
 
 class Anything(Section, extra="allow"):

@@ -36,7 +36,11 @@ def main(runs_file: Path) -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    from selfimprove.training import fork, loop, opponent, pair_trainer, trainer  # noqa: F401
+    from selfimprove.methods.spin import (
+        opponent,  # noqa: F401
+        pair_trainer,  # noqa: F401
+    )
+    from selfimprove.training import fork, loop, trainer  # noqa: F401
 
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
@@ -63,10 +67,12 @@ def main(runs_file: Path) -> None:
 
 
 def _run_or_die(run: dict[str, Any], steps: Path) -> None:
-    from selfimprove.records import Example, Pair
-    from selfimprove.training import launch, loop, opponent, pairs
+    from selfimprove.core.records import Example, Pair
+    from selfimprove.methods.spin import opponent
+    from selfimprove.methods.spin import training as pairs
+    from selfimprove.methods.spin.pair_config import PairParams
+    from selfimprove.training import launch, loop
     from selfimprove.training.config import FinetuneParams
-    from selfimprove.training.pair_config import PairParams
 
     stage = os.getpid()
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.records import Example, Pair
+from selfimprove.core.records import Example, Pair
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.training import finetune_pairs
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.pairs import finetune_pairs
 
 
 def test_many_dropped_examples_are_said_loudly_and_few_are_not(

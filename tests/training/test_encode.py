@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
-from selfimprove.records import Example, Message
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
 from selfimprove.training.encode import EncodeCounters, encode_example, encode_examples
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 
 @pytest.fixture(scope="module")

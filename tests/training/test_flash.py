@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfimprove.chat import ChatFormat
-from selfimprove.records import Example
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Example
 from selfimprove.training import flash
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample, encode_examples
@@ -93,7 +93,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = tmp_path / "site"
     for name, text in {
         "kernels/__init__.py": KERNELS,
-        "flash_kernel.py": (ROOT / "tests/flash_kernel.py").read_text(),
+        "flash_kernel.py": (ROOT / "tests/support/flash_kernel.py").read_text(),
         "kernels-0.17.2.dist-info/METADATA": "Metadata-Version: 2.1\nName: kernels\nVersion: 0.17.2\n",
         "kernels-0.17.2.dist-info/top_level.txt": "kernels\n",
     }.items():

@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example
 from selfimprove.pipeline.params import load_section
-from selfimprove.records import Example
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import check_hardware

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.seeds import rng
+from selfimprove.core.seeds import rng
 from selfimprove.training.packing import Plan, computed_tokens, make_plan
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=80)

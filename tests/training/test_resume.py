@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from selfimprove.records import Example, Pair
+from selfimprove.core.records import Example, Pair
 from selfimprove.training.checkpoints import drop_damaged, newest_whole, seal
 
 PARAMS = {

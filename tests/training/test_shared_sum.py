@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.training import shared_sum
 from selfimprove.training.fork import run_forked
 from selfimprove.training.loop import _mean_in_order
-from selfimprove.training.rl_group import Group
 from selfimprove.training.shared_sum import PIECE_BYTES, SharedSum
 
 PROCESSES = 3

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from selfimprove.records import Example
+from selfimprove.core.records import Example
 from selfimprove.training import stopping
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune

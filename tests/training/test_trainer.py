@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
-from selfimprove.records import Example, Message
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
+from selfimprove.models.merging import full_weights
 from selfimprove.training.config import FinetuneParams, LoraConfig
 from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.job import join

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from selfimprove.chat import ChatFormat
-from selfimprove.records import Example
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Example
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import encode_examples
 from selfimprove.training.launch import finetune

@@ -15,10 +15,10 @@ import string
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.sandbox import quoted, shown
 from selfimprove.envs.autoexplore.tree import Entry, View, join
 from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
-from selfimprove.seeds import rng
 
 LABELS = (*map(str, range(200)), *string.ascii_letters)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from selfimprove.params_base import Section
+from selfimprove.core.params import Section
 
 
 class Asking(Section):

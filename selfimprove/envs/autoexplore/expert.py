@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import Action
 from selfimprove.envs.autoexplore.tree import join
-from selfimprove.seeds import rng
 
 _THOUGHTS: dict[str, tuple[str, ...]] = {
     "cd ..": (

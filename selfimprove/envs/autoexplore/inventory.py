@@ -13,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
+from selfimprove.core.records import Record
 from selfimprove.envs.autoexplore.repos import Dropped, Repo, open_repos
-from selfimprove.records import Record
 
 _CHUNK = 1 << 24  # bytes of a file that its hash is made of, with its size: more than any file that is explored
 

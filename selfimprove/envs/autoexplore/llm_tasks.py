@@ -28,6 +28,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.autoexplore.questions import (
@@ -42,9 +45,6 @@ from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import unquoted
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
 from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, Cut, first_tokens
-from selfimprove.errors import UserError
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
 
 MAX_TOKENS = 2000  # of an excerpt
 QUESTION_LIMIT, ANSWER_LIMIT = 400, 800  # characters; a model that rambles asks nothing

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.repos import LOOKED_AT, Repo
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path, reachable
 from selfimprove.envs.autoexplore.truncation import (
@@ -24,8 +26,6 @@ from selfimprove.envs.autoexplore.truncation import (
     TEXT_SUFFIXES,
     token_count,
 )
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
 
 MAX_FILES = 100  # of one repository
 MAX_LEVEL = 2  # folders deep

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import explorable
 from selfimprove.envs.autoexplore.tree import Entry, Kind, Tree
 from selfimprove.envs.autoexplore.truncation import ALLOWED_SUFFIXES
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
 
 IGNORED = frozenset(("LICENSE", "Makefile", "conf.py", "artwork", "requirements", "ci", "tests", "examples"))
 MIN_CHARACTERS = 10

@@ -19,13 +19,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record, load_json
+from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import LABELS, list_actions
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import quoted, unquoted
 from selfimprove.envs.autoexplore.tree import View, join
-from selfimprove.errors import UserError
-from selfimprove.records import Record, load_json
-from selfimprove.seeds import rng
 
 _DROPPED = ("copilot_cmds", "reasons", "reason", "commands_reason", "commands_copilot_cmds", "commands")
 

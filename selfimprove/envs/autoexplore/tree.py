@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 
 MAX_ENTRIES = 200_000  # of one tree; a folder beyond that is no repository to explore
 MAX_DEPTH = 64  # folders below that are listed as empty

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, content_id, pick_split, read_table
-from selfimprove.errors import UserError
 
 FILES = {"test": "bamboogle_test.csv"}
 

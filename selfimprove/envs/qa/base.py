@@ -23,8 +23,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from selfimprove.errors import UserError
-from selfimprove.records import Record, load_json, only_regular, read_rows
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record, load_json, only_regular, read_rows
 
 TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu", "chat"]
 Split = Literal["train", "dev", "test"]
@@ -68,7 +68,7 @@ def score(answer: str, question: Question) -> Score:
 def load_questions(name: str, split: str, folder: Path) -> list[Question]:
     """The split's questions in the data set's order, so that a place in the list is the task index (rows 1 to 5).
 
-    ``folder`` holds the data set's files (``selfimprove.sources``); the encyclopedia's questions are made, not read.
+    ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
 
     Raises:
         UserError: no such task or split, a file that is missing or malformed, or a split without answers.

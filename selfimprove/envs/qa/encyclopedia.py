@@ -22,14 +22,14 @@ from random import Random
 
 from pydantic import Field, field_validator, model_validator
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+from selfimprove.core.seeds import rng
 from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
 from selfimprove.envs.qa.encyclopedia_words import Comparison, Relation
 from selfimprove.envs.qa.encyclopedia_world import SHARES, Entry, World, build_world, most_people, named
 from selfimprove.envs.qa.experts import Lookup, Quest
-from selfimprove.errors import UserError
-from selfimprove.params_base import Section
-from selfimprove.seeds import rng
 
 _PATIENCE = 500  # draws for one question, before the world counts as used up
 

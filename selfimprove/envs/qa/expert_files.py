@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record
 from selfimprove.envs.qa.base import Question, TaskName, content_id, read_records
 from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
-from selfimprove.errors import UserError
-from selfimprove.records import Record
 
 if TYPE_CHECKING:
-    from selfimprove.tools.bm25 import LocalSearch
+    from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 SHOWN = 20
 """Places named for each reason in an audit, at most."""

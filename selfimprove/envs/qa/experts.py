@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record
+from selfimprove.core.seeds import rng
 from selfimprove.envs.qa.base import Question, score
-from selfimprove.errors import UserError
-from selfimprove.records import Record
-from selfimprove.seeds import rng
-from selfimprove.tools.search import Tool
+from selfimprove.envs.qa.tools.search import Tool
 
 Source = Literal["scripted", "gpt-4", "data"]
 

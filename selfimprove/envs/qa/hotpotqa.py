@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split, read_records, text_of
 from selfimprove.envs.qa.normalise import compared, exact_match, f1
-from selfimprove.errors import UserError
 
 FILES = {"train": "train_simplified.json", "dev": "dev_simplified.json"}
 SHUFFLE_SEED = 233

@@ -17,8 +17,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, Score, content_id, read_table
-from selfimprove.errors import UserError
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}

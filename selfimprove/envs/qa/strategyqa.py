@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
-from selfimprove.errors import UserError
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
 PREFIX = "Yes or no: "

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.webshop.catalogue_words import BRANDS, DEPARTMENTS, OPTIONS, REVIEWS, Department, Kind
-from selfimprove.seeds import rng
 
 
 @dataclass(frozen=True)

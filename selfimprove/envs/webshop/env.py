@@ -28,12 +28,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.agent import Move, Step
 from selfimprove.envs.webshop import expert
 from selfimprove.envs.webshop.pages import final_page, render
 from selfimprove.envs.webshop.reward import score
 from selfimprove.envs.webshop.session import Shop, State, click, clickables, open_shop, parse_action, search
-from selfimprove.errors import UserError
 
 INSTRUCTION = """\
 You are shopping on a web site. An instruction tells you what to buy. After every action you see the page you are on, \

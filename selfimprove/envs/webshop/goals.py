@@ -14,8 +14,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.webshop.catalogue import Product
-from selfimprove.seeds import rng
 
 NO_LIMIT = 1_000_000.0
 """The price limit of a goal without a price clause."""

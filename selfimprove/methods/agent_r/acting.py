@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.agent import World
 from selfimprove.methods.agent_r.params import EvaluateParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening, trim
 from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action, stored_reply
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey, key_bits
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfimprove.errors import UserError
-from selfimprove.records import Episode, Record, read_jsonl
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Episode, Record, read_jsonl
 
 
 class Beginning(Record):

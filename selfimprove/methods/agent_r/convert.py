@@ -13,9 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import ratio
+from selfimprove.core.records import Example, Message, mean_and_error
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
+from selfimprove.engines.episodes import play_all
+from selfimprove.engines.progress import StageProgress
 from selfimprove.envs.agent import EnvError, World
-from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.formats import good_row, pair_row
 from selfimprove.methods.agent_r.judge import Judge, Transition, transition_point
 from selfimprove.methods.agent_r.judgement import VERDICTS, Judgement
@@ -25,11 +30,6 @@ from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, whole
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
-from selfimprove.outcomes import ratio
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.progress import StageProgress
-from selfimprove.records import Example, Message, mean_and_error
-from selfimprove.seeds import rng
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Request
 from selfimprove.envs.agent import AgentEnv, Move
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, parse_action
-from selfimprove.seeds import rng
 
 LOST = Move("I do not see a way, so I look around.", "inventory")
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, Record, Role
 from selfimprove.methods.agent_r.judgement import Judgement
 from selfimprove.methods.agent_r.pairs import Pair
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import whole
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Example, Message, Record, Role
 
 
 def pair_row(

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from selfimprove.core.records import Example, Message
+from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Engine, Request
 from selfimprove.envs.agent import AgentEnv
 from selfimprove.methods.agent_r.judgement import (
@@ -35,8 +37,6 @@ from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Example, Message
-from selfimprove.seeds import SeedKey, key_bits, rng
 
 Judge = Callable[[Tree, int], Awaitable[Judgement]]
 """(tree, node) -> the judgement of that node's action, which depends on the way to the node and on nothing else."""

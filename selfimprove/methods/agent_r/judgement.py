@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from selfimprove.records import Message, Record
+from selfimprove.core.records import Message, Record
 
 Verdict = Literal["good", "bad", "uncertain"]
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")

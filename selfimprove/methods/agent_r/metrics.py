@@ -25,12 +25,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from selfimprove.core.outcomes import Figure, Outcome, average, ratio
+from selfimprove.core.records import Episode, Turn, mean_and_error
 from selfimprove.methods.agent_r.pairs import ranked_leaves
 from selfimprove.methods.agent_r.play import GIVEN
 from selfimprove.methods.agent_r.reply import WAIT
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.outcomes import Figure, Outcome, average, ratio
-from selfimprove.records import Episode, Turn, mean_and_error
 
 AVERAGED = ("score", "success", "steps", "revised")
 """Figures that are given by environment as well, and averaged over the environments."""

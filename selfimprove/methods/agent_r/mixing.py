@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, Record, Role, read_rows
+from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.params import Mix
-from selfimprove.records import Example, Message, Record, Role, read_rows
-from selfimprove.seeds import rng
 
 T = TypeVar("T")
 

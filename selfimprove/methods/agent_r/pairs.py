@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.leaves import sorted_leaf_paths
 from selfimprove.methods.agent_r.search import q_value
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.seeds import rng
 
 
 class Thresholds(Protocol):

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.agent_params import EnvParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
-from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
 Judge = Literal["actor", "scripted"]

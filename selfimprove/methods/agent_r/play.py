@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from selfimprove.core.records import Attempt, Episode, Message, Status, Turn
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError
 from selfimprove.envs.agent import EnvError, World
 from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import EvaluateParams
-from selfimprove.records import Attempt, Episode, Message, Status, Turn
-from selfimprove.seeds import SeedKey
 
 ACTOR = "actor"
 """``Turn.model`` of the policy's own turns."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from selfimprove.core.records import Message
 from selfimprove.engines.base import Engine
-from selfimprove.records import Message
 
 SYSTEM = "You are a helpful assistant."
 ASSENT = "Ok."

@@ -19,10 +19,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.reply import WAIT, WAITED
 from selfimprove.methods.agent_r.tree import Tree, turn_messages
-from selfimprove.records import Message
-from selfimprove.seeds import rng
 
 THOUGHTS_FILE = Path(__file__).with_name("revision_thoughts.yaml")
 REVISION_THOUGHTS: tuple[str, ...] = tuple(YAML(typ="safe").load(THOUGHTS_FILE.read_text(encoding="utf-8")))

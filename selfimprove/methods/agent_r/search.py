@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Completion, Engine, EngineError
 from selfimprove.envs.agent import EnvError, World
 from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.reply import stored_reply
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey, key_bits, rng
 
 
 async def search(

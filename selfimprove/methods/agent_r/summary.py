@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.methods.agent_r.params import AgentRParams
-from selfimprove.report.summary import iteration_curve, summarise
+from selfimprove.methods.summary import iteration_curve, summarise
 
 
 def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:

@@ -16,14 +16,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, load_json, read_rows
+from selfimprove.core.seeds import rng
 from selfimprove.envs.agent import AgentEnv
-from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
-from selfimprove.records import Example, Message, load_json, read_rows
-from selfimprove.seeds import rng
 
 Panel = Literal["demonstrations", "train", "dev", "test"]
 LONGEST = 100
@@ -89,7 +89,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Pane
 
 def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
     """ScienceWorld's ids by Agent-R's loop over task numbers, of a training list or of all (row 15)."""
-    from selfimprove.envs.sciworld_games import IDS_OF_NUMBER, ids_of_task_numbers
+    from selfimprove.envs.sciworld.games import IDS_OF_NUMBER, ids_of_task_numbers
 
     assert tasks.games is not None
     listed = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from selfimprove.records import Finish, Message, Record, Status
+from selfimprove.core.records import Finish, Message, Record, Status
 
 
 class Node(Record):

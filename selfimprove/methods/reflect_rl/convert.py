@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
 from selfimprove.envs.enumerated import State
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.generate import TaughtStep, Trajectory
 from selfimprove.methods.reflect_rl.params import DATA_SETS, DataSet
 from selfimprove.methods.reflect_rl.prompts import (
@@ -28,7 +29,6 @@ from selfimprove.methods.reflect_rl.prompts import (
     policy_example,
     reflection_example,
 )
-from selfimprove.records import Example, Message
 
 
 def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:

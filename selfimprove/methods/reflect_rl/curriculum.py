@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.envs.enumerated import EnumeratedEnv
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
 
 
 class Phase(NamedTuple):

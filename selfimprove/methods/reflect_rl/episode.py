@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import Field
 
-from selfimprove.records import Record, Status
-from selfimprove.training.rl_objective import Decision, Trajectory, costs_to_go
+from selfimprove.core.records import Record, Status
+from selfimprove.methods.reflect_rl.rl_objective import Decision, Trajectory, costs_to_go
 
 
 class RLStep(Record):

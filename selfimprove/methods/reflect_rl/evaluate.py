@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.enumerated import EnumeratedEnv
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import EvaluateParams
-from selfimprove.seeds import SeedKey
 
 
 class Game(NamedTuple):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from selfimprove.core.records import Record, Status
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.agent import EnvError
 from selfimprove.envs.enumerated import EnumeratedEnv, Last, Played, oracle_label
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.teacher import Teacher
-from selfimprove.records import Record, Status
-from selfimprove.seeds import SeedKey, rng
 
 
 class TaughtStep(Record):

@@ -25,13 +25,13 @@ from typing import IO, Any
 import torch
 from pydantic import BaseModel
 
-from selfimprove.adapters import complete
-from selfimprove.engines.batching import batch_sizes, stored_parameters
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.config import EngineConfig, TransformersEngineConfig, VllmEngineConfig
-from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.episodes import play_all
 from selfimprove.envs.enumerated import EnumeratedEnv
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers
@@ -41,18 +41,18 @@ from selfimprove.methods.reflect_rl.reflector import (
     make_reflector,
     shared_out,
 )
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_group import Group
+from selfimprove.methods.reflect_rl.rl_learner import Learner
+from selfimprove.methods.reflect_rl.rl_objective import Decision, Trajectory
+from selfimprove.methods.reflect_rl.rl_policy import Policy
+from selfimprove.methods.reflect_rl.rl_replay import Replay
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_labels
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.seeds import SeedKey, key_bits
+from selfimprove.models.adapters import complete
+from selfimprove.models.merging import full_weights
 from selfimprove.training.checkpoints import drop_damaged, folders, is_whole, newest_whole, seal
 from selfimprove.training.progress import Progress
-from selfimprove.training.rl_config import RLParams
-from selfimprove.training.rl_group import Group
-from selfimprove.training.rl_learner import Learner
-from selfimprove.training.rl_objective import Decision, Trajectory
-from selfimprove.training.rl_policy import Policy
-from selfimprove.training.rl_replay import Replay
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
 STATE, LOG = "state.json", "log.jsonl"

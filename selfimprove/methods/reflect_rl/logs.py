@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfimprove.errors import UserError
-from selfimprove.pipeline.params import read_yaml
-from selfimprove.records import load_json
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
+from selfimprove.core.records import load_json
 
 COLUMNS = ("success", "cost", "loss")
 WINDOW = 99

@@ -19,8 +19,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from selfimprove.outcomes import Figure, Outcome, ratio
-from selfimprove.records import mean_and_error
+from selfimprove.core.outcomes import Figure, Outcome, ratio
+from selfimprove.core.records import mean_and_error
 
 
 class PlayedStep(Protocol):

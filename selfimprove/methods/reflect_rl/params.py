@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.params import Section
 from selfimprove.engines.config import (
     EngineConfig,
     OpenAiEngineConfig,
@@ -18,9 +19,8 @@ from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
-from selfimprove.params_base import Section
+from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.rl_config import ActingParams, RLParams
 
 DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
 DATA_SETS: tuple[DataSet, ...] = (

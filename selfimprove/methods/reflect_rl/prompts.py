@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from selfimprove.core.records import Example, Message
 from selfimprove.envs.enumerated import State
-from selfimprove.records import Example, Message
 
 
 class Markers(NamedTuple):

@@ -7,7 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
+from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine
+from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import (
     EngineConfig,
     OpenAiEngineConfig,
@@ -15,8 +17,6 @@ from selfimprove.engines.config import (
     VllmEngineConfig,
 )
 from selfimprove.engines.factory import make_engine
-from selfimprove.engines.remembering import RememberingEngine
-from selfimprove.errors import UserError
 
 _CHUNK = 1 << 24
 
@@ -42,9 +42,9 @@ def make_reflector(folder: Path, cfg: EngineConfig, threads: int) -> Reflector:
         engine = make_engine(cfg, policy_dir=folder, threads=threads, expert=None)
         known = isinstance(cfg, VllmEngineConfig)
         return Reflector(RememberingEngine(engine), lambda: files_hash(folder) if known else None)
-    from selfimprove.engines.models import load_causal_lm
-    from selfimprove.engines.transformers import TransformersEngine
-    from selfimprove.training.rl_policy import weights_hash
+    from selfimprove.engines.cpu.engine import TransformersEngine
+    from selfimprove.methods.reflect_rl.rl_policy import weights_hash
+    from selfimprove.models.loading import load_causal_lm
 
     model = load_causal_lm(folder, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code)
     model.requires_grad_(False)

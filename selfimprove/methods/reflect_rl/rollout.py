@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Status
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.agent import EnvError
 from selfimprove.envs.enumerated import EnumeratedEnv, Played, State
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,
@@ -21,9 +23,7 @@ from selfimprove.methods.reflect_rl.prompts import (
     policy_prompt,
     reflection_prompt,
 )
-from selfimprove.records import Status
-from selfimprove.seeds import SeedKey, rng
-from selfimprove.training.rl_config import ActingParams
+from selfimprove.methods.reflect_rl.rl_config import ActingParams
 
 ADVICE = 1
 """Sample index of the reflection's noise; the action's is 0."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Message
 from selfimprove.envs.enumerated import EnumeratedEnv, Spelling, label_ids
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.pipeline.publish import write_json
-from selfimprove.records import Message
 
 MARK = "environment.json"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from selfimprove.methods.reflect_rl.logs import Log, Point, curve_rows, read_curve, smoothed, stitch
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.report.summary import summarise
+from selfimprove.methods.summary import summarise
 
 SOLID = "reflect_rl"
 """The row that is the method itself."""

@@ -14,14 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import read_rows
+from selfimprove.core.seeds import rng
+from selfimprove.envs.autoexplore.listed import repositories, template_tasks
 from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
-from selfimprove.envs.enumerated_autoexplore import repositories, template_tasks
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import TaskParams
-from selfimprove.records import read_rows
-from selfimprove.seeds import rng
 
 Panel = Literal["train", "dev", "test"]
 PANELS: tuple[Panel, ...] = ("train", "dev", "test")

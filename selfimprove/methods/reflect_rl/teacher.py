@@ -14,11 +14,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.enumerated import EnumeratedEnv, Last, State, oracle_label
 from selfimprove.methods.reflect_rl.params import GenerateParams
-from selfimprove.records import Message
-from selfimprove.seeds import SeedKey
 
 SYSTEM = (
     "You play a text game step by step. At each step you read the state of the game, analyze it, and choose one of "

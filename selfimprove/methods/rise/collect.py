@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, mean_and_error
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.base import AnswerEnv, Problem
+from selfimprove.envs.math.base import AnswerEnv, Problem
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
-from selfimprove.records import Attempt, Episode, Message, Status, Turn, mean_and_error
-from selfimprove.seeds import SeedKey
 
 RESAMPLE_STRIDE = 1000
 """Sample indices of a second draw start here, so that it has noise of its own."""

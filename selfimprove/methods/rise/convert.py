@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Episode, Example, Message, Turn
+from selfimprove.core.seeds import rng
 from selfimprove.methods.rise.prompts import limit_dialogue
-from selfimprove.records import Episode, Example, Message, Turn
-from selfimprove.seeds import rng
 
 Criteria = Literal["all", "better", "best", "success"]
 Baseline = Literal["none", "problem_mean", "turn_mean"]

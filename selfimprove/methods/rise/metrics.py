@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from selfimprove.errors import UserError
-from selfimprove.outcomes import Figure, Outcome, average, ratio
-from selfimprove.records import Attempt, Episode, mean_and_error
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Figure, Outcome, average, ratio
+from selfimprove.core.records import Attempt, Episode, mean_and_error
 
 Equivalent = Callable[[str, str], bool]
 

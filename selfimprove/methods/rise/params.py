@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, check_own_model
-from selfimprove.envs.arithmetic import Difficulty
-from selfimprove.envs.base import AnswerEnv, Problem, make_env
-from selfimprove.errors import UserError
+from selfimprove.envs.math.arithmetic import Difficulty
+from selfimprove.envs.math.base import AnswerEnv, Problem, make_env
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
-from selfimprove.params_base import Section
 from selfimprove.training.config import FinetuneParams
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from selfimprove.records import Message
+from selfimprove.core.records import Message
 
 PROBLEM = "Great job! You've successfully answered the question. Now, let's move on to the next one.\n{question}"
 FAILURE = "The answer is incorrect. Please try again. Here's the question: {question}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from selfimprove.methods.rise.metrics import by_turn
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.report.summary import summarise
+from selfimprove.methods.summary import summarise
 
 
 def rise_rows(rise: RiseParams) -> dict[str, str]:

@@ -11,14 +11,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from selfimprove.envs.arithmetic import Split, generate
-from selfimprove.envs.base import AnswerEnv, Problem
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, read_rows
+from selfimprove.core.seeds import rng
+from selfimprove.core.sources import fetch
+from selfimprove.envs.math.arithmetic import Split, generate
+from selfimprove.envs.math.base import AnswerEnv, Problem
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
-from selfimprove.records import Example, Message, read_rows
-from selfimprove.seeds import rng
-from selfimprove.sources import fetch
 
 PANELS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
 

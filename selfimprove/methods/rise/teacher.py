@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Request
-from selfimprove.envs.arithmetic import Problem as ArithmeticProblem
-from selfimprove.envs.arithmetic_expert import expert
-from selfimprove.envs.base import AnswerEnv, Problem
-from selfimprove.seeds import rng
+from selfimprove.envs.math.arithmetic import Problem as ArithmeticProblem
+from selfimprove.envs.math.arithmetic_expert import expert
+from selfimprove.envs.math.base import AnswerEnv, Problem
 
 
 def scripted_teacher(

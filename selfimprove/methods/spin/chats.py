@@ -17,11 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record
+from selfimprove.core.seeds import datasets_order
 from selfimprove.envs.qa.base import Question, content_id, read_records
 from selfimprove.envs.qa.experts import Expert, Round
-from selfimprove.errors import UserError
-from selfimprove.records import Record
-from selfimprove.seeds import datasets_order
 
 FileFormat = Literal["jsonl", "parquet"]
 Split = Literal["train", "test"]

@@ -21,9 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from selfimprove.core.outcomes import Outcome, average, ratio
+from selfimprove.core.records import mean_and_error
 from selfimprove.methods.spin.play import PlayedRound, SpinEpisode
-from selfimprove.outcomes import Outcome, average, ratio
-from selfimprove.records import mean_and_error
 
 
 def is_invalid(entry: PlayedRound) -> bool:

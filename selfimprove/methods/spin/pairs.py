@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from selfimprove.core.records import Message, Pair, Record
+from selfimprove.core.seeds import datasets_order
 from selfimprove.envs.qa.experts import Expert
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import written
-from selfimprove.records import Message, Pair, Record
-from selfimprove.seeds import datasets_order
 
 
 class PairAudit(Record):

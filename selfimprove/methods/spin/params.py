@@ -6,15 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.params import LARGEST_SEED, Section
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
+from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
+from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.prompts import Format, is_flat
-from selfimprove.params_base import LARGEST_SEED, Section
-from selfimprove.tools.params import ToolsParams
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.pair_config import PairParams
 
 
 class OtherTask(Section):

@@ -19,13 +19,13 @@ from typing import Protocol
 
 from pydantic import Field
 
+from selfimprove.core.records import Message, Record, Status
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.qa.base import Question, score
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
 from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said
-from selfimprove.records import Message, Record, Status
-from selfimprove.seeds import SeedKey
 
 FINISH = "finish"
 FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from selfimprove.envs.qa.experts import Round
-from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
-from selfimprove.records import Message
 
 Format = Literal["alpaca", "question", "chat", "reply"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.methods.spin.params import OutcomeControl, SpinParams
-from selfimprove.report.summary import iteration_curve, summarise
+from selfimprove.methods.summary import iteration_curve, summarise
 
 
 def spin_rows(spin: SpinParams) -> dict[str, str]:

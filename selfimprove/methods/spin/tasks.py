@@ -15,21 +15,21 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, read_rows
+from selfimprove.core.sources import fetch, load_sources
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Expert, demonstrate
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
-from selfimprove.errors import UserError
+from selfimprove.envs.qa.tools.bm25 import LocalSearch
+from selfimprove.envs.qa.tools.dispatch import Tools, make_tools
+from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.spin.chats import read_chats
 from selfimprove.methods.spin.params import OtherTask, PlayParams, TasksParams
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, Format, is_flat, opening, written
-from selfimprove.records import Example, Message, read_rows
-from selfimprove.sources import fetch, load_sources
-from selfimprove.tools.bm25 import LocalSearch
-from selfimprove.tools.dispatch import Tools, make_tools
-from selfimprove.tools.params import ToolsParams
 
 PANELS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import FINISH, SpinEpisode
 from selfimprove.methods.spin.prompts import CUE, heading, is_flat
-from selfimprove.records import load_json
 
 
 def few_shot_of(episode: SpinEpisode) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from selfimprove import cli
-from selfimprove.errors import UserError
+from selfimprove.core import cli
+from selfimprove.core.errors import UserError
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.plan.hardware import parse_disk, parse_gpu, parse_gpus, parse_price
 from selfimprove.pipeline.plan.plan import Plan, faults, plans

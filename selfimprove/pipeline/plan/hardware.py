@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 
 GB = 10**9
 UNITS = {"MB": 10**6, "GB": GB, "TB": 10**12, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from selfimprove.engines.batching import batch_sizes
+from selfimprove.core.errors import UserError
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
-from selfimprove.engines.vllm_checks import replica_count
-from selfimprove.errors import UserError
+from selfimprove.engines.cpu.batching import batch_sizes
+from selfimprove.engines.vllm.checks import replica_count
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.work import Calls

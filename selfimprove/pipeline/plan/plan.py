@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfimprove.base_model import BaseSection
+from selfimprove.core.params import Section, read_yaml
 from selfimprove.engines.config import EngineConfig, VllmEngineConfig
-from selfimprove.params_base import Section
-from selfimprove.pipeline.params import METHODS, load_section, read_yaml
+from selfimprove.models.base import BaseSection
+from selfimprove.models.tokenizer import TokenizerSection
+from selfimprove.pipeline.params import METHODS, load_section
 from selfimprove.pipeline.plan.estimate import Estimate, estimate
 from selfimprove.pipeline.plan.hardware import GB, Gpu, Hardware, default_gpu, visible_gpus
 from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed
-from selfimprove.tokenizer import TokenizerSection
 
 SCHEMAS = {"rise": "RiseParams", "agent_r": "AgentRParams", "reflect_rl": "ReflectRLParams", "spin": "SpinParams"}
 
@@ -152,7 +152,7 @@ def make_plan(
     vocab = getattr(load_section(values, "tokenizer", TokenizerSection, where), method).vocab_size
     schema: type[Section] = getattr(importlib.import_module(f"selfimprove.methods.{method}.params"), SCHEMAS[method])
     params: Any = load_section(values, method, schema, where)
-    told = importlib.import_module(f"selfimprove.methods.{method}.plan")
+    told = importlib.import_module(f"selfimprove.pipeline.plan.{method}")
     works: list[Work] = told.works(params)
     shape = shape_of_base(base, vocab)
     machine = choose_machine(works, params.engines, gpus, gpu, named_memory(profile))

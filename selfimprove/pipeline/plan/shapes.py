@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from selfimprove.base_model import BaseParams
-from selfimprove.engines.vllm_checks import positions
-from selfimprove.errors import UserError
-from selfimprove.pipeline.params import read_yaml
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
+from selfimprove.engines.vllm.checks import positions
+from selfimprove.models.base import BaseParams
+from selfimprove.models.scratch import ScratchArch
 from selfimprove.pipeline.plan.formulas import BYTES, Shape
-from selfimprove.training.scratch_model import ScratchArch
 
 TABLE = Path(__file__).with_name("models.yaml")
 ARCHITECTURES = ("llama", "mistral", "qwen2", "gpt2")

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from selfimprove.merging import KEPT
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.models.merging import KEPT
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.hardware import Hardware
 from selfimprove.pipeline.plan.inference import PROCESS_CPU, PROCESS_GPU, PROCESS_HOST
 from selfimprove.pipeline.plan.work import Training
 from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.rl_config import RLParams
 
 COMPUTE = 0.35
 """Share of a GPU's operations that training is taken to reach, recomputation counted."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.pair_config import PairParams
-from selfimprove.training.rl_config import RLParams
 
 REMOTE_CONTEXT = 8192
 """Longest prompt that an endpoint is taken to accept; its params name no context."""

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import selfimprove.envs.autoexplore.env as module
+from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.actions import LABELS, Action, choose, label
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, NO_COMMAND, AutoExplore
 from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.repos import Repo
-from selfimprove.errors import UserError
 
 HUB, WIRE = "core/hub.py", "core/deep/wire format.py"
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.errors import UserError
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.inventory import filter_repo, inventory
@@ -28,7 +29,6 @@ from selfimprove.envs.autoexplore.llm_tasks import (
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.tasks import filter_tasks, optimal_path
 from selfimprove.envs.autoexplore.truncation import token_count
-from selfimprove.errors import UserError
 
 TEXT = "plain words of some length " * 20
 ONE = "QUERY: Where are events passed on?\nANSWER: In the class Hub.\n"

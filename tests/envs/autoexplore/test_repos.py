@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
-from selfimprove.errors import UserError
 
 TEXT = "plain text of some length\n"
 

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.sandbox import LIST_LIMIT, READ_LIMIT, SHOWN_LIMIT, Sandbox
 from selfimprove.envs.autoexplore.tree import Tree, View
 from selfimprove.envs.autoexplore.truncation import first_tokens, max_lines, token_count, truncate
-from selfimprove.errors import UserError
 
 
 def everything(path, name, kind):

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import dump_line
 from selfimprove.envs.autoexplore.env import AutoExplore
 from selfimprove.envs.autoexplore.questions import asked_about, docstrings, find_facts, make_tasks
 from selfimprove.envs.autoexplore.repos import Repo
@@ -17,8 +19,6 @@ from selfimprove.envs.autoexplore.tasks import (
     read_tasks,
     split_tasks,
 )
-from selfimprove.errors import UserError
-from selfimprove.records import dump_line
 
 
 def test_reflect_rl_03_code_text_and_data_each_have_their_questions(repo):

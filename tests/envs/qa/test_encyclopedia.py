@@ -7,14 +7,14 @@ from itertools import combinations
 import pytest
 from pydantic import ValidationError
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import duplicates, score
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
 from selfimprove.envs.qa.encyclopedia_world import build_world, most_people
 from selfimprove.envs.qa.experts import demonstrate, trajectory_text
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
-from selfimprove.tools.bm25 import LocalSearch
+from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 COUNTS = {"train": 900, "dev": 120, "test": 500}
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Paragraph, Question
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Lookup, Quest, demonstrate, hotpotqa_quest, trajectory_text
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
-from selfimprove.errors import UserError
-from selfimprove.tools.bm25 import LocalSearch
+from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 GOOD = (
     "Thought: I need Tolma.\nAction: search[Tolma]\nObservation: Tolma is a town.\n\nof two parts.\n"

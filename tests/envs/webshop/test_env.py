@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
 from selfimprove.envs import agent
 from selfimprove.envs.webshop import env as env_module
 from selfimprove.envs.webshop.env import WebShop, validate
 from selfimprove.envs.webshop.session import PAGE_SIZE, State, open_shop
-from selfimprove.errors import UserError
-from selfimprove.seeds import rng
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.agent import Move, Step
-from selfimprove.errors import UserError
 
 ROOMS = 5
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.agent import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.seeds import rng
 from tests.methods.agent_r.corridor import Corridor
 
 NEAR = 0  # the key and the door in room 0: two actions solve it

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.records import Episode
 from selfimprove.engines.base import Engine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig
+from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.openai import OpenAiEngine
-from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Episode
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import NEAR, params, said
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 
 def acted(make: Callable[[], Engine]) -> tuple[Episode, Tree]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.records import Episode, read_jsonl, read_rows
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Episode, read_jsonl, read_rows
 from tests.engines.http_endpoint import Reply as Said
 from tests.engines.http_endpoint import Seen, answer, endpoint
 from tests.methods.agent_r.refusals import PANEL, TREES, done, refused, with_env

@@ -2,7 +2,7 @@
 
 One that is away at the start is one sentence, exit code 2, nothing published and nothing lost. What is no error ends no
 stage: an episode that the environment fails is recorded as blocked. (The client itself, in more cases:
-tests/envs/test_agentgym_client.py.)
+tests/envs/remote/test_agentgym_client.py.)
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from selfimprove.envs.textcraft import TextCraft
-from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.core.records import read_jsonl, read_rows
+from selfimprove.envs.textcraft.env import TextCraft
+from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import read_jsonl, read_rows
-from tests.envs.agentgym_servers import Reply, hostile_server
+from tests.envs.remote.agentgym_servers import Reply, hostile_server
 from tests.methods.agent_r.refusals import PANEL, TREES, done, refused, with_env
 from tests.pipeline.workbench import Workbench
 

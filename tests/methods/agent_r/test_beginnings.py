@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Attempt, Episode, Status, Turn, read_jsonl, read_rows, write_rows
 from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginning, bad_beginnings, read_beginnings
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Attempt, Episode, Status, Turn, read_jsonl, read_rows, write_rows
 from tests.pipeline.workbench import Workbench
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message, dump_line, write_rows
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.envs.agent import EmbeddedWorld, EnvError
-from selfimprove.errors import UserError
 from selfimprove.methods.agent_r.convert import Converted, convert
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge
 from selfimprove.methods.agent_r.judgement import Judgement
@@ -23,11 +24,10 @@ from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Example, Message, dump_line, write_rows
 from selfimprove.training.encode import encode_examples
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import by_hand, grown, leaf_of
-from tests.tiny import make_tiny_model, train_tokenizer
+from tests.support.tiny import make_tiny_model, train_tokenizer
 
 PATHS = {"abxy": 0.0, "abcd": 1.0, "k": 0.6}
 TREE = by_hand(PATHS, ids=True)

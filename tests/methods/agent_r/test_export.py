@@ -11,13 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfimprove.cli import run
-from selfimprove.errors import UserError
-from selfimprove.methods.agent_r.export import app, from_json, to_json
-from selfimprove.methods.agent_r.leaves import leaf_paths, sorted_leaf_paths
-from selfimprove.methods.agent_r.prompts import opening
-from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.records import (
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import (
     Attempt,
     Episode,
     Example,
@@ -29,6 +25,10 @@ from selfimprove.records import (
     write_jsonl,
     write_rows,
 )
+from selfimprove.interop.agent_r import app, from_json, to_json
+from selfimprove.methods.agent_r.leaves import leaf_paths, sorted_leaf_paths
+from selfimprove.methods.agent_r.prompts import opening
+from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.searching import FAR, grow, params, said, scripted
 
 FIELDS = {
@@ -167,7 +167,7 @@ def test_a_tree_that_never_began_is_not_exported():
 
 def call(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "selfimprove.methods.agent_r.export", *map(str, arguments)],
+        [sys.executable, "-m", "selfimprove.interop.agent_r", *map(str, arguments)],
         capture_output=True,
         text=True,
     )

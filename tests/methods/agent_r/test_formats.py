@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, Message
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.formats import from_log, from_openai, from_xtuner, good_row, to_openai, to_xtuner
 from selfimprove.methods.agent_r.judgement import Judgement
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.records import Example, Message
 from tests.methods.agent_r.trees import by_hand, leaf_of
 
 TREE = by_hand({"ax": 0.0, "ab": 1.0})

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.records import Message
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.textcraft import TextCraft
-from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.envs.textcraft.env import TextCraft
+from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge, judge_examples, transition_point
 from selfimprove.methods.agent_r.judgement import (
     VERDICTS,
@@ -26,7 +27,6 @@ from selfimprove.methods.agent_r.judgement import (
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.records import Message
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import by_hand, leaf_of
 

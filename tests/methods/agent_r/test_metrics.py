@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.outcomes import compare
+from selfimprove.core.records import Attempt, Episode, Turn
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.methods.agent_r.metrics import (
@@ -24,8 +26,6 @@ from selfimprove.methods.agent_r.metrics import (
 )
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import play
-from selfimprove.outcomes import compare
-from selfimprove.records import Attempt, Episode, Turn
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import PROMPT, by_hand, grown
 

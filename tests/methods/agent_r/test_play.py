@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.records import Episode, dump_line
+from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.methods.agent_r.acting import act, begin
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play
 from selfimprove.methods.agent_r.search import search
-from selfimprove.records import Episode, dump_line
-from selfimprove.seeds import SeedKey
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, params, said
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.records import Message
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.methods.agent_r.prompts import opening, trim
-from selfimprove.records import Message
 
 
 class Narrow(ScriptedEngine):

@@ -9,6 +9,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.records import Message
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.revise import (
@@ -21,7 +22,6 @@ from selfimprove.methods.agent_r.revise import (
 )
 from selfimprove.methods.agent_r.tree import Node, Tree
 from selfimprove.methods.agent_r.validate import replay
-from selfimprove.records import Message
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.trees import PROMPT, by_hand, leaf_of
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import dump_line
 from selfimprove.methods.agent_r.search import backup, best_children, uct
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.records import dump_line
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, grow, params, said, scripted
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from bench.search import OneByOne, Rebuilt
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import dump_line
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.journaled import JournaledEngine
-from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.episodes import play_all
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.pipeline.journal import Journal
-from selfimprove.records import dump_line
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Script, grow, params
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 WIDE = params(max_depth=2, dives=2, n_gen=3, max_tokens=6)
 

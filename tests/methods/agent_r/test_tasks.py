@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import write_rows
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import parse_action
@@ -27,7 +28,6 @@ from selfimprove.methods.agent_r.tasks import (
     texts,
     to_rows,
 )
-from selfimprove.records import write_rows
 from tests.methods.agent_r.corridor import Corridor
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from selfimprove.envs.textcraft import TextCraft
-from selfimprove.envs.textcraft_recipes import RecipeBook
+from selfimprove.core.records import Example, Message
+from selfimprove.envs.textcraft.env import TextCraft
+from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.mixing import mixed
 from selfimprove.methods.agent_r.params import Mix
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, parse_action
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tasks import demonstrate_revision
-from selfimprove.records import Example, Message
 
 ENV = TextCraft(RecipeBook.load(None))
 

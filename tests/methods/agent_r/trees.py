@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from selfimprove.core.seeds import rng
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.agent import EmbeddedWorld
 from selfimprove.methods.agent_r.params import ConvertParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Node, Tree
-from selfimprove.seeds import rng
 from tests.methods.agent_r.corridor import Corridor
 
 PROMPT = opening("Find the way.", "You stand at a fork.")

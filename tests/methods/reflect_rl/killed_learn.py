@@ -22,7 +22,7 @@ def main(runs_file: Path) -> None:
     """Do the runs in turn; write how each ended, and the iterations it did, to ``<runs_file>.results``."""
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import selfimprove.engines.transformers
+    import selfimprove.engines.cpu.engine
     import selfimprove.training.fork  # noqa: F401
     from selfimprove.methods.reflect_rl import learn
 
@@ -39,7 +39,7 @@ def main(runs_file: Path) -> None:
 
 
 def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
-    from selfimprove.training.rl_config import RLParams
+    from selfimprove.methods.reflect_rl.rl_config import RLParams
     from tests.methods.reflect_rl.test_learn import make_job
 
     caller = os.getpid()

@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import EngineError, Request
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import Game, games
 from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
-from selfimprove.seeds import SeedKey
 
 ENV = make_enumerated(EnvParams())
 KEY = SeedKey(1, "61--0")

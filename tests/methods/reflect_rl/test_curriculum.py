@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.envs.enumerated_taxi import EnumeratedTaxi
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.envs.taxi.listed import EnumeratedTaxi
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from tests.methods.reflect_rl.corridor import Corridor
 

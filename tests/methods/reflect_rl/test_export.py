@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, read_jsonl, read_rows, write_jsonl, write_rows
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
 from selfimprove.envs.enumerated import State, make_enumerated
-from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.errors import UserError
-from selfimprove.methods.reflect_rl.export import app, from_text, to_text, told_tasks
+from selfimprove.interop.reflect_rl import app, from_text, to_text, told_tasks
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
 from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
 from selfimprove.methods.reflect_rl.tasks import to_rows, write_tasks
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
-from selfimprove.records import Example, read_jsonl, read_rows, write_jsonl, write_rows
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 LINE = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="#"), min_size=1).filter(str.strip)

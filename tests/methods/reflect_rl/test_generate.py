@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Engine, EngineError, Request
-from selfimprove.engines.journaled import JournaledEngine
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, make_enumerated
-from selfimprove.envs.enumerated_autoexplore import TASKS_FILE
 from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.taxi_grid import ACTIONS
+from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.methods.reflect_rl.convert import convert
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import GenerateParams
@@ -31,7 +32,6 @@ from selfimprove.methods.reflect_rl.teacher import (
     Teacher,
     read_label,
 )
-from selfimprove.pipeline.journal import Journal
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 CFG = GenerateParams(horizon=20)

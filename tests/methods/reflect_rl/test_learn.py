@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 import torch
 
+from selfimprove.core.errors import UserError
+from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
-from selfimprove.engines.models import load_causal_lm
-from selfimprove.engines.remembering import RememberingEngine
-from selfimprove.engines.transformers import TransformersEngine
+from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.envs.enumerated import label_ids
-from selfimprove.errors import UserError
-from selfimprove.merging import full_weights
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import RLJob, _Run, learn
 from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.reflector import files_hash
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_policy import example, order, weights_hash
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
-from selfimprove.training.rl_config import RLParams
-from selfimprove.training.rl_policy import example, order, weights_hash
+from selfimprove.models.loading import load_causal_lm
+from selfimprove.models.merging import full_weights
 from tests.engines.http_endpoint import answer, endpoint
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 PARAMS = {
     "max_steps": 6, "episodes": 6, "lr": 3e-3, "replay_episodes": 3, "max_new_tokens": 5, "save_steps": 2,

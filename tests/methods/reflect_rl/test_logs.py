@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.methods.reflect_rl.logs import (
     Log,
     Point,

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfimprove.core.outcomes import average, compare
+from selfimprove.core.records import Status, mean_and_error
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
 from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
-from selfimprove.outcomes import average, compare
-from selfimprove.records import Status, mean_and_error
 
 
 def episode(task: int, success: bool, costs=(1.0,), level: str = "", valid: bool = True, **more) -> RLEpisode:

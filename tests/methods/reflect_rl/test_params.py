@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.enumerated_params import OWN_OPTIONS, EnvParams
-from selfimprove.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import main_row, reflect_rl_rows
 from selfimprove.pipeline.params import SECTIONS, load_section

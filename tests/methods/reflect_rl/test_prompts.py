@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from selfimprove.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.records import Message
 from selfimprove.envs.enumerated import State
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.prompts import (
@@ -21,7 +22,6 @@ from selfimprove.methods.reflect_rl.prompts import (
     reflection_example,
     reflection_prompt,
 )
-from selfimprove.records import Message
 
 STATE = State("# Task\nFind it.\n", "\n# Choose from below your command\n0. cat a.py\n1. id a.py\n", ("0", "1"))
 LINES = (

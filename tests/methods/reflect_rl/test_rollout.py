@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message, dump_line
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request
+from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.engines.remembering import RememberingEngine
-from selfimprove.engines.transformers import TransformersEngine
-from selfimprove.errors import UserError
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.episodes import play_all
 from selfimprove.methods.reflect_rl.episode import RLEpisode, trajectory
+from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play, reflects
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.records import Message, dump_line
-from selfimprove.seeds import SeedKey
-from selfimprove.training.rl_config import ActingParams
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 KEY = SeedKey(7, "e0")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.start import check_reflector
 from tests.methods.reflect_rl.test_params import params

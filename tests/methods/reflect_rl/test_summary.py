@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.apps.report.table import draw, results_table
+from selfimprove.core.outcomes import Outcome
+from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
-from selfimprove.outcomes import Outcome
-from selfimprove.pipeline.rows import place
-from selfimprove.records import mean_and_error, write_jsonl
-from selfimprove.report.table import draw, results_table
+from selfimprove.methods.rows import place
 
 ENGINE = {"engine": "transformers"}
 PARAMS = ReflectRLParams.model_validate(

@@ -1,7 +1,7 @@
 """Small hand-made episodes for the RISE tests."""
 
+from selfimprove.core.records import Attempt, Episode, Turn
 from selfimprove.methods.rise.prompts import feedback, opening
-from selfimprove.records import Attempt, Episode, Turn
 
 QUESTION = "How many clips?"
 

@@ -4,15 +4,15 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.base import make_env
-from selfimprove.errors import UserError
+from selfimprove.envs.math.base import make_env
 from selfimprove.methods.rise.collect import Play, collect, evaluate
 from selfimprove.methods.rise.metrics import evaluate_metrics
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import FAILURE, SUCCESS, opening
-from selfimprove.seeds import SeedKey
 
 ENV = make_env("gsm8k")
 (PROBLEM,) = ENV.load([(1, {"question": "3 + 4?", "answer": "#### 7"})], "rows")

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.chat import ChatFormat
-from selfimprove.errors import UserError
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.interop.rise import to_dataset
 from selfimprove.methods.rise.convert import (
     convert,
     dedup,
@@ -19,11 +21,9 @@ from selfimprove.methods.rise.convert import (
     unweighted,
     weights,
 )
-from selfimprove.methods.rise.export import to_dataset
 from selfimprove.methods.rise.prompts import limit_dialogue
-from selfimprove.records import Message
 from tests.methods.rise.episodes import attempt, episode, run
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 CRITERIA = ["all", "better", "best", "success"]
 

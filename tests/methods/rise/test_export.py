@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Episode, Example, Message, read_jsonl, write_jsonl
+from selfimprove.interop.rise import from_log, to_dataset, to_log
 from selfimprove.methods.rise.convert import convert
-from selfimprove.methods.rise.export import from_log, to_dataset, to_log
 from selfimprove.methods.rise.params import ConvertParams
 from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, opening
-from selfimprove.records import Episode, Example, Message, read_jsonl, write_jsonl
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
 
 FIELDS = {"task_id", "query", "answer", "max_reward", "turn_history", "dialogue"}
@@ -228,7 +228,7 @@ def test_rise_31_dataset_schema():
 
 def call(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "selfimprove.methods.rise.export", *map(str, arguments)], capture_output=True, text=True
+        [sys.executable, "-m", "selfimprove.interop.rise", *map(str, arguments)], capture_output=True, text=True
     )
 
 

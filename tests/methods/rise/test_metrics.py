@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.envs.gsm8k import equivalent
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import compare, paired_difference, ratio
+from selfimprove.envs.math.gsm8k import equivalent
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, majority, outcomes
-from selfimprove.outcomes import compare, paired_difference, ratio
 from tests.methods.rise.episodes import attempt, episode, run
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.envs.gsm8k import extract_strict
+from selfimprove.core.records import Message
+from selfimprove.envs.math.gsm8k import extract_strict
 from selfimprove.methods.rise.prompts import degenerate, feedback, limit_dialogue, opening, visible
-from selfimprove.records import Message
 
 
 def pairs(count):

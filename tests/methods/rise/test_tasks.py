@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from selfimprove.envs.base import make_env
-from selfimprove.errors import UserError
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import write_rows
+from selfimprove.envs.math.base import make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import opening
 from selfimprove.methods.rise.tasks import PANELS, build_panels, demonstrate, load_panel, panel_hash, texts, to_row
-from selfimprove.records import write_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")

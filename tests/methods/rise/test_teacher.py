@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
-from selfimprove.envs.base import Problem, make_env
+from selfimprove.envs.math.base import Problem, make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.tasks import build_panels
 from selfimprove.methods.rise.teacher import scripted_teacher
-from selfimprove.seeds import SeedKey
 
 ENV = make_env("gsm8k")
 

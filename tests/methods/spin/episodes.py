@@ -10,10 +10,10 @@ from selfimprove.engines.base import Request
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.envs.qa.tools.dispatch import Tools
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.play import SpinEpisode, play
 from selfimprove.methods.spin.prompts import Format
-from selfimprove.tools.dispatch import Tools
 
 BOOK = {
     "The Silver Gate": "The Silver Gate is a novel by Mara Venn.",

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.methods.spin.export import app, pair_row, preferences
+from selfimprove.core.records import write_jsonl
+from selfimprove.interop.spin import app, pair_row, preferences
 from selfimprove.methods.spin.pairs import spin_pairs
 from selfimprove.methods.spin.params import ConvertParams
 from selfimprove.methods.spin.trajectory import to_json
-from selfimprove.records import write_jsonl
-from tests.commands import ends_with
 from tests.methods.spin.episodes import EXPERT, QUESTION, REPLIES, played
+from tests.support.commands import ends_with
 
 WRONG = [" t\nAction: finish[Kesby]"]
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Example, Message, Pair
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.parse import STOP
-from selfimprove.records import Example, Message, Pair
 from selfimprove.training.encode import EncodeCounters, encode_example
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 SPOKEN = [f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]]
 WRONG = [SPOKEN[0], " She was born in Kesby.\nAction: finish[Kesby]"]

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.errors import UserError
+from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.interop.spin_plain import answer_all, app
 from selfimprove.methods.spin.chats import (
     first_exchange,
     fraction,
@@ -23,13 +25,11 @@ from selfimprove.methods.spin.chats import (
 )
 from selfimprove.methods.spin.pairs import spin_pairs, text_of
 from selfimprove.methods.spin.params import ConvertParams, TasksParams
-from selfimprove.methods.spin.plain import answer_all, app
 from selfimprove.methods.spin.prompts import opening
 from selfimprove.methods.spin.tasks import examples, gather
-from selfimprove.tools.params import ToolsParams
-from tests.commands import ends_with
 from tests.methods.spin.episodes import QUESTION, played
-from tests.tiny import make_tiny_model, train_tokenizer
+from tests.support.commands import ends_with
+from tests.support.tiny import make_tiny_model, train_tokenizer
 
 
 def chat(number: int, **more):

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.episodes import play_all
 from selfimprove.envs.qa.base import Question
-from selfimprove.errors import UserError
+from selfimprove.envs.qa.tools.dispatch import Tools
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import NEUTRAL, alpaca, written
 from selfimprove.methods.spin.trajectory import trajectory
-from selfimprove.pipeline.episodes import play_all
-from selfimprove.tools.dispatch import Tools
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played, policy, rounds_in, tools
 
 LOOK = " More.\nAction: search[Mara Venn]"

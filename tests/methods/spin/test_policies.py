@@ -14,16 +14,17 @@ import torch
 
 from selfimprove.engines.base import Engine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig
+from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.openai import OpenAiEngine
-from selfimprove.engines.transformers import TransformersEngine
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.play import SpinEpisode, play
 from selfimprove.methods.spin.prompts import Format
+from selfimprove.models.merge import merge_adapter
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.loading import load_model, merge_adapter
+from selfimprove.training.loading import load_model
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.methods.spin.episodes import QUESTION, REPLIES, tools
-from tests.tiny import make_tiny_model
+from tests.support.tiny import make_tiny_model
 
 
 def questions(make: Callable[[], Engine], count: int, form: Format, **params: object) -> list[SpinEpisode]:

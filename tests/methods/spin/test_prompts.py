@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
 from selfimprove.envs.qa.base import TASKS
 from selfimprove.envs.qa.experts import Round
-from selfimprove.errors import UserError
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.prompts import alpaca, check_template, cue, few_shot_text, opening, written
-from selfimprove.records import Message
 from selfimprove.training.encode import EncodeCounters, encode_example
 from tests.methods.spin.episodes import EXPERT, QUESTION, played
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 SAMPLE = json.loads(Path(__file__).with_name("readme_sample.json").read_text())["3687"]
 
@@ -55,7 +55,7 @@ def test_spin_20_the_rendered_text_of_an_expert_is_the_original_training_text_wi
 @pytest.mark.parametrize("form", ["alpaca", "question"])
 def test_spin_39_observations_are_masked_and_nothing_else_is(react, form):
     """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays (spec §1)."""
-    from selfimprove.records import Example
+    from selfimprove.core.records import Example
 
     messages = [*opening(QUESTION.question, form), *written(EXPERT.rounds, form)]
     encoded = encode_example(Example(id="e", messages=messages), react, 10**6, EncodeCounters())

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from selfimprove.chat import ChatFormat
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.prompts import opening, written
-from selfimprove.records import Message
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION
-from tests.tiny import train_tokenizer
+from tests.support.tiny import train_tokenizer
 
 KINDS = ["bytes", "llama", "metaspace"]
 SPECIAL = ["<unk>", "<s>", "</s>"]

@@ -2,11 +2,11 @@
 
 import json
 
+from selfimprove.core.records import write_jsonl
+from selfimprove.methods.rows import place
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.summary import spin_rows, summarise_spin
-from selfimprove.pipeline.rows import place
-from selfimprove.records import write_jsonl
 from tests.methods.spin.episodes import QUESTION, REPLIES, played
 from tests.methods.spin.test_params import section
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, score
-from selfimprove.errors import UserError
+from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
 from selfimprove.methods.spin.tasks import (
@@ -21,7 +22,6 @@ from selfimprove.methods.spin.tasks import (
     texts,
     tool_modules,
 )
-from selfimprove.tools.params import ToolsParams
 from tests.methods.spin.episodes import EXPERT, QUESTION
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,7 +168,7 @@ def test_spin_49_another_task_can_be_the_test_panel(tmp_path):
 @needs_data
 def test_spin_24_the_released_runs_score_what_the_paper_says():
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM (spec §5)."""
-    from selfimprove.methods.spin.export import score_file
+    from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories
 
     for name, em in (("llama2_7b_lora_t07", 0.262), ("llama2_13b_lora_t07", 0.344), ("gpt35_ft_t0", 0.4)):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
-from selfimprove.errors import UserError
 from selfimprove.methods.spin.convert import alpaca_row
 from selfimprove.methods.spin.trajectory import read_trajectories, to_entry, to_json, trajectory
 from tests.methods.spin.episodes import QUESTION, REPLIES, played

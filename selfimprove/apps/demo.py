@@ -1,0 +1,70 @@
+"""``make demo``: Reflect-RL on a small taxi game, end to end, in about two minutes on two idle cores.
+
+A tiny model learns the game from a scripted teacher and then by reinforcement. The run has a folder of its own
+(``.rehearsal/demo``), so it changes neither params.yaml nor any result of the user's. It ends with the table and with
+a picture of it, ``report/demo.png``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside
+from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, write_if_changed
+from selfimprove.pipeline.rehearsal.run import repro
+
+PROFILE = "demo"
+METHOD = "reflect_rl"
+PICTURE = Path("report/demo.png")
+STORY = """
+policy       imitates 30 episodes of a scripted teacher
+reflect_rl   the same policy after reinforcement learning, advised by a frozen reflection model
+chance, oracle: a random and a perfect player"""
+
+
+def demo(root: Path, profile: str = PROFILE) -> int:
+    """Run the demo in its own folder below ``root``; returns the exit code of the run.
+
+    Raises:
+        UserError: another demo is running.
+    """
+    folder = root / HOME / PROFILE
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return _demo(root, folder, profile)
+    except Timeout:
+        raise UserError(f"another `make demo` is running in {folder}; wait for it, or stop it.") from None
+
+
+def _demo(root: Path, folder: Path, profile: str) -> int:
+    began = time.monotonic()
+    lay_out(folder, root)
+    write_if_changed(folder / "params.yaml", compose(profile, root / "profiles"))
+    print("demo: Reflect-RL on DangerousTaxi, about two minutes on two idle cores", flush=True)
+    code = repro(folder, [f"{METHOD}-report"], {**os.environ, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"})
+    if code:
+        return code
+    table = [sys.executable, "-m", "selfimprove.apps.report.table", METHOD]
+    shown = subprocess.run(table, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+    print(shown.rpartition("plots: ")[0].rstrip(), STORY, sep="\n")
+    with aside(root / PICTURE) as part:
+        part.write_bytes((folder / "report" / f"{METHOD}-rows.png").read_bytes())
+    print(f"\n{time.monotonic() - began:.0f} s; the picture: {PICTURE}; next: make play ENV=taxi, make repro")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(demo(Path.cwd()))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,69 @@
+"""``make leaderboard MODEL=…``: a model through the Open LLM Leaderboard's six tasks (SPIN spec §4; row 50).
+
+    make leaderboard MODEL=models/spin/iter3                   # the six; where their data can't be had, the local tasks
+    make leaderboard MODEL=org/name@revision TASKS=leaderboard ARGS="--dtype bfloat16 --batch-size 16"
+    make leaderboard MODEL=models/rise/base TASKS=local
+
+Writes ``results/leaderboard/<model>.json`` after every task, so what was stopped goes on, and prints the table of all
+models evaluated so far. The six are asked as the leaderboard did, in plain text without a chat template.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from selfimprove.apps.leaderboard import results as files
+from selfimprove.apps.leaderboard.suite import AUTO, LOCAL, select
+from selfimprove.core.cli import run
+
+app = typer.Typer(add_completion=False, help="The Open LLM Leaderboard's six tasks, or the local ones.")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="a model folder, or a model of the hub: <owner>/<name>[@revision]")],
+    tasks: Annotated[
+        str, typer.Option(help="auto, leaderboard, local, or some of the tasks with commas between them")
+    ] = AUTO,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; null: a GPU if there is one")] = None,
+    dtype: Annotated[str, typer.Option(help="auto (the model's own), float32, bfloat16, float16")] = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="questions at a time")] = 8,
+    limit: Annotated[int | None, typer.Option(min=1, help="only the first so many questions of each, to try")] = None,
+) -> None:
+    """Evaluate one model, and print the table of all that were."""
+    from selfimprove.apps.leaderboard import harness
+
+    chosen = select(tasks)
+    files.fingerprint(model)  # one that is nowhere is told before anything is fetched
+    harness.go_offline_unless_the_hub_answers()
+    try:
+        loaded = harness.load_tasks(chosen)
+    except harness.DataMissingError as error:
+        if tasks != AUTO:
+            raise
+        print(f"The local tasks are asked instead of the leaderboard's six: {error}")
+        chosen = LOCAL
+        loaded = harness.load_tasks(chosen)
+    found = harness.evaluate(
+        model,
+        chosen,
+        loaded,
+        device=device,
+        dtype=dtype,
+        batch_size=batch_size,
+        limit=limit,
+        folder=files.FOLDER,
+        say=print,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 118)
+    console.print(files.table([files.read(path) for path in sorted(files.FOLDER.glob("*.json"))]))
+    if found.missing and tasks != "local":
+        print(f"no mean of six for {files.label(model)} yet: {', '.join(found.missing)} not evaluated.")
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,173 @@
+"""Runs lm-evaluation-harness; needs its own environment (``make env-leaderboard``).
+
+Heavy, and imported only when an evaluation starts. Nothing of a data set or a model is executed: data sets come as
+plain files, and ``trust_remote_code`` stays off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from selfimprove.apps.leaderboard import results as files
+from selfimprove.apps.leaderboard.local_data import write_local_data
+from selfimprove.apps.leaderboard.results import Results, Settings
+from selfimprove.apps.leaderboard.suite import LOCAL, LeaderboardTask
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.models.merging import full_weights
+
+HERE = Path(__file__).parent
+PROBE_SECONDS = 5.0
+
+
+class DataMissingError(UserError):
+    """A task's data set is neither here nor to be had."""
+
+
+def go_offline_unless_the_hub_answers() -> None:
+    """Without a network, what is cached is found at once instead of after minutes of retries."""
+    import httpx
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            httpx.head(constants.ENDPOINT, timeout=PROBE_SECONDS)
+        except httpx.HTTPError:
+            constants.HF_HUB_OFFLINE = True
+            os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The harness's index of definitions, and its object for each task (for MMLU the group of 57)."""
+
+    manager: Any
+    tasks: dict[str, Any]
+
+
+def load_tasks(tasks: Sequence[LeaderboardTask]) -> Loaded:
+    """Read the tasks' definitions and data sets.
+
+    Raises:
+        DataMissingError: a data set can't be had.
+    """
+    import lm_eval.tasks
+
+    _be_quiet()
+    theirs = Path(lm_eval.tasks.__file__).parent
+    folders = {(HERE if task in LOCAL else theirs) / task.folder for task in tasks}
+    # Only these folders: reading the harness's 14,000 definitions takes longer than a small model takes to answer.
+    manager = lm_eval.tasks.TaskManager(include_path=sorted(folders), include_defaults=False)
+    loaded: dict[str, Any] = {}
+    with TemporaryDirectory() as folder:
+        data = write_local_data(Path(folder))
+        for task in tasks:
+            wanted: Any = task.name
+            if task in LOCAL:
+                kept = {"data_files": data[task.name], "cache_dir": folder, "keep_in_memory": True}
+                wanted = {**manager.task_index[task.name].cfg, "dataset_kwargs": kept}
+            try:
+                found = manager.load([wanted])
+            except (OSError, ValueError) as error:
+                raise DataMissingError(
+                    f"{task.name}: its data set is not cached here and can't be fetched ({first_line(error)}); "
+                    "connect this machine to the hub, or ask for TASKS=local."
+                ) from None
+            loaded[task.name] = found.get("groups", {}).get(task.name) or found["tasks"][task.name]
+    return Loaded(manager, loaded)
+
+
+def evaluate(
+    model: str,
+    tasks: Sequence[LeaderboardTask],
+    loaded: Loaded,
+    *,
+    device: str | None,
+    dtype: str,
+    batch_size: int,
+    limit: int | None,
+    folder: Path,
+    say: Callable[[str], None],
+) -> Results:
+    """Ask a model every task that its results file does not have yet; the file is written after each.
+
+    Args:
+        model: a folder, or a model of the hub as ``name`` or ``name@revision``.
+        loaded: ``load_tasks``'s.
+        limit: only so many questions of each task.
+
+    Raises:
+        UserError: the model can't be loaded, or the harness returned something else than was asked for.
+    """
+    from lm_eval import simple_evaluate
+
+    lm, fingerprint = load_model(model, device=device, dtype=dtype, batch_size=batch_size)
+    settings = Settings(
+        harness=f"lm-eval {version('lm-eval')}",
+        transformers=version("transformers"),
+        dtype=str(lm.model.dtype).removeprefix("torch."),
+        batch_size=batch_size,
+        limit=limit,
+    )
+    key = files.key_of(fingerprint, settings)
+    path = folder / f"{files.label(model)}.json"
+    done = files.read(path).tasks if path.is_file() and files.read(path).key == key else {}
+    found = Results(model=model, key=key, settings=settings, tasks=done)
+    for task in tasks:
+        if task.name in found.tasks:
+            say(f"{task.name}: already in {path}")
+            continue
+        answer = simple_evaluate(
+            model=lm,
+            tasks=[loaded.tasks[task.name]],
+            task_manager=loaded.manager,
+            num_fewshot=task.few_shot,
+            batch_size=batch_size,
+            limit=limit,
+            log_samples=False,
+        )
+        if answer is None:  # another process of a launcher than the first
+            continue
+        figure = files.parse_figure(task, answer)
+        found = found.model_copy(update={"tasks": {**found.tasks, task.name: figure}})
+        files.write(found, folder)
+        say(f"{task.name}: {100 * figure.value:.2f} (n = {figure.n})")
+    return found
+
+
+def load_model(model: str, *, device: str | None, dtype: str, batch_size: int) -> tuple[Any, str]:
+    """The harness's model, and what names its weights: a hash of the folder's files, or the hub's commit.
+
+    Raises:
+        UserError: there is no such model here or on the hub, or it can't be loaded.
+    """
+    import torch
+    from lm_eval.models.huggingface import HFLM
+
+    fingerprint = files.fingerprint(model)
+    name, _, revision = (str(full_weights(Path(model))), "", "") if fingerprint else model.partition("@")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        lm = HFLM(
+            pretrained=name,
+            revision=revision or "main",
+            device=device,
+            dtype=dtype,
+            batch_size=batch_size,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        raise UserError(f"MODEL={model} can't be loaded ({first_line(error)}); name one that can.") from None
+    return lm, fingerprint or f"{name}@{getattr(lm.config, '_commit_hash', None) or revision}"
+
+
+def _be_quiet() -> None:
+    """The harness logs every override, and warns of the settings that the leaderboard prescribes."""
+    for name in ("lm_eval", "datasets", "transformers", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)

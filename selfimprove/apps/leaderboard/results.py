@@ -1,0 +1,209 @@
+"""What an evaluation leaves: ``results/leaderboard/<model>.json``, and the table of all such files.
+
+A file holds a model's figures task by task and is written whole after every task, so that an evaluation that was
+stopped goes on with the next one. Figures of other weights, of other settings or of another harness never stand in one
+file: they are what its ``key`` is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+from rich import box
+from rich.table import Table
+
+from selfimprove.apps.leaderboard.suite import LEADERBOARD, LOCAL, PUBLISHED, LeaderboardTask
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_json
+from selfimprove.core.records import Record
+
+FOLDER = Path("results/leaderboard")
+MISSING = "–"
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
+
+
+class Figure(Record):
+    """One task's result; ``value`` and its standard error are shares in [0, 1]."""
+
+    value: float = Field(ge=0, le=1)
+    stderr: float | None
+    n: int = Field(ge=1)
+    few_shot: int
+    metric: str
+    versions: dict[str, float | int | str | None]
+    """The harness's version of each task that the figure is made of (57 for MMLU)."""
+
+
+class Settings(Record):
+    """What a figure depends on beside the model's weights."""
+
+    harness: str
+    transformers: str
+    dtype: str
+    batch_size: int
+    limit: int | None
+
+
+class Results(Record):
+    """A model's figures."""
+
+    model: str
+    key: str
+    settings: Settings
+    tasks: dict[str, Figure] = Field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        """Mean of the six in [0, 1]; None while one of them is missing, or was asked in part (``limit``)."""
+        if self.missing or self.settings.limit is not None:
+            return None
+        return sum(self.tasks[task.name].value for task in LEADERBOARD) / len(LEADERBOARD)
+
+    @property
+    def missing(self) -> list[str]:
+        """Those of the six that have no figure yet."""
+        return [task.name for task in LEADERBOARD if task.name not in self.tasks]
+
+
+def parse_figure(task: LeaderboardTask, results: Mapping[str, Any]) -> Figure:
+    """A task's figure out of what the harness returns.
+
+    Raises:
+        UserError: the harness returned no such task or metric, or asked with another number of examples.
+    """
+    found = results["results"].get(task.name, {})
+    if task.key not in found:
+        raise UserError(
+            f"lm-evaluation-harness gave no {task.key} for {task.name} (it gave: "
+            f"{', '.join(sorted(found)) or 'nothing'}); rebuild its environment with the locked version "
+            "('make env-leaderboard')."
+        )
+    members = _members(task.name, results.get("group_subtasks", {}))
+    shots = {results["n-shot"][member] for member in members}
+    if shots != {task.few_shot}:
+        raise UserError(
+            f"lm-evaluation-harness asked {task.name} with {', '.join(map(str, sorted(shots)))} examples where "
+            f"{task.few_shot} belong; rebuild its environment with the locked version ('make env-leaderboard')."
+        )
+    stderr = found.get(f"{task.metric}_stderr,{task.filter}")
+    return Figure(
+        value=float(found[task.key]),
+        stderr=float(stderr) if isinstance(stderr, int | float) else None,
+        n=sum(int(results["n-samples"][member]["effective"]) for member in members),
+        few_shot=task.few_shot,
+        metric=task.key,
+        versions={member: results["versions"].get(member) for member in members},
+    )
+
+
+def _members(name: str, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks below a group, or the task itself."""
+    below = groups.get(name) or []
+    return sorted(leaf for member in below for leaf in _members(member, groups)) if below else [name]
+
+
+def label(model: str) -> str:
+    """The name of a model's file: ``models/rise/base`` is ``rise--base``, ``org/name@v1`` is ``org--name@v1``."""
+    parts = [part for part in Path(model).parts if part not in ("/", ".", "..")]
+    if len(parts) > 1 and parts[0] == "models":
+        parts = parts[1:]
+    return re.sub(r"[^\w.@+-]", "-", "--".join(parts))
+
+
+def key_of(fingerprint: str, settings: Settings) -> str:
+    """Names one model's weights under one set of settings."""
+    text = json.dumps([fingerprint, settings.model_dump()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint(model: str) -> str | None:
+    """SHA-256 of the names and contents of a model folder's files; None for a model of the hub, named by its commit.
+
+    Raises:
+        UserError: there is no model in the folder, or no such folder and it is no name of the hub's.
+    """
+    folder = Path(model)
+    if not folder.exists():
+        if model.startswith("models/") or not HUB_NAME.fullmatch(model):
+            raise UserError(
+                f"MODEL={model}: there is no such folder, and a model of the hub is <owner>/<name>[@revision]; name "
+                "one that is there."
+            )
+        return None
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"MODEL={folder} is a folder without a config.json; name a model folder (models/<method>/<name>) or a "
+            "model of the hub."
+        )
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+        with file.open("rb") as stream:
+            content = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest.update(f"{file.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def read(path: Path) -> Results:
+    """A results file.
+
+    Raises:
+        UserError: it is torn or of another form.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Results.model_validate({name: value for name, value in data.items() if name != "mean"})
+    except (ValidationError, ValueError, AttributeError) as error:
+        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise UserError(
+            f"{path} is not a leaderboard result ({first}); delete it and evaluate the model again."
+        ) from None
+
+
+def write(results: Results, folder: Path = FOLDER) -> Path:
+    """Write a model's file whole, with the mean beside what was read; returns its path."""
+    path = folder / f"{label(results.model)}.json"
+    write_json(path, results.model_dump() | {"mean": results.mean})
+    return path
+
+
+def table(found: Sequence[Results]) -> Table:
+    """Models × tasks, in percent ± standard error; the paper's rows below, where one of the six was asked."""
+    asked = {name for results in found for name in results.tasks}
+    six = any(task.name in asked for task in LEADERBOARD)
+    columns = [*(LEADERBOARD if six else ()), *(task for task in LOCAL if task.name in asked)]
+    out = Table(title="leaderboard: percent ± standard error", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    out.title_justify = out.caption_justify = "left"
+    out.add_column("model", no_wrap=True)
+    for task in columns:
+        out.add_column(task.title, justify="right", no_wrap=True)
+    if six:
+        out.add_column("mean of six", justify="right", no_wrap=True)
+    notes = []
+    for results in sorted(found, key=lambda results: label(results.model)):
+        cells = [_cell(results.tasks.get(task.name)) for task in columns]
+        mean = [MISSING if results.mean is None else f"{100 * results.mean:.2f}"] if six else []
+        part = "" if results.settings.limit is None else "*"
+        if part:
+            notes.append(f"* only the first {results.settings.limit} questions of each task: no result to report")
+        out.add_row(label(results.model) + part, *cells, *mean)
+    if six:
+        for name, figures in PUBLISHED.items():
+            given = dict(zip(LEADERBOARD, figures, strict=True))
+            cells = [f"{given[task]:.2f}" if task in given else MISSING for task in columns]
+            out.add_row(name, *cells, f"{sum(figures) / len(figures):.2f}", style="dim")
+    notes += [f"{task.title}: {task.key}, {task.few_shot} examples" for task in columns]
+    out.caption = "\n".join(dict.fromkeys(notes))
+    return out
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return MISSING
+    error = "" if figure.stderr is None else f"±{100 * figure.stderr:.1f}"
+    return f"{100 * figure.value:.2f}{error}"

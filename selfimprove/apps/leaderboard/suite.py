@@ -1,0 +1,85 @@
+"""Which tasks make the leaderboard, how each is asked and scored, and what was published (SPIN spec §4, §5).
+
+The Open LLM Leaderboard (its first version, which plain SPIN reports) is the mean of six tasks. Each has its own number
+of worked examples in the prompt and its own metric of lm-evaluation-harness::
+
+    arc_challenge  25 examples  acc_norm     which of the answers has the highest log-probability per character
+    gsm8k           5 examples  exact_match  the number after "####" in what the model writes, greedily
+
+The paper names version 0.4.0 of the harness, whose data sets came as programs that today's libraries refuse to run; the
+locked version asks the same questions. GSM8K is its ``strict-match``, the only reading that 0.4.0 had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from selfimprove.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class LeaderboardTask:
+    """One column of the table: the harness's task (or group of tasks), worked examples in the prompt, metric.
+
+    ``folder`` is where its definition lies, below the harness's tasks or, for ours, below this folder.
+    """
+
+    name: str
+    title: str
+    few_shot: int
+    metric: str
+    folder: str
+    filter: str = "none"
+
+    @property
+    def key(self) -> str:
+        """The metric's name in the harness's results."""
+        return f"{self.metric},{self.filter}"
+
+
+LEADERBOARD = (
+    LeaderboardTask("arc_challenge", "ARC", 25, "acc_norm", "arc"),
+    LeaderboardTask("truthfulqa_mc2", "TruthfulQA", 0, "acc", "truthfulqa"),
+    LeaderboardTask("winogrande", "Winogrande", 5, "acc", "winogrande"),
+    LeaderboardTask("gsm8k", "GSM8K", 5, "exact_match", "gsm8k", "strict-match"),
+    LeaderboardTask("hellaswag", "HellaSwag", 10, "acc_norm", "hellaswag"),
+    LeaderboardTask("mmlu", "MMLU", 5, "acc", "mmlu/default"),
+)
+"""The six, in the paper's order. The mean is over all of them or is not given."""
+
+LOCAL = (
+    LeaderboardTask("local_choice", "local choice", 3, "acc_norm", "local"),
+    LeaderboardTask("local_problems", "local problems", 3, "exact_match", "local", "strict-match"),
+)
+"""Ours, from embedded data: they need no network, and both ways of asking that the six need (see ``local``)."""
+
+PUBLISHED = {
+    "zephyr-7b-sft-full (paper)": (60.41, 43.73, 74.19, 26.76, 82.85, 60.92),
+    "SPIN iteration 3 (paper)": (65.87, 54.90, 73.72, 38.97, 85.54, 59.99),
+}
+"""Figures of the paper in the order of ``LEADERBOARD``, × 100."""
+
+AUTO = "auto"
+SUITES = {"leaderboard": LEADERBOARD, "local": LOCAL}
+
+
+def select(names: str) -> tuple[LeaderboardTask, ...]:
+    """The tasks that ``TASKS`` asks for: a suite, or tasks with commas between them (``auto`` is the six).
+
+    Raises:
+        UserError: a name is neither; names the nearest.
+    """
+    if names == AUTO:
+        return LEADERBOARD
+    if names in SUITES:
+        return SUITES[names]
+    known = {task.name: task for task in (*LEADERBOARD, *LOCAL)}
+    chosen = []
+    for name in dict.fromkeys(part.strip() for part in names.split(",")):
+        if name not in known:
+            near = get_close_matches(name, [*known, *SUITES, AUTO], n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join([AUTO, *SUITES, *known])}."
+            raise UserError(f"TASKS: there is no task {name!r}; {hint}")
+        chosen.append(known[name])
+    return tuple(chosen)

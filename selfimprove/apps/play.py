@@ -1,0 +1,240 @@
+"""``make play ENV=taxi``: an episode in the terminal, played by you, an expert, chance or a trained model.
+
+    $ make play ENV=kitchen
+    $ make play ENV=autoexplore POLICY=expert
+    $ make play ENV=textcraft POLICY=model:models/agent_r/iter1
+
+You type an action, or its label where actions have labels. A line that begins with a colon is for the player:
+``:a`` lists what can be done, ``:h`` asks the expert, ``:q`` leaves (so does the end of the input). Settings of the
+environments are those of params.yaml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, NamedTuple, TextIO
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from selfimprove.apps.play_games import ENVS, EnvName, Game, make_game, plain
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import SeedKey, rng
+from selfimprove.engines.base import Engine, EngineError
+from selfimprove.envs.agent import EnvError
+
+LINE_LIMIT = 2000  # characters of a typed line that count
+STEPS = 100  # after which an episode is left, for those that never end
+HELP = """\
+an action, or its label    do it
+:a                         what can be done now
+:h                         what the expert would do
+:q                         leave"""
+
+app = typer.Typer(add_completion=False)
+
+
+class Outcome(NamedTuple):
+    """How it ended. ``ended``: by the game; else by the player, or after so many steps."""
+
+    ended: bool
+    success: bool
+    steps: int
+
+
+Policy = Callable[[Game, int], str | None]
+"""(game, step) -> the action; None: the player leaves."""
+
+
+class Person:
+    """Reads actions from a stream until one can be done. Anything may be typed."""
+
+    def __init__(self, console: Console, stream: TextIO) -> None:
+        self._console, self._stream = console, stream
+
+    def __call__(self, game: Game, step: int) -> str | None:
+        """See ``Policy``."""
+        while (line := self._read()) is not None:
+            if line in (":q", ":quit"):
+                return None
+            if line.startswith(":"):
+                self._console.print(_shown(self._answer(game, line)))
+            elif line and (action := self._action(game, line)):
+                return action
+        return None
+
+    def _read(self) -> str | None:
+        """A line without control characters; None at the end of the input."""
+        self._console.print("> ", end="", markup=False)
+        try:
+            line = self._stream.readline()
+        except (KeyboardInterrupt, OSError):
+            return None
+        except UnicodeDecodeError:
+            return ""
+        return " ".join(plain(line[:LINE_LIMIT]).split()) if line else None
+
+    def _answer(self, game: Game, line: str) -> str:
+        if line == ":a":
+            return "\n".join(game.possible()) or "Any text; here nothing can be listed."
+        if line == ":h":
+            move = game.expert()
+            if move is None:
+                return "The expert knows no way from here."
+            return f"{move.thought}\n{move.action}  {game.choices().get(move.action, '')}".rstrip()
+        return HELP
+
+    def _action(self, game: Game, line: str) -> str | None:
+        """The label of what was typed; where there are no labels, the text itself."""
+        choices = game.choices()
+        if not choices or line in choices:
+            return line
+        for label, command in choices.items():
+            if line in (command, f"{label}. {command}", f"{label}."):
+                return label
+        self._console.print(_shown("No such action; :a lists them, :h asks the expert, :q leaves.", "yellow"))
+        return None
+
+
+def expert(game: Game, step: int) -> str | None:
+    """Does what the expert says; leaves where it knows no way."""
+    move = game.expert()
+    return None if move is None else move.action
+
+
+def chance(seed: int) -> Policy:
+    """One of the possible actions, each as likely; where none are listed, a number."""
+
+    def choose(game: Game, step: int) -> str | None:
+        draw = rng("play", seed, game.name, step)
+        if choices := game.choices():
+            return draw.choice(list(choices))
+        possible = game.possible()
+        return draw.choice(possible) if possible else str(draw.randint(0, 100))
+
+    return choose
+
+
+class Model:
+    """A trained model, asked as its method asks it."""
+
+    def __init__(self, engine: Engine, seed: int, temperature: float) -> None:
+        self._engine, self._seed, self._temperature = engine, seed, temperature
+        self._runner = asyncio.Runner()
+
+    def __call__(self, game: Game, step: int) -> str | None:
+        """See ``Policy``."""
+        key = SeedKey(self._seed, f"play {game.name}", step)
+        return self._runner.run(game.ask(self._engine, key, self._temperature))
+
+
+def play(game: Game, task: int, policy: Policy, console: Console, steps: int = STEPS) -> Outcome:
+    """One episode, shown as it goes; ends when the game, the player or ``steps`` end it.
+
+    Raises:
+        UserError: no such task, or what the game or the model needs is missing.
+        EnvError, EngineError: the game or the model failed.
+    """
+    text = game.begin(task)
+    if game.about:
+        console.print(Panel(_shown(game.about), title=f"{game.name}, task {task}"))
+    console.print(_shown(text))
+    for step in range(steps):
+        action = policy(game, step)
+        if action is None:
+            console.print(_shown(f"left after {step} steps", "yellow"))
+            return Outcome(False, False, step)
+        label = game.choices().get(action)
+        told = game.act(action)
+        console.rule(_shown(f"{action}  {label}" if label else " ".join(action.split())[:100], "bold"))
+        console.print(_shown(told.text))
+        console.print(_shown(told.score + ("" if told.valid else "  (not understood)"), "cyan"))
+        if told.done:
+            console.print(_shown(f"{'success' if told.success else 'failure'} after {step + 1} steps", "bold"))
+            return Outcome(True, told.success, step + 1)
+    console.print(_shown(f"left after {steps} steps", "yellow"))
+    return Outcome(False, False, steps)
+
+
+def _shown(text: str, style: str = "") -> Text:
+    """As it is: no markup, no control characters, whatever wrote it."""
+    return Text(plain(text), style=style)
+
+
+def make_policy(name: str, console: Console, stream: TextIO, seed: int, temperature: float) -> Policy:
+    """The player that ``--policy`` names.
+
+    Raises:
+        UserError: no such player, or no such model.
+    """
+    if name == "person":
+        return Person(console, stream)
+    if name == "expert":
+        return expert
+    if name == "random":
+        return chance(seed)
+    kind, _, folder = name.partition(":")
+    if kind == "model" and folder:
+        return Model(load_engine(Path(folder)), seed, temperature)
+    raise UserError(f"play: there is no player {name!r}; take person, expert, random or model:FOLDER.")
+
+
+def load_engine(folder: Path) -> Engine:
+    """The model in a folder, with as much context as it has.
+
+    Raises:
+        UserError: there is none, or it can't be loaded.
+    """
+    from selfimprove.engines.config import TransformersEngineConfig
+    from selfimprove.engines.factory import make_engine
+
+    config = folder / "config.json"
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+        context = int(values.get("max_position_embeddings") or values.get("n_positions") or 1024)
+    except (OSError, ValueError, AttributeError):
+        raise UserError(
+            f"play: {folder} holds no model (config.json); name a folder such as models/rise/iter1."
+        ) from None
+    cfg = TransformersEngineConfig(
+        engine="transformers", model=str(folder), slots=1, prefill_rows=1, context=min(context, 4096)
+    )
+    return make_engine(cfg, policy_dir=folder, threads=1, expert=None)
+
+
+@app.command()
+def main(
+    env: Annotated[str, typer.Option(help=f"one of {', '.join(ENVS)}")] = "textcraft",
+    policy: Annotated[str, typer.Option(help="person, expert, random or model:FOLDER")] = "person",
+    task: Annotated[int | None, typer.Option(help="which task; otherwise one drawn by the seed")] = None,
+    seed: Annotated[int, typer.Option(help="draws the task, and what chance and models do")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="after which the episode is left")] = STEPS,
+    temperature: Annotated[float, typer.Option(min=0, help="of a model; 0: its likeliest answer")] = 0.0,
+    reflector: Annotated[Path | None, typer.Option(help="the reflection model that advises a model")] = None,
+    file: Annotated[Path | None, typer.Option(help="gsm8k: a JSONL file of problems")] = None,
+    params: Annotated[Path, typer.Option(help="where the environments' settings stand")] = Path("params.yaml"),
+) -> None:
+    """Play one episode in the terminal."""
+    if env not in ENVS:
+        raise UserError(f"play: there is no environment {env!r}; take one of {', '.join(ENVS)}.")
+    if reflector is not None and not policy.startswith("model:"):
+        raise UserError(f"play: a reflector advises a model, and {policy} is none; leave --reflector out.")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # a pipe may hold any bytes
+    console = Console(highlight=False)
+    name: EnvName = env  # type: ignore[assignment]
+    game = make_game(name, params, file, None if reflector is None else load_engine(reflector))
+    tasks = game.tasks()
+    chosen = rng("play", seed, env).choice(tasks) if task is None else task
+    play(game, chosen, make_policy(policy, console, sys.stdin, seed, temperature), console, steps)
+
+
+if __name__ == "__main__":
+    run(app, None, EnvError, EngineError)

@@ -1,0 +1,347 @@
+"""What can be played in the terminal: each environment behind one face, for persons, experts and models alike.
+
+Three kinds: environments with labelled actions (Reflect-RL's), with free text (Agent-R's), and questions with one right
+answer (RISE's). A model reads in each exactly what its method shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, get_args
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.envs.agent import AgentEnv, Move
+from selfimprove.envs.enumerated import EnumeratedEnv, Played
+from selfimprove.envs.math.base import AnswerEnv, Problem
+
+EnvName = Literal[
+    "textcraft", "webshop", "sciworld", "taxi", "kitchen", "alfworld", "autoexplore", "arithmetic", "gsm8k"
+]
+ENVS: tuple[EnvName, ...] = get_args(EnvName)
+
+REPLY_TOKENS = 128  # of a model's answer in free text
+
+
+class Told(NamedTuple):
+    """What an action led to. ``score``: in words, with its sign and sum; ``success`` counts when ``done``."""
+
+    text: str
+    score: str
+    done: bool
+    success: bool
+    valid: bool
+
+
+class Game(Protocol):
+    """One episode at a time."""
+
+    @property
+    def name(self) -> str:
+        """What is being played."""
+        ...
+
+    @property
+    def about(self) -> str:
+        """What a person has to know before the first action; "" where the state says it all."""
+        ...
+
+    def tasks(self) -> Sequence[int]:
+        """Every task there is."""
+        ...
+
+    def begin(self, task: int) -> str:
+        """The first thing to read. Raises: UserError: no such task."""
+        ...
+
+    def choices(self) -> Mapping[str, str]:
+        """Label -> command, where nothing but these may be done; {} where any text may."""
+        ...
+
+    def possible(self) -> list[str]:
+        """All that makes sense now; may take a moment. [] where it can't be listed."""
+        ...
+
+    def act(self, action: str) -> Told:
+        """Do something: a label where there are labels, else any text."""
+        ...
+
+    def expert(self) -> Move | None:
+        """What the expert would do now, and why; None if it knows no way."""
+        ...
+
+    async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
+        """What a model does now, as ``act`` takes it. Raises: EngineError, UserError."""
+        ...
+
+
+class LabelledGame:
+    """An environment whose actions are listed with labels. ``reflector`` writes the reflection that a policy reads."""
+
+    def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
+        self.name, self._env, self._reflector = name, env, reflector
+        self.about = _taxi_rules(env.horizon) if name == "taxi" else ""
+        self._cost, self._steps = 0.0, 0
+
+    def tasks(self) -> Sequence[int]:
+        """See ``Game``."""
+        return self._env.task_ids()
+
+    def begin(self, task: int) -> str:
+        """See ``Game``."""
+        self._cost, self._steps = 0.0, 0
+        state = self._env.reset(task)
+        return f"{state.pre}{state.post}"
+
+    def choices(self) -> Mapping[str, str]:
+        """See ``Game``."""
+        return self._env.commands()
+
+    def possible(self) -> list[str]:
+        """See ``Game``."""
+        return [f"{label}  {command}" for label, command in self._env.commands().items()]
+
+    def act(self, action: str) -> Told:
+        """See ``Game``."""
+        played = self._env.step(action)
+        self._cost += played.cost
+        self._steps += 1
+        state = self._env.state()
+        text = f"{played.output}{self._why(played)}" if played.done else f"{state.pre}{state.post}"
+        score = f"cost {played.cost:+g}, so far {self._cost:+g}"
+        return Told(text, score, played.done, played.success, played.valid)
+
+    def _why(self, played: Played) -> str:
+        """Why a lost episode is over, in words for a person."""
+        if played.success:
+            return ""
+        if self._steps >= self._env.horizon:
+            return f"\nThe episode is over: {self._env.horizon} actions were not enough."
+        return "\nThe episode is over: that action changed nothing, which is dangerous." if self.name == "taxi" else ""
+
+    def expert(self) -> Move | None:
+        """See ``Game``."""
+        way = self._env.oracle()
+        for label, command in self._env.commands().items():
+            if way and command == way[0]:
+                return Move(self._env.explain(None, "play", label), label)
+        return None
+
+    async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
+        """See ``Game``: one token of the labels, after the reflection if somebody writes one."""
+        from selfimprove.methods.reflect_rl.prompts import cut_reflection, policy_prompt, reflection_prompt
+
+        state, instr = self._env.state(), self._env.instruction
+        reflection = None
+        if self._reflector is not None:
+            asked = reflection_prompt(instr, state)
+            (answer,) = await self._reflector.generate(
+                Request(asked, key.at(1), temperature=temperature, max_tokens=100, cut_left=True)
+            )
+            reflection = cut_reflection(answer.text)
+        request = Request(
+            policy_prompt(instr, state, reflection),
+            key,
+            temperature=temperature,
+            max_tokens=1,
+            allowed=state.labels,
+            cut_left=True,
+        )
+        (chosen,) = await engine.generate(request)
+        return chosen.text
+
+
+def _taxi_rules(horizon: int) -> str:
+    """The rules that the environment gives to a model, without the form of its answers."""
+    from selfimprove.envs.taxi.env import INSTRUCTION
+
+    rules = INSTRUCTION.partition("\nAnswer each time")[0]
+    return f"{rules}\nYou have {horizon} actions. Type an action's number or its words."
+
+
+class TextGame:
+    """An environment that takes any text. Models speak with it as in Agent-R's evaluation."""
+
+    def __init__(self, env: AgentEnv) -> None:
+        self.name, self.about, self._env = env.name, env.instruction, env
+        self._dialogue: list[Message] = []
+
+    def tasks(self) -> Sequence[int]:
+        """See ``Game``."""
+        return self._env.task_ids()
+
+    def begin(self, task: int) -> str:
+        """See ``Game``."""
+        from selfimprove.methods.agent_r.prompts import opening
+
+        observation = self._env.reset(task)
+        self._dialogue = opening(self._env.instruction, observation)
+        return observation
+
+    def choices(self) -> Mapping[str, str]:
+        """See ``Game``."""
+        return {}
+
+    def possible(self) -> list[str]:
+        """See ``Game``."""
+        return self._env.valid_actions() or []
+
+    def act(self, action: str) -> Told:
+        """See ``Game``."""
+        step = self._env.step(action)
+        if self._dialogue[-1].role == "assistant":
+            self._dialogue.append(Message(role="user", content=" ".join(step.observation.split())))
+        score = f"score {step.reward:.2f}"
+        success = step.reward == 1.0 and not step.info["disaster"]
+        return Told(step.observation, score, step.done, success, bool(step.info["valid"]))
+
+    def expert(self) -> Move | None:
+        """See ``Game``."""
+        return next(iter(self._env.expert()), None)
+
+    async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
+        """See ``Game``."""
+        from selfimprove.methods.agent_r.prompts import trim
+        from selfimprove.methods.agent_r.reply import parse_action, stored_reply
+
+        reply = await _reply(engine, trim(self._dialogue, engine, REPLY_TOKENS), key, temperature)
+        text = stored_reply(reply.text)
+        ids = reply.token_ids if text == reply.text else None
+        self._dialogue.append(Message(role="assistant", content=text, token_ids=ids, finish=reply.finish))
+        return parse_action(text)
+
+
+class QuizGame:
+    """Questions with one right answer; a wrong one may be tried again until it is right."""
+
+    about = "Answer the question; a number alone will do, as will a solution that ends in \\boxed{...}."
+
+    def __init__(self, name: str, env: AnswerEnv, problems: Sequence[Problem], few_shot: bool = False) -> None:
+        self.name, self._env, self._problems, self._few_shot = name, env, problems, few_shot
+        self._problem, self._pairs = problems[0], list[tuple[Message, Message]]()
+
+    def tasks(self) -> Sequence[int]:
+        """See ``Game``."""
+        return range(len(self._problems))
+
+    def begin(self, task: int) -> str:
+        """See ``Game``."""
+        if task not in self.tasks():
+            raise UserError(f"{self.name} has no problem {task}; they are numbered 0 to {len(self._problems) - 1}.")
+        self._problem, self._pairs = self._problems[task], []
+        return self._problem.question
+
+    def choices(self) -> Mapping[str, str]:
+        """See ``Game``."""
+        return {}
+
+    def possible(self) -> list[str]:
+        """See ``Game``."""
+        return []
+
+    def act(self, action: str) -> Told:
+        """See ``Game``."""
+        from selfimprove.methods.rise.prompts import feedback
+
+        attempt = action if "boxed" in action else f"\\boxed{{{action}}}"
+        grade = self._env.grade(attempt, self._problem)
+        said = feedback(grade.reward, self._problem.question)
+        self._pairs.append((Message(role="assistant", content=action), Message(role="user", content=said)))
+        right = grade.reward == 1
+        text = f"{action}\nis right." if right else f"{action}\nis not right; try again."
+        return Told(text, f"reward {grade.reward:g}", right, right, grade.answer is not None)
+
+    def expert(self) -> Move | None:
+        """See ``Game``."""
+        return Move("This is the solution as the data gives it.", self._env.demonstration(self._problem))
+
+    async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
+        """See ``Game``: the dialogue so far, as RISE shows its last two turns."""
+        from selfimprove.methods.rise.prompts import opening, visible
+
+        asked = visible(opening(self._problem.question, self._few_shot), self._pairs, 2)
+        return (await _reply(engine, asked, key, temperature)).text
+
+
+async def _reply(engine: Engine, messages: Sequence[Message], key: SeedKey, temperature: float) -> Completion:
+    (reply,) = await engine.generate(Request(messages, key, temperature=temperature, max_tokens=REPLY_TOKENS))
+    return reply
+
+
+def make_game(name: EnvName, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
+    """A game with the settings that ``params`` has for its environment; without such a file, with the defaults.
+
+    ``file``: gsm8k's problems.
+
+    Raises:
+        UserError: what the environment needs is missing or wrong.
+    """
+    if name in ("arithmetic", "gsm8k"):
+        return _quiz(name, params, file)
+    if name in ("textcraft", "webshop", "sciworld"):
+        return _text(name, params)
+    return LabelledGame(name, _labelled(name, params), reflector)
+
+
+def _text(name: EnvName, params: Path) -> TextGame:
+    from selfimprove.core.params import read_yaml
+    from selfimprove.envs.make import make_agent_env
+    from selfimprove.methods.agent_r.params import AgentRParams
+    from selfimprove.pipeline.params import load_section
+
+    section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
+    return TextGame(make_agent_env(section.env.model_copy(update={"name": name, "server": None})))
+
+
+def _labelled(name: EnvName, params: Path) -> EnumeratedEnv:
+    from selfimprove.core.params import read_yaml
+    from selfimprove.envs.alfworld.kitchen_things import KINDS
+    from selfimprove.envs.enumerated import make_enumerated
+    from selfimprove.envs.enumerated_params import EnvParams
+    from selfimprove.methods.reflect_rl.params import ReflectRLParams
+    from selfimprove.pipeline.params import load_section
+
+    values = read_yaml(params)
+    env = EnvParams()
+    if "reflect_rl" in values:
+        env = load_section(values, "reflect_rl", ReflectRLParams, str(params)).env
+    if name in ("kitchen", "alfworld"):
+        # Another environment's section says nothing about goals: then all kinds are played.
+        goals = {} if env.name == "alfworld" else {"kinds": list(KINDS), "thing": None, "place": None}
+        backend = "kitchen" if name == "kitchen" else "textworld"
+        return make_enumerated(env.model_copy(update={"name": "alfworld", "backend": backend, **goals}))
+    return make_enumerated(env.model_copy(update={"name": name}))
+
+
+def _quiz(name: EnvName, params: Path, file: Path | None) -> QuizGame:
+    from selfimprove.core.params import read_yaml
+    from selfimprove.core.records import read_rows
+    from selfimprove.core.sources import mirror_folder
+    from selfimprove.envs.math.arithmetic import generate
+    from selfimprove.methods.rise.params import RiseParams
+    from selfimprove.pipeline.params import load_section
+
+    section = load_section(read_yaml(params), "rise", RiseParams, str(params))
+    env = section.env.make()
+    if name == "arithmetic":
+        made = generate(100, seed=0, split="test", difficulty=section.tasks.difficulty)
+        return QuizGame(name, env, env.load(enumerate((p.row() for p in made), 1), Path(name)), section.env.few_shot)
+    folder = mirror_folder()
+    where = file or (folder / "gsm8k" / "test.jsonl" if folder else None)
+    if where is None:
+        raise UserError("play: gsm8k needs its problems; name a JSONL file with --file, or set DATA_MIRROR.")
+    return QuizGame(name, env, env.load(read_rows(where), where), section.env.few_shot)
+
+
+_CONTROL = re.compile(
+    r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-_])?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def plain(text: str) -> str:
+    """Text that moves no cursor and colours nothing: escape sequences, control and bidi characters go."""
+    return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))

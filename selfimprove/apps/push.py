@@ -1,0 +1,171 @@
+"""``make push MODEL=models/rise/iter2 TO=owner/name``: a trained row and its card, to the Hugging Face Hub.
+
+Without ``CONFIRM=yes`` nothing is sent: the command writes the card and says what would be uploaded. A new repository
+is private unless ``PUBLIC=yes``. The token comes from ``HF_TOKEN`` alone.
+
+A row trained with LoRA directly on a model of the hub is pushed as an adapter of that model; any other row with its
+full weights, as nobody else has the base.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import read_yaml
+from selfimprove.core.publish import link_copy, write_json, write_text
+from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
+from selfimprove.models.base import BaseParams, BaseSection
+from selfimprove.models.card import METHODS, Row, card, escaped
+from selfimprove.models.merging import full_weights
+from selfimprove.pipeline.params import load_section
+
+PARAMS = Path("params.yaml")
+FOLDER = Path(".scratch/push")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""Of a repository on the hub."""
+PUSHED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model")
+
+app = typer.Typer(add_completion=False, help="Push a trained row to the Hugging Face Hub.")
+
+
+def prepare(model: Path, repository: str) -> Path:
+    """The folder to upload: the row's files (links) and its card, README.md.
+
+    Raises:
+        UserError: ``model`` is not the folder of a trained row, or ``repository`` is no owner/name.
+    """
+    if not NAME.fullmatch(repository):
+        raise UserError(f"push: TO={repository!r} is not of the form owner/name.")
+    parts = model.parts
+    method = parts[1] if len(parts) > 2 else ""
+    if parts[:1] != ("models",) or method not in METHODS:
+        raise UserError(f"push: MODEL={model} is not the folder of a trained row, such as models/rise/iter2.")
+    if not (model / "config.json").is_file():
+        raise UserError(f"push: {model} holds no model (config.json); run the stage that makes it.")
+    values = read_yaml(PARAMS)
+    base: BaseParams = dict(load_section(values, "base", BaseSection, str(PARAMS)))[method]
+    public = _public(base)
+    adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
+    row = Row(
+        method=method, name=model.name, base=public, base_text=_text(base, public), from_scratch=base.model is None,
+        settings=_settings(values[method], model.name), section=values[method], adapter=adapter,
+    )  # fmt: skip
+    folder = FOLDER / repository.replace("/", "--")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    source = model if adapter else full_weights(model)
+    for file in sorted({file for pattern in PUSHED for file in source.glob(pattern)}):
+        if file.name not in (BASE, CONFIG):
+            link_copy(file.resolve(), folder / file.name)
+    if adapter and public is not None:
+        config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
+        write_json(folder / CONFIG, {**config, "base_model_name_or_path": public[0], "revision": public[1]})
+    results = Path("results", *parts[1:])
+    write_text(folder / "README.md", card(row, repository, results))
+    return folder
+
+
+def _public(base: BaseParams) -> tuple[str, str] | None:
+    """Name and revision of the hub model that the method started from; None if it is no hub model."""
+    if base.model is None or base.revision is None or Path(base.model).is_dir():
+        return None
+    owner_and_name = base.model if "/" in base.model else f"library/{base.model}"  # such as gpt2
+    return (base.model, base.revision) if NAME.fullmatch(owner_and_name) else None
+
+
+def _is_plain(base: BaseParams) -> bool:
+    """Whether the model of the hub that ``base`` names is no adapter itself (as the download in the cache has it)."""
+    from huggingface_hub import try_to_load_from_cache
+
+    assert base.model is not None
+    return not isinstance(try_to_load_from_cache(base.model, CONFIG, revision=base.revision), str)
+
+
+def _is_adapter_of_base(model: Path, method: str) -> bool:
+    """Whether the row is an adapter of the very model that ``base@<method>`` took over, unchanged."""
+    if not is_adapter(model):
+        return False
+    return read_base(model)[0] == Path("models", "base", method).absolute()
+
+
+def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
+    if public is not None:
+        name, revision = public
+        return f"[{name}](https://huggingface.co/{name}) at revision {escaped(revision)}"
+    if base.model is not None:
+        return "a model from a folder"
+    arch = base.arch
+    return f"none: a Llama architecture from scratch, {arch.layers} layers, {arch.hidden} wide"
+
+
+def _settings(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The params of a row: an entry of iterations, controls or (Reflect-RL) sft; ``base`` is the section's sft."""
+    if name == "base":
+        return {"sft": section.get("sft", {})}
+    for group in ("iterations", "controls", "sft"):
+        entries = section.get(group)
+        if isinstance(entries, Mapping) and isinstance(entries.get(name), Mapping):
+            return {name: entries[name]}
+    raise UserError(f"push: params.yaml has no row {name!r}; `make use` the profile that it was trained with.")
+
+
+def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
+    """Create the repository if need be, and commit the folder; returns the commit's address.
+
+    Raises:
+        UserError: the hub refuses, or is not to be reached.
+    """
+    import httpx2  # what huggingface_hub speaks HTTP with
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi(token=token)
+    try:
+        api.create_repo(repository, private=not public, exist_ok=True)
+        done = api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Trained with selfimprove")
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "?")
+        raise UserError(
+            f"push: the hub refuses {repository} (status {status}); check that HF_TOKEN may write there."
+        ) from None
+    except (httpx2.HTTPError, OSError) as error:
+        raise UserError(f"push: the hub is not to be reached ({type(error).__name__}); check the network.") from None
+    return str(done.commit_url)
+
+
+@app.command()
+def main(
+    model: Annotated[str, typer.Argument(help="the folder of a trained row, such as models/rise/iter2")] = "",
+    to: Annotated[str, typer.Option(help="owner/name")] = "",
+    confirm: Annotated[bool, typer.Option("--confirm", help="upload; else only say what would be uploaded")] = False,
+    public: Annotated[bool, typer.Option("--public", help="a new repository is public, not private")] = False,
+) -> None:
+    """Write a trained row's card, and upload both if that is confirmed."""
+    if not model or not to:
+        raise UserError("push: name what and where: make push MODEL=models/rise/iter2 TO=owner/name.")
+    token = os.environ.get("HF_TOKEN")
+    if confirm and not token:
+        raise UserError("push: HF_TOKEN is not set; set it to a token that may write to the repository.")
+    folder = prepare(Path(os.path.normpath(model)), to)
+    for file in sorted(folder.iterdir()):
+        print(f"{file.stat().st_size:>14,}  {file.name}")
+    print(f"card: {folder / 'README.md'}")
+    if not confirm or not token:
+        kind = "public" if public else "private"
+        print(f"Nothing was sent. CONFIRM=yes uploads these files to {to} (a new repository would be {kind}).")
+        return
+    print(f"pushed: {upload(folder, to, token, public=public)}")
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,122 @@
+"""``make compare``: the workspace, the last commit and its DVC experiments, by headline metric and changed params.
+
+    run          rise m1@t5   minus more_sft  changed
+    ──────────────────────────────────────────────────────────────────────────────────
+    main          .696±.021       -.016±.024
+    chill-maya    .702±.020       -.010±.024  rise.iterations.iter2.finetune.lr: 0.001 → 0.002
+
+A column a method's headline metric, with its standard error, and its paired difference to a control. The first row is
+the commit; the others say what they changed of its params.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from selfimprove.apps.report.table import fitted, in_console
+
+Run = tuple[str, dict[str, Any], dict[str, str]]
+"""A run's name, its params as a flat mapping, and its cells by column."""
+
+ERROR = " error"
+
+
+def main() -> None:
+    """Print the table; exit with 2 if there is nothing to compare."""
+    done = subprocess.run(["dvc", "exp", "show", "--json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        print(f"dvc exp show failed: {said[-1] if said else 'it said nothing'}", file=sys.stderr)
+        sys.exit(2)
+    runs = list(read_runs(json.loads(done.stdout)))
+    if not any(cells for _, _, cells in runs):
+        print("no results yet; run `make repro`, commit dvc.lock, then `make exp SET=…`.", file=sys.stderr)
+        sys.exit(2)
+    console = in_console()
+    for part in fitted(table_of(runs), console):
+        console.print(part)
+
+
+def read_runs(shown: list[dict[str, Any]]) -> Iterator[Run]:
+    """The commit, its experiments, and the workspace where it differs from the commit; of ``dvc exp show --json``."""
+    workspace, *commits = shown
+    listed = [run for commit in commits for run in _with_experiments(commit)]
+    if not listed or (workspace.get("data") or {}).get("metrics") != listed[0][1].get("metrics"):
+        listed.append(("workspace", workspace.get("data") or {}))
+    for name, data in listed:
+        params: dict[str, Any] = {}
+        for file in (data.get("params") or {}).values():
+            params |= dict(flat(file.get("data") or {}))
+        cells: dict[str, str] = {}
+        for file in (data.get("metrics") or {}).values():
+            for method, metrics in (file.get("data") or {}).items():
+                cells |= cells_of(method, metrics)
+        yield name, params, cells
+
+
+def cells_of(method: str, metrics: Mapping[str, float]) -> dict[str, str]:
+    """Column heading -> mean ± error of a method's headline metrics."""
+    cells = {}
+    for name, value in metrics.items():
+        if not name.endswith(ERROR) and isinstance(value, int | float):
+            error = metrics.get(f"{name}{ERROR}", 0.0)
+            digits = 1 if max(abs(value), error) > 1.5 else 3
+            sign = "+" if name.startswith("minus ") and value >= 0 else ""
+            cells[f"{method} {name}"] = f"{sign}{value:.{digits}f}±{error:.{digits}f}"
+    return cells
+
+
+def changes(params: Mapping[str, Any], reference: Mapping[str, Any]) -> list[str]:
+    """What a run changed of the reference's params, a line each."""
+    keys = [key for key in {**reference, **params} if params.get(key) != reference.get(key)]
+    return [f"{key}: {_said(reference, key)} → {_said(params, key)}" for key in sorted(keys)]
+
+
+def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every leaf."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from flat(inner, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, value
+
+
+def table_of(runs: list[Run]) -> Table:
+    """The runs, one a row; the first is what the others are compared with."""
+    columns = list(dict.fromkeys(heading for _, _, cells in runs for heading in cells))
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("run", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    reference = runs[0][1]
+    notes = []
+    for name, params, cells in runs:
+        table.add_row(escape(name), *(cells.get(heading, "-") for heading in columns))
+        changed = changes(params, reference)
+        notes += [f"{name}: {'; '.join(changed)}"] if changed else []
+    table.caption = escape("\n".join(["mean ± standard error; minus: paired difference of the last row", *notes]))
+    table.caption_justify = "left"
+    return table
+
+
+def _with_experiments(commit: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield str(commit.get("name") or str(commit["rev"])[:7]), commit.get("data") or {}
+    for experiment in commit.get("experiments") or []:
+        for one in (experiment.get("revs") or [])[:1]:
+            yield str(one.get("name") or str(one["rev"])[:7]), one.get("data") or {}
+
+
+def _said(params: Mapping[str, Any], key: str) -> str:
+    return json.dumps(params[key], ensure_ascii=True) if key in params else "none"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The table that ends ``make repro``, and the plots beside it.
+
+Figures come from ``results/summary/<method>.json``; seconds and generated tokens from the last run of each stage
+(``.scratch/timing``), which is why they are not in the summary: they differ from run to run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
+
+from selfimprove.apps.report.bars import draw_bars
+from selfimprove.core.publish import aside
+from selfimprove.pipeline.params import METHODS
+
+SUMMARIES = Path("results/summary")
+TIMING = Path(".scratch/timing")
+OUT = Path("report")
+MANY = 15
+"""So many points make a line, without a mark and a tick for each."""
+
+
+def main() -> None:
+    """Print the tables of the methods named as arguments, or of all that have results; draw the plots."""
+    summaries = read_summaries(sys.argv[1:])
+    if not summaries:
+        print("no results yet; run `make repro`.", file=sys.stderr)
+        sys.exit(2)
+    console = in_console()
+    tables = [table for method, summary in summaries.items() for table in (
+        results_table(method, summary), difference_table(method, summary),
+    )]  # fmt: skip
+    draw(summaries, OUT)
+    if len(summaries) > 1:
+        tables.append(overview(summaries))
+    for table in tables:
+        for part in fitted(table, console):
+            console.print(part)
+    console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
+    console.print("(a control's: results/<method>/controls/<row>/, an agent's: results/<method>/agents/<row>/)")
+
+
+def read_summaries(methods: Sequence[str]) -> dict[str, Any]:
+    """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order."""
+    files = {method: SUMMARIES / f"{method}.json" for method in METHODS if method in methods or not methods}
+    return {method: json.loads(file.read_text(encoding="utf-8")) for method, file in files.items() if file.is_file()}
+
+
+def results_table(method: str, summary: dict[str, Any]) -> Table:
+    """Rows x metrics, mean ± standard error, what the method gains within a row, and what a row cost."""
+    columns, order, rows = summary["columns"], summary["order"], summary["rows"]
+    gains, rates = summary["gains"], summary["rates"]
+    first = rows[order[0]]["metrics"]
+    table = Table(
+        title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error",
+        box=box.SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("row", no_wrap=True)
+    for column in (*columns, *gains, *rates.values(), "tokens", "train", "eval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in order:
+        metrics = rows[name]["metrics"]
+        cells = [_figure(metrics[column], column) for column in columns] + [
+            _signed(metrics[gain], gain) for gain in gains
+        ]
+        cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
+        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
+        table.add_row(name, *cells)
+    notes = [f"{name}: {rows[name]['what']}" for name in order]
+    notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
+    notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
+    for name, match in summary.get("unlike_last", {}).items():
+        notes.append(
+            f"WARNING: {name} read as many tokens as {match}, not as {summary['last']} (last): no fair comparison; "
+            f"set {method}.controls.{name}.match: {summary['last']}"
+        )
+    table.caption = "\n".join(notes)
+    return table
+
+
+def in_console() -> Console:
+    """The terminal, or 118 columns where there is none."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 118)
+
+
+def fitted(table: Table, console: Console) -> list[Table]:
+    """The table as it is where the console is wide enough, else its columns in several tables below each other.
+
+    The columns on the left that are not right-aligned name a row; each part repeats them. Nothing is cut.
+    """
+    named = next((place for place, column in enumerate(table.columns) if column.justify == "right"), 1)
+    parts: list[list[Column]] = [[]]
+    for column in table.columns[named:]:
+        if parts[-1] and _width(_part(table, [*table.columns[:named], *parts[-1], column]), console) > console.width:
+            parts.append([])
+        parts[-1].append(column)
+    made = [_part(table, [*table.columns[:named], *columns]) for columns in parts]
+    made[0].title, made[-1].caption = table.title, table.caption
+    return made
+
+
+def _part(table: Table, columns: Sequence[Column]) -> Table:
+    part = Table(box=table.box, padding=table.padding, title_justify="left", caption_justify="left")
+    for column in columns:
+        part.add_column(column.header, justify=column.justify, no_wrap=True)
+    for row, cells in zip(table.rows, zip(*(column.cells for column in columns), strict=True), strict=True):
+        part.add_row(*cells, end_section=row.end_section)
+    return part
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=1 << 12), table).maximum
+
+
+def overview(summaries: dict[str, Any]) -> Table:
+    """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
+    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table.title_justify = "left"
+    for column in ("method", "metric", "row"):
+        table.add_column(column, no_wrap=True)
+    for column in ("mean ± se", "n", "Δ (last − row)", "tokens", "train", "eval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for method, summary in summaries.items():
+        metric = summary.get("headline", summary["columns"][0])
+        for name in summary["order"]:
+            row, difference = summary["rows"][name], summary["last_minus"].get(name)
+            table.add_row(
+                method, metric, name + (" (last)" if difference is None else ""),
+                _figure(row["metrics"][metric], metric), str(row["metrics"][metric]["n"]),
+                "" if difference is None else _signed(difference[metric], metric),
+                f"{row['training_tokens'] / 1000:.0f}k", *_seconds(method, name),
+                end_section=name == summary["order"][-1],
+            )  # fmt: skip
+    return table
+
+
+def difference_table(method: str, summary: dict[str, Any]) -> Table:
+    """The last iteration minus every other row, over the same problems; * marks more than three standard errors."""
+    table = Table(title=f"{method}: {summary['last']} minus each other row, paired", box=box.SIMPLE)
+    table.title_justify = "left"
+    table.add_column("minus")
+    for column in summary["columns"]:
+        table.add_column(column, justify="right")
+    for name in summary["order"]:
+        if name in summary["last_minus"]:
+            figures = summary["last_minus"][name]
+            table.add_row(name, *(_signed(figures[column], column) for column in summary["columns"]))
+    return table
+
+
+def draw(summaries: dict[str, Any], folder: Path) -> None:
+    """A PNG of each method's rows and of each of its curves; one that shows these very points is left as it is."""
+    folder.mkdir(exist_ok=True)
+    code = Path(__file__).read_text(encoding="utf-8")
+    for method, summary in summaries.items():
+        draw_bars(method, summary, folder / f"{method}-rows.png")
+        for curve in summary.get("curves") or [summary["curve"]]:
+            file = folder / f"{method}-{curve['title'].replace(' ', '-')}.png"
+            shown = sha256(json.dumps([method, curve, summary["solid"], code], sort_keys=True).encode()).hexdigest()
+            if not (file.is_file() and shown.encode() in file.read_bytes()):
+                _draw(method, curve, summary["solid"], file, shown)
+
+
+def _draw(method: str, curve: dict[str, Any], solid: Sequence[str], file: Path, shown: str) -> None:
+    """A line a row, with error bars; the method's own rows in solid lines. The file says itself what it shows."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for name in dict.fromkeys(point["row"] for point in curve["points"]):
+        points = [point for point in curve["points"] if point["row"] == name]
+        mark = "o" if len(points) < MANY else ""
+        line, width = ("-", 2) if name in solid else ("--", 1)
+        axes.errorbar(
+            [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
+            label=name, marker=mark, linestyle=line, linewidth=width,
+        )  # fmt: skip
+    axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}")
+    if curve["top"] is not None:
+        axes.set_ylim(0, curve["top"])
+    places = sorted({point[x] for point in curve["points"]})
+    if len(places) < MANY:
+        axes.set_xticks(places)
+    axes.legend(fontsize=8)
+    with aside(file) as part:
+        figure.savefig(part, format="png", dpi=130, metadata={"Comment": shown})
+    pyplot.close(figure)
+
+
+def _figure(figure: dict[str, float], column: str) -> str:
+    return f"{_short(figure['mean'], column)}±{_short(figure['se'], column)}"
+
+
+def _signed(figure: dict[str, float], column: str) -> str:
+    mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
+    sign = "-" if figure["mean"] < 0 else "+"
+    return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
+
+
+def _short(value: float, column: str) -> str:
+    """A share as .123; a score, which counts to 100, as 12.3."""
+    if column.endswith("score"):
+        return f"{value:.1f}"
+    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
+
+
+def _seconds(method: str, row: str) -> tuple[str, str]:
+    """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
+    found = []
+    for steps in (("finetune", "sft"), ("evaluate",)):
+        # One script serves base, iterations and controls, and names its run after the script and the row.
+        paths = [TIMING / f"{method}-{step}@{row}.json" for step in steps]
+        seconds = [json.loads(path.read_text())["seconds"] for path in paths if path.is_file()]
+        found.append(f"{seconds[0]:.0f}" if seconds else "-")
+    return found[0], found[1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""``make serve ENV=textcraft PORT=36001``: an embedded environment as an AgentGym server.
+
+``python -m selfimprove.apps.serve --help`` lists the options. The environment's own settings (recipes, seed,
+catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays what the embedded environment plays.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from selfimprove.core.cli import run
+from selfimprove.core.params import read_yaml
+from selfimprove.envs.agent_params import EnvName
+from selfimprove.envs.make import make_agent_env
+from selfimprove.envs.remote.dialects import DIALECTS
+from selfimprove.envs.remote.guard import own_names
+from selfimprove.envs.remote.server import close_env, listen, make_app, server_config
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.pipeline.params import load_section
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    env: Annotated[EnvName, typer.Option(help="which environment")] = "textcraft",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 36001,
+    host: Annotated[str, typer.Option(help="the address to listen at; there is no access control")] = "127.0.0.1",
+    environments: Annotated[int, typer.Option(min=1, help="held at once by all clients")] = 64,
+    idle: Annotated[float, typer.Option(min=0, help="seconds unused after which one is taken back for room")] = 600.0,
+    params: Annotated[Path, typer.Option(help="where agent_r.env stands")] = Path("params.yaml"),
+) -> None:
+    """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
+    section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
+    settings = section.env.model_copy(update={"name": env, "server": None})
+    first = make_agent_env(settings)
+    first.reset(first.task_ids()[0])  # what is wrong with it is said now, not to the first client
+    close_env(first)
+    server = make_app(
+        DIALECTS[env],
+        partial(make_agent_env, settings),
+        environments=environments,
+        idle=idle,
+        names=own_names(host),
+    )
+    listener = listen(host, port)
+    typer.echo(
+        f"{env} at http://{host}:{listener.getsockname()[1]}, at most {environments} environments; Ctrl-C ends it"
+    )
+    uvicorn.Server(server_config(server)).run([listener])
+
+
+if __name__ == "__main__":
+    run(app)

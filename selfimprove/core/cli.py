@@ -1,0 +1,25 @@
+"""How every command line of ours ends: a user's mistake is one sentence and exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from selfimprove.core.errors import UserError
+
+
+def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type[Exception]) -> None:
+    """Run a typer app on ``commands`` (None: the process's); ``mistakes`` are told as a ``UserError`` is.
+
+    Raises:
+        SystemExit: always; 2 after a mistake, 130 after Ctrl-C, as shells say it.
+    """
+    told: tuple[type[Exception], ...] = (UserError, *mistakes)
+    try:
+        app(commands)
+    except told as error:
+        typer.echo(str(error), err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

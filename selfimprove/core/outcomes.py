@@ -1,0 +1,69 @@
+"""What a row of a results table rests on: one outcome a task, so that rows can be compared task by task."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Record, mean_and_error
+
+Figure = dict[str, float | int]
+"""{mean, se, n}: mean, standard error of the mean, number of tasks."""
+
+
+class Outcome(Record):
+    """One task's share in every averaged metric; runs over the same panel are compared by these, pair by pair."""
+
+    id: str
+    values: dict[str, float]
+
+
+def average(results: Sequence[Outcome]) -> dict[str, Figure]:
+    """Mean and standard error of every value over the tasks that have it."""
+    return {name: mean_and_error(_of(results, name).values()) for name in _names(results)}
+
+
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Figure:
+    """Mean of a - b over the problems both name, with the standard error of the paired difference.
+
+    Raises:
+        UserError: they are not over the same problems.
+    """
+    if a.keys() != b.keys():
+        raise UserError("the runs compared are over different problems; evaluate both on the same panel.")
+    return mean_and_error(a[key] - b[key] for key in a)
+
+
+def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Figure]:
+    """Paired difference (run - other) of every metric that both runs have.
+
+    Raises:
+        UserError: a metric's tasks differ between the two.
+    """
+    shared = [name for name in _names(run) if name in _names(other)]
+    return {name: paired_difference(_of(run, name), _of(other, name)) for name in shared}
+
+
+def _names(results: Sequence[Outcome]) -> list[str]:
+    return list(dict.fromkeys(name for result in results for name in result.values))
+
+
+def _of(results: Sequence[Outcome], name: str) -> dict[str, float]:
+    return {result.id: result.values[name] for result in results if name in result.values}
+
+
+def ratio(pairs: Iterable[tuple[int, int]]) -> Figure:
+    """Sum of hits over sum of chances, one (hits, chances) a problem; n = chances.
+
+    The standard error treats a problem's chances as one cluster (linearised ratio estimator).
+    """
+    counts = [(hits, chances) for hits, chances in pairs if chances]
+    total = sum(chances for _, chances in counts)
+    if not total:
+        return {"mean": 0.0, "se": 0.0, "n": 0}
+    rate = sum(hits for hits, _ in counts) / total
+    groups = len(counts)
+    spread = math.fsum((hits - rate * chances) ** 2 for hits, chances in counts)
+    error = math.sqrt(spread * groups / (groups - 1)) / total if groups > 1 else 0.0
+    return {"mean": rate, "se": error, "n": total}

@@ -1,0 +1,252 @@
+"""What the stages hand to each other: messages, episodes and training examples, one JSONL schema for all methods.
+
+An episode is what happened (generate writes it); an example is what to train on (convert writes it). Both keep the
+token ids as they were generated, so that training never re-tokenises a model's own words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from selfimprove.core.errors import UserError
+
+Role = Literal["system", "user", "assistant"]
+Finish = Literal["stop", "length"]
+
+
+class Record(BaseModel):
+    """Base of everything that is written to a JSONL file: closed schema, finite numbers."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Message(Record):
+    """One message of a dialogue.
+
+    ``token_ids`` are the content's ids as the engine generated them, without the end-of-turn token (None: written by a
+    person, an environment or a remote model; the chat format then tokenises ``content``). ``finish`` says how a
+    generated message ended; one cut by the token limit has no end-of-turn token to learn. ``weight`` multiplies the
+    message's loss in training (0: context only).
+    """
+
+    role: Role
+    content: str
+    token_ids: list[int] | None = None
+    finish: Finish | None = None
+    weight: float = Field(default=0.0, ge=0)
+
+
+class Attempt(Record):
+    """One sampled action of a turn, scored. ``answer`` is what the grader extracted, None if it could not."""
+
+    text: str
+    reward: float | None
+    answer: str | None = None
+    token_ids: list[int] | None = None
+    finish: Finish | None = None
+    valid: bool = Field(default=True, description="False: the environment did not understand or could not do it")
+
+
+class Turn(Record):
+    """One step of an episode: the samples drawn, which of them became the action, and what the environment said."""
+
+    model: str
+    attempts: list[Attempt]
+    chosen: int = Field(ge=0, description="index into attempts")
+    observation: str
+
+    @model_validator(mode="after")
+    def _chose_one(self) -> Turn:
+        if self.chosen >= len(self.attempts):
+            raise ValueError(f"chosen is {self.chosen}, but there are {len(self.attempts)} attempts, counted from 0")
+        return self
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that entered the dialogue."""
+        return self.attempts[self.chosen]
+
+
+Status = Literal["solved", "unsolved", "blocked"]
+
+
+class Episode(Record):
+    """One problem, played to its end.
+
+    ``prompt`` holds the messages before the first action; ``turns`` the actions and observations after it. ``status``
+    is ``blocked`` when an engine failed for good: the turns before that are kept. ``seed`` is the seed key's
+    run/task prefix, from which every sample of the episode is reproducible.
+    """
+
+    id: str
+    env: str
+    query: str
+    gold: str = Field(description="the gold answer in full, as the data set gives it")
+    prompt: list[Message]
+    turns: list[Turn]
+    status: Status
+    seed: str
+    error: str | None = None
+    run: str = Field(default="", description="which of several runs over the same problem, such as sequential")
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of the chosen attempt at each turn; a turn that was never scored is left out."""
+        return [turn.attempt.reward for turn in self.turns if turn.attempt.reward is not None]
+
+
+class Example(Record):
+    """One training sample: a dialogue whose messages say by ``weight`` what is learnt from them."""
+
+    id: str
+    messages: list[Message]
+    source: str = Field(default="", description="id of the episode or problem it was made from")
+
+
+class Pair(Record):
+    """Two continuations of one prompt: the expert's (``real``) and the model's own (``generated``).
+
+    What the policy wrote has a weight, whatever its size; observations have weight 0 and are never scored. ``source``
+    says where the pair comes from, such as the iteration that generated it.
+    """
+
+    id: str
+    prompt: list[Message]
+    real: list[Message]
+    generated: list[Message]
+    source: str = ""
+
+
+R = TypeVar("R", bound=Record)
+
+
+def dump_line(record: Record) -> str:
+    """One JSON line, keys in schema order, unset defaults left out: equal records give equal bytes."""
+    return json.dumps(record.model_dump(mode="json", exclude_defaults=True), ensure_ascii=False, allow_nan=False)
+
+
+def write_jsonl(path: Path, records: Iterable[Record]) -> int:
+    """Write records to a new file; returns how many. Callers publish it whole (``pipeline.publish``)."""
+    count = 0
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for record in records:
+            file.write(dump_line(record) + "\n")
+            count += 1
+    return count
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write plain objects, one JSON line each, to a new file."""
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of a JSONL file that somebody else may have written.
+
+    Raises:
+        UserError: the file is missing or empty, a line is not UTF-8, or is not one whole JSON object.
+    """
+    only_regular(path)
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; run the stage that writes it, or mend the path in params.yaml.")
+    seen = False
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                line = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise UserError(
+                    f"{path}, line {number}: not UTF-8 (byte {error.start}); save the file as UTF-8."
+                ) from None
+            if not line.strip():
+                continue
+            try:
+                row = _loads(line)
+            except UnicodeEncodeError:
+                raise UserError(
+                    f"{path}, line {number}: half of a character (a lone surrogate such as \\ud800); fix or delete the "
+                    "line."
+                ) from None
+            except (ValueError, RecursionError):
+                raise UserError(
+                    f"{path}, line {number}: not a whole JSON object (a torn line?); mend or delete the line."
+                ) from None
+            if not isinstance(row, dict):
+                raise UserError(f"{path}, line {number}: a JSON object was expected; mend or delete the line.")
+            seen = True
+            yield number, row
+    if not seen and not may_be_empty:
+        raise UserError(f"{path} holds no rows; give it at least one, or point params.yaml at another file.")
+
+
+def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list[R]:
+    """Read and validate a file of records.
+
+    Raises:
+        UserError: as ``read_rows``, or a row does not fit the schema (names the field).
+    """
+    records = []
+    for number, row in read_rows(path, may_be_empty=may_be_empty):
+        try:
+            records.append(kind.model_validate(row))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "(the row)"
+            raise UserError(
+                f"{path}, line {number}: field {place!r}: {first['msg'].removeprefix('Value error, ')}; mend or delete "
+                "the line."
+            ) from None
+    return records
+
+
+def only_regular(path: Path) -> None:
+    """Refuse what is there but is neither a file nor a folder: reading a pipe or a device may never end.
+
+    Raises:
+        UserError: it is a pipe, a socket or a device.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or a device; name a regular file.")
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file that somebody else may have written.
+
+    Raises:
+        UserError: it is a pipe or a device.
+        OSError, ValueError, RecursionError: as reading and ``json.loads`` raise them; also for half of a character.
+    """
+    only_regular(path)
+    return _loads(path.read_text(encoding="utf-8"))
+
+
+def _loads(text: str) -> Any:
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if "\\ud" in text.lower():  # JSON may write half of a character, which no file and no tokenizer takes
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def mean_and_error(values: Iterable[float]) -> dict[str, float | int]:
+    """Mean, standard error of the mean (sample deviation over root n; 0 for n < 2) and n, for a metrics file."""
+    sample = list(values)
+    n = len(sample)
+    if n == 0:
+        return {"mean": 0.0, "se": 0.0, "n": 0}
+    mean = math.fsum(sample) / n
+    if n == 1:
+        return {"mean": mean, "se": 0.0, "n": 1}
+    variance = math.fsum((value - mean) ** 2 for value in sample) / (n - 1)
+    return {"mean": mean, "se": math.sqrt(variance / n), "n": n}

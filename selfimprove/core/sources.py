@@ -1,0 +1,187 @@
+"""Declared data sources: fetched from their URL or from a mirror folder, and used only if the SHA-256 agrees.
+
+``data/sources.yaml`` says what there is. A file of it appears in the target folder whole and verified, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+from selfimprove.core.publish import aside
+from selfimprove.core.records import only_regular, read_rows
+
+SOURCES = Path("data/sources.yaml")
+
+_CHUNK = 1 << 20
+
+
+def _relative(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts or not path:
+        raise ValueError("a path below the mirror folder is wanted, without '..'")
+    return path
+
+
+class SourceFile(Section):
+    """One file: where it is on the network (None: nowhere in this form), where below a mirror, and its hash."""
+
+    path: Annotated[str, AfterValidator(_relative)]
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Source(Section):
+    """A data set."""
+
+    about: str
+    licence: str
+    files: list[SourceFile] = Field(min_length=1)
+
+
+def mirror_folder() -> Path | None:
+    """The folder that the environment variable DATA_MIRROR names; None if it is unset."""
+    value = os.environ.get("DATA_MIRROR")
+    return Path(value) if value else None
+
+
+def load_sources(path: Path = SOURCES) -> dict[str, Source]:
+    """The declared sources by name.
+
+    Raises:
+        UserError: the file is missing or does not fit the schema (names the key).
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; restore it from the repository.")
+    try:
+        raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        return TypeAdapter(dict[str, Source]).validate_python(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}; mend the entry.") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"{path} is not YAML ({line}); mend it.") from None
+
+
+def fetch(
+    name: str,
+    folder: Path,
+    *,
+    mirror: Path | None = None,
+    sources_file: Path = SOURCES,
+    tries: int = 5,
+    backoff: float = 1.0,
+    timeout: float = 60.0,
+) -> list[Path]:
+    """Bring a source's files into ``folder``; returns their paths in the order declared.
+
+    From ``mirror`` if given (then no network is touched), else by HTTP with ``tries`` attempts, ``backoff`` seconds
+    before the second and doubling, ``timeout`` seconds of silence at most. A file that is there already with the
+    right hash is kept. JSONL files are read through once: a torn line shows here, not in the middle of a run.
+
+    Raises:
+        UserError: unknown source, missing or unreachable file, wrong hash, torn line.
+    """
+    sources = load_sources(sources_file)
+    if name not in sources:
+        raise UserError(f"{sources_file} declares no source {name!r}; choose one of {', '.join(sorted(sources))}.")
+    paths = []
+    for file in sources[name].files:
+        target = folder / PurePosixPath(file.path).name
+        if not (target.is_file() and _hash(target) == file.sha256):
+            with aside(target) as part:
+                if mirror is not None:
+                    origin = str(mirror / file.path)
+                    _copy(mirror / file.path, part)
+                elif file.url is None:
+                    raise UserError(
+                        f"{file.path} of {name} is on no server; set DATA_MIRROR to a folder that holds it."
+                    )
+                else:
+                    origin = file.url
+                    _download(file.url, part, tries=tries, backoff=backoff, timeout=timeout)
+                _verify(part, file, origin, sources_file)
+        paths.append(target)
+    return paths
+
+
+def _copy(origin: Path, part: Path) -> None:
+    only_regular(origin)
+    try:
+        with origin.open("rb") as source, part.open("wb") as target:
+            while block := source.read(_CHUNK):
+                target.write(block)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError) as error:
+        raise UserError(
+            f"{origin} can't be read ({error.strerror}); put it into the folder that DATA_MIRROR names, or unset "
+            "DATA_MIRROR to download it."
+        ) from None
+
+
+def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: float) -> None:
+    import httpx
+    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+    def passing(error: BaseException) -> bool:
+        if isinstance(error, httpx.HTTPStatusError):
+            return error.response.status_code == 429 or error.response.status_code >= 500
+        return isinstance(error, httpx.TransportError)
+
+    retrying = Retrying(
+        retry=retry_if_exception(passing),
+        stop=stop_after_attempt(tries),
+        wait=wait_exponential(multiplier=backoff, max=30),
+        reraise=True,
+    )
+    try:
+        for attempt in retrying:
+            with (
+                attempt,
+                httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as response,
+                part.open("wb") as target,
+            ):
+                response.raise_for_status()
+                for block in response.iter_bytes(_CHUNK):
+                    target.write(block)
+    except httpx.HTTPStatusError as error:
+        reason = f"status {error.response.status_code}"
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    else:
+        return
+    raise UserError(
+        f"{url} can't be fetched ({reason}); check the network, or set DATA_MIRROR to a folder that holds the file."
+    )
+
+
+def _verify(part: Path, file: SourceFile, origin: str, sources_file: Path) -> None:
+    found = _hash(part)
+    if found != file.sha256:
+        raise UserError(
+            f"{origin}: SHA-256 is {found}, {sources_file} declares {file.sha256}; get the declared version, or, if "
+            "the change is meant, declare the new hash."
+        )
+    if file.path.endswith(".jsonl"):
+        try:
+            for _ in read_rows(part):
+                continue
+        except UserError as error:
+            raise UserError(re.sub(re.escape(str(part)), lambda _: origin, str(error))) from None
+
+
+def _hash(path: Path) -> str:
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(_CHUNK):
+            digest.update(block)
+    return digest.hexdigest()

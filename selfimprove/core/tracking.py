@@ -1,0 +1,207 @@
+"""Curves of a running stage: TensorBoard's event files, or W&B, trackio or DVCLive.
+
+They are no outputs and no output depends on them: if writing them fails, that is told once and the stage goes on.
+
+    tensorboard --logdir .scratch/tensorboard
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic import Field
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+
+PROJECT = "selfimprove"
+
+
+class TrackingParams(Section):
+    """Where a running stage sends its curves. Not part of any stage's identity: it changes no output."""
+
+    report_to: Literal["none", "tensorboard", "wandb", "trackio", "dvclive"] = Field(
+        default="tensorboard", description="tensorboard: event files in .scratch/tensorboard/<stage>"
+    )
+
+
+def check_package(params: TrackingParams) -> None:
+    """Refuse what could not be written to before any work begins.
+
+    Raises:
+        UserError: the package is not installed, or W&B has no key (it would ask on the terminal, in mid-stage).
+    """
+    package = params.report_to
+    if package not in ("none", "tensorboard") and find_spec(package) is None:
+        raise UserError(
+            f"tracking.report_to: {package} needs the package {package}, which is not installed; run "
+            f"`.venv/bin/pip install {package}`, or set tensorboard or none."
+        )
+    if package != "wandb" or os.environ.get("WANDB_MODE") in ("offline", "disabled"):
+        return
+    import wandb
+
+    try:
+        known = wandb.login(prompt=False)
+    except wandb.errors.Error:
+        return  # unreachable, or refused: said with the first metrics
+    if not known:
+        raise UserError(
+            "tracking.report_to: wandb has no key; set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline."
+        )
+
+
+class Sink(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
+
+    def close(self) -> None:
+        """Write what is buffered."""
+
+
+class Tracker:
+    """The curves of one run of a stage. Opens what it writes to with the first metrics."""
+
+    def __init__(self, params: TrackingParams, stage: str, scratch: Path) -> None:
+        """``scratch``: below it lie the folders that this writes.
+
+        Raises:
+            UserError: as ``check_package``.
+        """
+        check_package(params)
+        self._to, self._stage, self._scratch = params.report_to, stage, scratch
+        self._sink: Sink | None = None
+        self._last = self._passed = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write metrics by name; ``step`` counts optimiser steps, iterations or episodes.
+
+        A stage that counts from the start again (its second set of episodes) goes on where it was.
+        """
+        if self._to == "none" or not metrics:
+            return
+        if step + self._passed < self._last:
+            self._passed = self._last
+        self._last = step + self._passed
+        try:
+            if self._sink is None:
+                self._sink = SINKS[self._to](self._stage, self._scratch / self._to / self._stage, self._last)
+            self._sink.log(self._last, metrics)
+        except Exception as error:  # whatever a tracking package raises, training is worth more than its curve
+            self._give_up(error)
+
+    def close(self) -> None:
+        """End the run's curves."""
+        try:
+            if self._sink is not None:
+                self._sink.close()
+        except Exception as error:
+            self._give_up(error)
+        self._sink = None
+
+    def _give_up(self, error: Exception) -> None:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        print(f"{self._stage}: {self._to} failed ({reason}); the stage goes on without curves.", file=sys.stderr)
+        self._to, self._sink = "none", None
+
+
+class TensorBoard:
+    """Event files. A run that goes on writes a file of its own; what was there from its first step on is superseded."""
+
+    def __init__(self, stage: str, folder: Path, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads a folder's files in the order of their names.
+        self._file = (folder / f"events.out.tfevents.{time.time_ns():020}.{os.getpid()}").open("wb")
+        self._writer = RecordWriter(self._file)
+        self._write(file_version="brain.Event:2")
+        self._write(step=step, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.flush()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event with all of them."""
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(step=step, summary=self._summary(value=values))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class WandB:
+    """Weights & Biases; the key comes from ``WANDB_API_KEY`` or ``wandb login``, ``WANDB_MODE=offline`` needs none."""
+
+    def __init__(self, stage: str, folder: Path, step: int) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        quiet = wandb.Settings(silent=True, login_timeout=20, console="off")
+        self._run = wandb.init(project=PROJECT, name=stage, group=stage, dir=str(folder), settings=quiet)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Upload what is left."""
+        self._run.finish()
+
+
+class Trackio:
+    """Trackio's local database (``trackio show --project selfimprove``)."""
+
+    def __init__(self, stage: str, folder: Path, step: int) -> None:
+        import trackio
+
+        self._run = trackio.init(project=PROJECT, name=stage, resume="allow", embed=False)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
+class DvcLive:
+    """DVCLive's folder of TSV files, one a metric; it makes no DVC experiment of its own."""
+
+    def __init__(self, stage: str, folder: Path, step: int) -> None:
+        from dvclive import Live
+
+        self._live = Live(dir=str(folder), resume=True, save_dvc_exp=False, dvcyaml=None, report=None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line in each metric's file."""
+        self._live.step = step
+        for name, value in metrics.items():
+            self._live.log_metric(name, value)
+        self._live.make_summary()
+
+    def close(self) -> None:
+        """Write the summary."""
+        self._live.end()
+
+
+SINKS: dict[str, Callable[[str, Path, int], Sink]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "trackio": Trackio,
+    "dvclive": DvcLive,
+}

@@ -1,0 +1,72 @@
+"""An engine that answers an equal greedy question once: the same prompt, the same answer, whoever asks and when.
+
+Greedy completions draw no noise, so the seed key does not enter. A frozen model that is asked about the same states
+again and again (a reflection model in reinforcement learning) reads each of them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+
+MOST = 1 << 15
+"""Answers kept; those asked for longest ago go first."""
+
+NOBODY = SeedKey(0, "")
+
+
+class RememberingEngine:
+    """An engine whose weights do not change. Requests with noise pass through."""
+
+    def __init__(self, inner: Engine, most: int = MOST) -> None:
+        self._inner, self._most = inner, most
+        self._known: OrderedDict[Any, list[Completion]] = OrderedDict()
+        self._asked: dict[Any, asyncio.Task[list[Completion]]] = {}
+
+    @property
+    def stats(self) -> EngineStats:
+        """The inner engine's counts: what was really computed."""
+        return self._inner.stats
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """As the inner engine."""
+        return self._inner.fits(messages, max_tokens)
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the inner engine. Failures are not remembered."""
+        if request.temperature != 0 or request.n != 1:
+            return await self._inner.generate(request)
+        key = _key(request)
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        if key not in self._asked:
+            self._asked[key] = asyncio.create_task(self._ask(key, request))
+        return await asyncio.shield(self._asked[key])  # others may wait for it when this caller has gone
+
+    async def _ask(self, key: Any, request: Request) -> list[Completion]:
+        try:
+            answer = await self._inner.generate(request)
+        finally:
+            del self._asked[key]
+        self._known[key] = answer
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return answer
+
+    async def close(self) -> None:
+        """Close the inner engine."""
+        await self._inner.close()
+
+
+def _key(request: Request) -> Any:
+    plain = replace(request, messages=(), seed=NOBODY, stop=tuple(request.stop), allowed=None)
+    messages = tuple((m.role, m.content, m.finish, tuple(m.token_ids or ())) for m in request.messages)
+    return plain, messages, request.allowed and tuple(request.allowed)

@@ -1,0 +1,139 @@
+"""A worker process of a replicated engine: it holds a whole engine, and answers until its line to the stage breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Literal
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.base import Engine, EngineError, Request
+
+Outcome = Literal["done", "blocked", "refused", "failed", "cancelled"]
+"""How a call ended in a worker: completions, an EngineError, a UserError, any other exception, or our own cancel."""
+
+ORPHAN_SECONDS = 1.0
+"""A line may be held open by a process that somebody else forked; so a worker also looks this often for its parent."""
+
+LINES: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Our ends of all lines. A forked worker has copies; it closes them, or no line would ever be seen to break."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one worker is.
+
+    Attributes:
+        make: makes its engine there; must be picklable.
+        environment: variables that it sets before anything heavy is imported.
+        has_children: whether the engine starts processes of its own, which Python forbids to daemons.
+    """
+
+    make: Callable[[], Engine]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    has_children: bool = False
+
+
+def start_worker(method: str, plan: Plan) -> tuple[BaseProcess, Connection]:
+    """Start a process ("fork" or "spawn") and return it with the line to it.
+
+    It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback); then, for every (number, request) that
+    it gets, (number, outcome, value, stats). (number, None) cancels a call, None empties the prefix cache.
+    """
+    context: Any = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    LINES.add(ours)
+    process = context.Process(target=_work, args=(theirs, os.getpid(), plan), daemon=not plan.has_children)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+@atexit.register
+def _break_lines() -> None:
+    """Python waits at its end for processes that are no daemons; they end when their lines break."""
+    for line in LINES:
+        line.close()
+
+
+def _work(line: Connection, parent: int, plan: Plan) -> None:
+    """A worker's life, in its own process: load, say so, answer until the line breaks."""
+    try:
+        os.environ.update(plan.environment)
+        gc.freeze()  # collections need not look through what was imported
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's interrupt is for the stage, which ends us
+        for other in LINES:
+            other.close()
+        threading.Thread(target=_watch, args=(line, parent), daemon=True).start()
+        try:
+            engine = plan.make()
+        except UserError as error:
+            line.send(("refused", str(error)))
+        except Exception:
+            line.send(("failed", traceback.format_exc()))
+        else:
+            line.send(("ready", ""))
+            asyncio.run(_answer_all(line, engine))
+    finally:
+        os._exit(1)  # without the exit handlers that a fork has inherited
+
+
+async def _answer_all(line: Connection, engine: Any) -> None:
+    loop = asyncio.get_running_loop()
+    tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def answer(number: int, request: Request) -> None:
+        outcome: Outcome = "cancelled"
+        value: Any = None
+        try:
+            outcome, value = "done", await engine.generate(request)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+        except EngineError as error:
+            outcome, value = "blocked", str(error)
+        except UserError as error:
+            outcome, value = "refused", str(error)
+        except Exception:
+            outcome, value = "failed", traceback.format_exc()
+        del tasks[number]
+        line.send((number, outcome, value, engine.stats))
+
+    def take() -> None:
+        try:
+            while line.poll():
+                message = line.recv()
+                if message is None:
+                    engine.forget_prefixes()
+                elif message[1] is not None:
+                    tasks[message[0]] = loop.create_task(answer(message[0], message[1]))
+                elif message[0] in tasks:
+                    tasks[message[0]].cancel()
+        except (EOFError, OSError):
+            os._exit(0)
+
+    loop.add_reader(line.fileno(), take)
+    await asyncio.Event().wait()
+
+
+def _watch(line: Connection, parent: int) -> None:
+    """End the process with the parent, whatever is being loaded or computed.
+
+    A thread that sleeps through messages: one that woke for each would take the interpreter's lock from the steps.
+    """
+    broken = select.poll()
+    broken.register(line.fileno(), 0)
+    while not broken.poll(ORPHAN_SECONDS * 1000) and os.getppid() == parent:
+        pass
+    os._exit(0)

@@ -1,0 +1,316 @@
+"""The default engine: continuous batching over a transformers model, exact on CPU.
+
+Hundreds of ``generate`` calls wait; one asyncio task serves them. A prompt is read in blocks aligned at position 0
+(all but its last token; blocks that any earlier prompt shares are copied, not read again), then each of its samples
+takes a free slot. Every step feeds all slots one token, draws the next ones, and refills the slots that ended.
+
+Promise, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are the same,
+bit for bit, whoever shares the batch, in whatever order requests come, however many there are, and after a restart
+with a cold cache. It holds because all shapes of a forward pass give a row the same bits (``decoder``), a block's keys
+and values depend on nothing but the tokens before its end, and every draw is keyed by (seed key, step). On GPUs and in
+half precision the draws are keyed all the same, but kernels may round differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Finish, Message
+from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.engines.choices import allowed_trie, decide
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
+from selfimprove.engines.cpu.decoder import Decoder
+from selfimprove.engines.cpu.prefill import Prompts
+from selfimprove.engines.cpu.samples import Job, Samples, indices
+from selfimprove.models.loading import check_context, check_vocabulary, load_causal_lm
+
+STILL = 8
+"""An engine without work begins when it has enough, or when nobody has asked for so many turns of the event loop."""
+
+LISTS_KNOWN = 4096
+"""Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
+
+
+class TransformersEngine:
+    """Implements ``engines.base.Engine`` over a model folder.
+
+    Attributes:
+        stats: see ``EngineStats``; ``prompt_tokens`` counts a prompt once for its n samples, ``cached_prompt_tokens``
+            what of it was copied, ``generated_tokens`` every token drawn (end tokens too). ``notes`` has
+            ``prefill_blocks`` read and ``prefill_block_slots`` offered (their ratio: how full the reading passes were).
+    """
+
+    def __init__(
+        self, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, model: Any | None = None
+    ) -> None:
+        """Load the model, or take ``model`` as it is: a trainer's own, whose tokenizer ``model_dir`` holds.
+
+        A trainer that changes the weights in place calls ``forget_prefixes`` then; nothing else is kept of them.
+
+        Raises:
+            UserError: no such folder, no weights, no chat template, a tokenizer of another model, or a context that
+                the model does not have.
+        """
+        torch.set_num_threads(threads)
+        self.chat = ChatFormat.load(model_dir, cfg.chat_template)
+        if model is None:
+            model = load_causal_lm(
+                model_dir, dtype=cfg.dtype, device=cfg.device, trust_remote_code=cfg.trust_remote_code
+            )
+        check_vocabulary(model_dir, model, self.chat.vocab_size)
+        check_context(model_dir, model, cfg.context)
+        self._cfg = cfg
+        slots, prefill_rows = batch_sizes(cfg, stored_parameters(model_dir))
+        self._decoder = Decoder(
+            model,
+            slots=slots,
+            context=cfg.context,
+            prefill_rows=prefill_rows,
+            prefill_block=cfg.prefill_block,
+            pad_id=self.chat.pad_id,
+        )
+        self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
+        self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)
+        self._open: set[Job] = set()
+        self._task: asyncio.Task[None] | None = None
+
+        self._samples = Samples(
+            slots, cfg.context, model.get_input_embeddings().num_embeddings, self.chat.pad_id, self.chat.stop_ids
+        )
+        self._trie = lru_cache(maxsize=LISTS_KNOWN)(partial(allowed_trie, self.chat))
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt of these messages has."""
+        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """Whether the prompt and ``max_tokens`` more fit a slot; methods drop their oldest turns until they do."""
+        return self.prompt_tokens(messages) + max_tokens <= self._cfg.context
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """See ``engines.base.Engine.generate``.
+
+        A stop string cuts ``text`` just before itself; ``token_ids`` and ``logprobs`` are cut to the longest run of
+        whole tokens whose text lies in it (so they may say a little less, if the stop string began inside a token).
+
+        Raises:
+            EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
+        """
+        prompt = self.chat.encode(request.messages, add_generation_prompt=True)
+        ids = prompt.cut_left(self._cfg.context - request.max_tokens) if request.cut_left else prompt.ids
+        self._check(request, len(ids))
+        trie = None
+        if request.allowed is not None:
+            try:
+                trie = self._trie(tuple(request.allowed), request.choice)
+            except ValueError as error:
+                raise EngineError(f"{request.seed}: {error}") from None
+        # The last token's block is never copied: its logits give the first draw.
+        job = Job(request, ids, asyncio.get_running_loop().create_future(), self._prompts.cache.names(ids[:-1]), trie)
+        self.stats.requests += 1
+        self.stats.prompt_tokens += len(ids)
+        if request.n == 0:
+            return []
+        self._open.add(job)
+        self._prompts.waiting.append(job)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._serve())
+        try:
+            return await job.future
+        finally:
+            if job in self._open:
+                self._drop(job)
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache; results do not change, the next prompts are read anew."""
+        self._prompts.cache.clear()
+
+    async def close(self) -> None:
+        """Stop serving; calls that still wait are cancelled."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for job in list(self._open):
+            job.future.cancel()
+            self._drop(job)
+
+    def _check(self, request: Request, prompt: int) -> None:
+        context = self._cfg.context
+        if request.max_tokens < 1 or request.n < 0 or request.temperature < 0 or not 0 < request.top_p <= 1:
+            raise EngineError(
+                f"{request.seed}: max_tokens {request.max_tokens}, n {request.n}, temperature {request.temperature} "
+                f"or top_p {request.top_p} is out of range"
+            )
+        if prompt + request.max_tokens > context:
+            raise EngineError(
+                f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
+                f"engine's context of {context}"
+            )
+        if request.top_k < 0 or (request.choice and request.max_tokens != 1):
+            raise EngineError(
+                f"{request.seed}: top_k {request.top_k} is negative, or a choice has max_tokens "
+                f"{request.max_tokens} instead of 1"
+            )
+
+    def _drop(self, job: Job) -> None:
+        """Forget a job whose caller has gone."""
+        self._open.discard(job)
+        self._prompts.drop(job)
+        for slot, held in enumerate(self._samples.job):
+            if held is job:
+                self._samples.free(slot)
+
+    async def _serve(self) -> None:
+        began = time.perf_counter()
+        try:
+            while self._open:
+                await self._gather()
+                self._fill()
+                if self._samples.busy.any():
+                    self._step()
+                # Callers whose answers are done run now, and their next requests join the queue.
+                await asyncio.sleep(0)
+        except Exception as error:
+            # A fault of the model or the machine (out of memory, say) ends every call; none may wait for ever.
+            for job in list(self._open):
+                if not job.future.done():
+                    job.future.set_exception(error)
+        finally:
+            self.stats.seconds += time.perf_counter() - began
+
+    async def _gather(self) -> None:
+        """While this engine stands still, wait for requests that others are just about to make.
+
+        Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass
+        over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
+        """
+        still, busy, prompts = 0, self._samples.busy, self._prompts
+        while still < STILL and not (prompts.fill_a_pass or prompts.ready or busy.any()):
+            before = len(prompts.waiting)
+            await asyncio.sleep(0)
+            still = 0 if len(prompts.waiting) > before else still + 1
+
+    def _fill(self) -> None:
+        """Put prompts that were read into free slots, and read more while that leaves slots free."""
+        self._place()
+        samples, prompts = self._samples, self._prompts
+        while not samples.busy.all() and prompts.worth_reading(samples.busy):
+            read = prompts.read()
+            if read is not None:
+                self._choose(*read)
+            self._place()
+            if not prompts.fill_a_pass and not samples.busy.any():
+                return  # callers whose choices were read may ask for more before the next pass
+
+    def _choose(self, logits: torch.Tensor, jobs: Mapping[int, Job]) -> None:
+        """Answer the choices whose prompts have just been read, from the rows' logits [rows, vocabulary]."""
+        asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
+        with torch.inference_mode():
+            for sample in range(max(job.request.n for job in jobs.values())):
+                for row, drawn in decide(logits, asked, sample).items():
+                    job = jobs[row]
+                    if sample >= job.request.n:
+                        continue
+                    ended = self._samples.ends(drawn.token)
+                    ids: list[int] = [] if ended else [drawn.token]
+                    finish: Finish = "stop" if ended else "length"
+                    choice = Choice(job.ids, drawn.token, drawn.logprob, drawn.entropy)
+                    answer = Completion(self.chat.decode(ids), finish, ids, [drawn.model_logprob], choice)
+                    self.stats.generated_tokens += 1
+                    self._answer(job, sample, answer)
+
+    def _place(self) -> None:
+        """Give free slots to the samples of prompts that were read, in order."""
+        ready = self._prompts.ready
+        if not ready:
+            return
+        for slot in indices(~self._samples.busy):
+            if not ready:
+                return
+            job = ready[0]
+            self._decoder.slots.put(slot, job.blocks)
+            self._samples.start(slot, job, job.placed)
+            job.placed += 1
+            if job.placed == job.request.n:
+                ready.popleft()
+                job.blocks = []
+
+    def _draw_in(self) -> None:
+        """Move the last samples down to free slots where a step then computes fewer rows."""
+        busy = self._samples.busy
+        rows = self._decoder.shapes.rows(max(1, int(busy.sum())))
+        for slot, to in zip(indices(busy[rows:]), indices(~busy[:rows]), strict=False):
+            self._decoder.slots.move(rows + slot, to, int(self._samples.position[rows + slot]))
+            self._samples.move(rows + slot, to)
+
+    def _step(self) -> None:
+        """Feed every slot its last token, draw the next, and finish the samples that ended."""
+        samples = self._samples
+        self._draw_in()
+        active = int(samples.busy.sum())
+        ended = samples.draw(self._decoder.step(samples.token, samples.position, samples.busy))
+        self.stats.slot_steps += len(samples.busy)
+        self.stats.busy_slot_steps += active
+        self.stats.generated_tokens += active
+        for slot in ended:
+            self._finish(slot, ended=True)
+        for slot in list(samples.with_stop):
+            self._look_for_stop(slot)
+        for slot in samples.full():
+            self._finish(slot, ended=False)
+
+    def _look_for_stop(self, slot: int) -> None:
+        """Finish the slot if its text now holds a stop string."""
+        job = self._samples.job[slot]
+        assert job is not None
+        stops = job.request.stop
+        count = int(self._samples.count[slot])
+        # A string that has just been completed lies in the last tokens, each at least a byte; decoding those is cheap.
+        reach = max(len(stop.encode()) for stop in stops) + 4
+        recent = self.chat.decode(self._samples.drawn[slot, max(0, count - reach) : count].tolist())
+        if not any(stop in recent for stop in stops):
+            return
+        ids = self._samples.drawn[slot, :count].tolist()
+        text = self.chat.decode(ids)
+        found = first_stop(text, stops)
+        if found is None:
+            return
+        keep = job.request.keep_stop
+        text = text[: found[1] if keep else found[0]]
+        kept = next(k for k in range(count, -1, -1) if text.startswith(self.chat.decode(ids[:k])))
+        if keep and self.chat.decode(ids[:kept]) != text:
+            self._deliver(slot, Completion(text, "stop"))
+        else:
+            self._deliver(slot, Completion(text, "stop", ids[:kept], self._samples.logprob[slot, :kept].tolist()))
+
+    def _finish(self, slot: int, *, ended: bool) -> None:
+        count = int(self._samples.count[slot])
+        ids = self._samples.drawn[slot, : count - ended].tolist()
+        finish: Finish = "stop" if ended else "length"
+        logprobs = self._samples.logprob[slot, :count].tolist()
+        self._deliver(slot, Completion(self.chat.decode(ids), finish, ids, logprobs))
+
+    def _deliver(self, slot: int, completion: Completion) -> None:
+        job = self._samples.job[slot]
+        assert job is not None
+        sample = int(self._samples.sample[slot])
+        self._samples.free(slot)
+        self._answer(job, sample, completion)
+
+    def _answer(self, job: Job, sample: int, completion: Completion) -> None:
+        """Give a job one of its results; the caller gets them when all are there."""
+        job.results[sample] = completion
+        self.stats.completions += 1
+        if len(job.results) == job.request.n:
+            self._open.discard(job)
+            if not job.future.done():
+                job.future.set_result([job.results[index] for index in range(job.request.n)])

@@ -1,0 +1,120 @@
+"""Prompts on their way to slots: they wait, are read in blocks, and stand ready until slots are free.
+
+Blocks are aligned at position 0, and one that any earlier prompt shares is copied, not read again. A reading pass costs
+the same however many of its rows are filled, so one that cannot be filled may wait a little for others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import torch
+
+from selfimprove.engines.base import EngineStats
+from selfimprove.engines.cpu.decoder import Decoder
+from selfimprove.engines.cpu.samples import Job
+from selfimprove.engines.cpu.slots import PrefixCache
+
+CACHE_BYTES = 256 * 2**20
+"""The prefix cache may hold this much, or as much as the slots themselves if that is more."""
+
+PATIENCE = 0.125
+"""A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
+
+
+class Prompts:
+    """The prompts that are not in slots yet.
+
+    Attributes:
+        ready: the jobs whose prompts were read, in the order in which they get slots.
+        waiting: those of which nothing is read.
+        cache: the blocks that later prompts may share.
+    """
+
+    def __init__(self, decoder: Decoder, block: int, stats: EngineStats) -> None:
+        """Every reading row of ``decoder`` reads ``block`` tokens a pass."""
+        _, slots, _, context, _ = decoder.slots.kv.shape
+        slot_bytes = decoder.slots.kv.nbytes
+        self.cache = PrefixCache(block, max(slot_bytes, CACHE_BYTES) // (slot_bytes // (slots * context) * block))
+        self.waiting: deque[Job] = deque()
+        self.ready: deque[Job] = deque()
+        self._reading: list[Job | None] = [None] * decoder.reading.kv.shape[1]
+        self._decoder, self._block, self._stats = decoder, block, stats
+        self._lost = 0
+
+    def drop(self, job: Job) -> None:
+        """Forget a job whose caller has gone."""
+        for queue in (self.waiting, self.ready):
+            if job in queue:
+                queue.remove(job)
+        self._reading = [None if held is job else held for held in self._reading]
+
+    @property
+    def pending(self) -> int:
+        """Prompts that are being read or wait for it."""
+        return sum(job is not None for job in self._reading) + len(self.waiting)
+
+    @property
+    def fill_a_pass(self) -> bool:
+        """Whether every row of a reading pass would have a prompt."""
+        return self.pending >= len(self._reading)
+
+    def worth_reading(self, busy: np.ndarray) -> bool:
+        """Whether to read now, with the slots ``busy`` [slots] taken."""
+        if self.pending == 0:
+            return False
+        if self.pending > len(self.waiting) or self.fill_a_pass or not busy.any():
+            self._lost = 0
+            return True
+        wanted = sum(job.request.n for job in self.waiting)
+        self._lost += min(int(len(busy) - busy.sum()), wanted)
+        if self._lost < PATIENCE * len(self._reading) * self._block:
+            return False
+        self._lost = 0
+        return True
+
+    def read(self) -> tuple[torch.Tensor, dict[int, Job]] | None:
+        """One reading pass: each row takes the next block of its prompt; prompts that were read whole become ready.
+
+        Those of choices are answered from the pass itself: the logits [rows, vocabulary], and whose rows they are.
+        """
+        block, rows = self._block, self._decoder.reading
+        work = []
+        for row, job in enumerate(self._reading):
+            while job is None and self.waiting:
+                job = self._begin(self.waiting.popleft(), row)
+            self._reading[row] = job
+            if job is not None:
+                work.append((row, job, job.ids[job.done : min(job.done + block, job.to_read)]))
+        if not work:
+            return None
+        ends = {row: job for row, job, tokens in work if job.request.choice and job.done + len(tokens) == job.to_read}
+        last = {row: len(tokens) - 1 for row, _, tokens in work if row in ends}
+        logits = self._decoder.read([(row, job.done, tokens) for row, job, tokens in work], last)
+        self._stats.notes["prefill_blocks"] += len(work)
+        self._stats.notes["prefill_block_slots"] += len(self._reading)
+        for row, job, tokens in work:
+            whole = len(tokens) == block and len(job.blocks) < len(job.names)
+            if whole or not job.request.choice:
+                read = rows.take(row, job.done, job.done + len(tokens))
+                if whole:
+                    self.cache.keep(job.names[len(job.blocks)], read)
+                job.blocks.append(read)
+            job.done += len(tokens)
+            if job.done == job.to_read:
+                self._reading[row] = None
+                if not job.request.choice:
+                    self.ready.append(job)
+        return None if logits is None else (logits, ends)
+
+    def _begin(self, job: Job, row: int) -> Job | None:
+        """Copy what is known of a prompt to its row; None if that is all of it."""
+        job.blocks = self.cache.find(job.names)
+        job.done = len(job.blocks) * self._block
+        self._stats.cached_prompt_tokens += job.done
+        if job.done == job.to_read:
+            self.ready.append(job)
+            return None
+        self._decoder.reading.put(row, job.blocks)
+        return job

@@ -1,0 +1,76 @@
+"""Plays many episodes at once: a method writes one, the engine batches whatever is waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from selfimprove.engines.progress import StageProgress
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+
+class Played(Protocol):
+    """An episode or a tree."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def status(self) -> str:
+        """``blocked``: engine or environment failed it for good."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """What failed."""
+        ...
+
+
+def shard_of(tasks: Sequence[T], shard: tuple[int, int] | None) -> list[T]:
+    """Every task, or those of shard (index, count): one in ``count``, from the ``index``-th on."""
+    return list(tasks) if shard is None else list(tasks[shard[0] :: shard[1]])
+
+
+async def play_all(
+    tasks: Sequence[T], play: Callable[[T], Awaitable[E]], *, concurrency: int, progress: StageProgress | None = None
+) -> list[E]:
+    """Run ``play`` for every task, at most ``concurrency`` at a time; results in the order of ``tasks``.
+
+    The first exception ends the run: the other episodes are cancelled, and what they had finished stays in the
+    engines' journals.
+    """
+    results: list[E | None] = [None] * len(tasks)
+    waiting = iter(range(len(tasks)))
+
+    async def worker() -> None:
+        for index in waiting:
+            results[index] = await play(tasks[index])
+            if progress:
+                progress.advance()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(tasks))):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        first: BaseException = errors
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+    return [result for result in results if result is not None]
+
+
+def say_diverged(stage: str, diverged: int) -> None:
+    """One sentence on standard error if replayed episodes saw something else than the first time; else nothing."""
+    if diverged:
+        print(
+            f"{stage}: {diverged} replays saw something else than the first time, so trees and scores mix different "
+            "worlds; see whether the environment's server was restarted with other data, or draws at random.",
+            file=sys.stderr,
+        )

@@ -1,0 +1,63 @@
+"""Keeps every finished completion of an engine in a journal, so that a killed stage repeats none of them.
+
+The unit of work is one request. A method's code is run again from its start after a kill; its requests are the same,
+so the journal answers those that were finished and only the rest reaches the engine (and, with a paid endpoint, the
+bill). Failures are not kept: a resumed run tries them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from typing import Any
+
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Message
+from selfimprove.engines.base import Choice, Completion, Engine, EngineStats, Request
+
+
+class JournaledEngine:
+    """An engine whose answers survive. ``name`` keeps engines that share a journal apart."""
+
+    def __init__(self, inner: Engine, journal: Journal, name: str) -> None:
+        self._inner, self._journal, self._name = inner, journal, name
+
+    @property
+    def stats(self) -> EngineStats:
+        """The inner engine's counts: what this run really computed."""
+        return self._inner.stats
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """As the inner engine."""
+        return self._inner.fits(messages, max_tokens)
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """As the inner engine, but asked at most once for the same request. Errors: as the inner engine."""
+        key = f"{self._name} {request.seed} {_digest(request)}"
+        if key in self._journal:
+            return [_completion(row) for row in self._journal[key]]
+        completions = await self._inner.generate(request)
+        self._journal.add(key, [asdict(completion) for completion in completions])
+        return completions
+
+    async def close(self) -> None:
+        """Close the inner engine."""
+        await self._inner.close()
+
+
+def _completion(row: dict[str, Any]) -> Completion:
+    choice = row.get("choice")
+    return Completion(**{**row, "choice": Choice(**choice) if choice else None})
+
+
+def _digest(request: Request) -> str:
+    text = repr(
+        (
+            [(m.role, m.content, m.token_ids, m.finish) for m in request.messages],
+            request.n, request.temperature, request.top_p, request.max_tokens,
+            tuple(request.stop), request.allowed and tuple(request.allowed),
+            request.top_k, request.choice, request.cut_left, request.keep_stop,
+        )
+    )  # fmt: skip
+    return blake2b(text.encode(), digest_size=12).hexdigest()

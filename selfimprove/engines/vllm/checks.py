@@ -1,0 +1,123 @@
+"""What cannot work with vLLM, found from params and config.json in milliseconds rather than after minutes of loading.
+
+Nothing here imports vLLM; the numbers of GPUs are arguments, so that a plan can ask for a machine that is not this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.config import VllmEngineConfig
+
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+"""Keys of config.json that may hold the number of positions, of which vLLM takes the smallest
+(vllm/transformers_utils/model_arch_config_convertor.py)."""
+
+_SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""RoPE types whose configs count the extended positions (vllm/config/model.py, _get_and_verify_max_len)."""
+
+
+def check_installed() -> None:
+    """Raises:
+    UserError: the package vllm is not installed in this environment.
+    """
+    if find_spec("vllm") is None:
+        raise UserError(
+            "engine vllm: the package vllm is not installed here; on a GPU machine run `make setup ACCELERATOR=cuda`, "
+            "on a CPU `make env-vllm` and use .venvs/vllm/bin/python (docs/engines.md)."
+        )
+
+
+def check_model(cfg: VllmEngineConfig, folder: Path) -> None:
+    """Compare the params with the model's config.json.
+
+    Raises:
+        UserError: not JSON, a context beyond the model's positions, or attention heads that ``tensor_parallel`` does
+            not divide.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{folder / 'config.json'} is not JSON ({error}); restore it from its source.") from None
+    limit = positions(config)
+    if limit is not None and cfg.context > limit:
+        raise UserError(
+            f"engine vllm: context {cfg.context} is more than the {limit} positions of {folder}; lower context."
+        )
+    inner = config.get("text_config") or config
+    heads = inner.get("num_attention_heads", inner.get("n_head"))
+    shared = inner.get("num_key_value_heads") or heads  # vLLM divides them, or gives each to several GPUs
+    width = cfg.tensor_parallel
+    if isinstance(heads, int) and (heads % width or (shared % width and width % shared)):
+        raise UserError(
+            f"engine vllm: tensor_parallel {width} does not divide the {heads} attention heads ({shared} for keys) of "
+            f"{folder}; set it to a divisor."
+        )
+
+
+def positions(config: Mapping[str, Any]) -> int | None:
+    """How many tokens a model can attend to, from its config.json as vLLM reads it; None: it does not say."""
+    inner = config.get("text_config") or config
+    found = [inner[key] for key in _POSITIONS if isinstance(inner.get(key), int)]
+    if not found:
+        return None
+    rope = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
+    scaled = rope.get("rope_type", rope.get("type", "default")) not in _SCALED_ALREADY
+    factor = (rope.get("factor") or 1.0) if scaled and "gemma3" not in str(config.get("model_type")) else 1.0
+    return int(min(found) * factor)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, each as CUDA_VISIBLE_DEVICES names it; starts nothing on them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(index) for index in range(count)] if named is None else named.split(",")[:count]
+
+
+def replica_count(cfg: VllmEngineConfig, gpus: int) -> int:
+    """Processes that ``cfg`` starts on a machine with ``gpus`` visible GPUs; 0 GPUs: on the CPU.
+
+    Raises:
+        UserError: the GPUs cannot be divided so, or are too few.
+    """
+    if gpus and gpus % cfg.tensor_parallel:
+        raise UserError(
+            f"engine vllm: tensor_parallel {cfg.tensor_parallel} does not divide the number of visible GPUs, {gpus}; "
+            "change it, or choose GPUs with CUDA_VISIBLE_DEVICES."
+        )
+    if cfg.replicas == "auto":
+        count = max(1, gpus // cfg.tensor_parallel)
+    else:
+        count = cfg.replicas
+    needed = count * cfg.tensor_parallel
+    if needed > gpus and (gpus or cfg.tensor_parallel > 1):
+        raise UserError(
+            f"engine vllm: {count} replicas x tensor_parallel {cfg.tensor_parallel} need {needed} GPUs, but {gpus} are "
+            "visible; lower replicas or tensor_parallel."
+        )
+    return count
+
+
+def check_gpu_memory(configs: Mapping[str, VllmEngineConfig], gpus: int) -> None:
+    """Engines that are open together share the GPUs from the first on, and none may take what another has.
+
+    Raises:
+        UserError: their shares of a GPU's memory are more than all of it.
+    """
+    for gpu in range(gpus):
+        here = {name: cfg for name, cfg in configs.items() if gpu < replica_count(cfg, gpus) * cfg.tensor_parallel}
+        total = sum(cfg.gpu_memory for cfg in here.values())
+        if total > 1 + 1e-9:
+            shares = " + ".join(f"{name} {cfg.gpu_memory:g}" for name, cfg in here.items())
+            raise UserError(
+                f"engine vllm: gpu_memory of the engines that share GPU {gpu} adds up to {total:g} ({shares}); lower "
+                "them so that the sum is at most 1."
+            )

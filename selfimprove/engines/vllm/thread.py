@@ -1,0 +1,256 @@
+"""The thread that owns a vLLM engine: requests come in by a queue, join the running batch, and are answered.
+
+vLLM's asynchronous front needs a second process, so we drive its synchronous engine instead: the thread takes new
+requests between any two steps and hands finished ones back to the event loop. All of vLLM's calls happen in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.engines.base import EngineError, EngineStats
+from selfimprove.engines.config import VllmEngineConfig
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+# Read by vLLM when an engine is built; a value the user has set stays.
+_SETTINGS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+_CPU_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+# Engines of one process (a student and its teacher) share vLLM's global state: they take turns, and as any engine's
+# shutdown clears that state, all are shut down when the last is closed.
+_TURN = threading.Lock()
+_ALIVE: list[VllmThread] = []
+_CLOSED: list[LLMEngine] = []
+
+
+@dataclass(eq=False)
+class _Sample:
+    """One sample on its way through the thread."""
+
+    id: str
+    ids: list[int]
+    params: SamplingParams
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[RequestOutput]
+
+
+class VllmThread:
+    """One vLLM engine, asked from an event loop."""
+
+    def __init__(self, cfg: VllmEngineConfig, model_dir: Path, stats: EngineStats) -> None:
+        """Load the model; takes from 10 s on a CPU to minutes on GPUs. ``stats`` gets steps and seconds.
+
+        Raises:
+            UserError: vLLM cannot load or place the model.
+        """
+        self._cfg = cfg
+        self._model_dir = model_dir
+        self._stats = stats
+        self._inbox: queue.SimpleQueue[_Sample | str | None] = queue.SimpleQueue()
+        self._count = 0
+        self._stopped: UserError | None = None
+        started: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="vllm", daemon=True)
+        self._thread.start()
+        error = started.get()
+        if error is not None:
+            self._thread.join()
+            raise UserError(
+                f"engine vllm cannot load {model_dir} ({first_line(error)}); fix the param model or context, or free "
+                "memory."
+            ) from error
+
+    async def ask(self, prompts: list[tuple[list[int], SamplingParams]]) -> list[RequestOutput]:
+        """Hand prompts to the thread and wait for all; whatever goes wrong, none of them is left running.
+
+        Raises:
+            EngineError: vLLM refuses one of them.
+            UserError: vLLM has broken down, or is closed.
+        """
+        loop = asyncio.get_running_loop()
+        samples = []
+        for ids, params in prompts:
+            self._count += 1
+            samples.append(_Sample(str(self._count), ids, params, loop, loop.create_future()))
+            self._inbox.put(samples[-1])
+        try:
+            if self._stopped is not None:
+                raise self._stopped
+            return await asyncio.gather(*(sample.future for sample in samples))
+        except BaseException:
+            for sample in samples:
+                sample.future.cancel()
+                self._inbox.put(sample.id)
+            raise
+
+    async def close(self) -> None:
+        """End the thread; requests that still wait are cancelled. The last engine to close frees the memory of all."""
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # -- in the thread -------------------------------------------------------------------------------------------
+
+    def _run(self, started: queue.SimpleQueue[Exception | None]) -> None:
+        try:
+            with _TURN:
+                engine = self._build()
+                _ALIVE.append(self)
+        except Exception as error:  # whatever vLLM raises is reported by the constructor
+            started.put(error)
+            return
+        started.put(None)
+        running: dict[str, _Sample] = {}
+        try:
+            while self._take(engine, running):
+                if engine.has_unfinished_requests():
+                    self._step(engine, running)
+        except Exception as error:  # vLLM's state is unknown from here on: nothing can be salvaged but the process
+            self._stopped = UserError(
+                f"engine vllm broke down ({first_line(error)}); run the stage again (finished work is kept), with "
+                "less gpu_memory or max_sequences if memory ran out."
+            )
+            for sample in running.values():
+                _answer(sample, self._stopped)
+        else:
+            self._stopped = UserError("engine vllm is closed; make a new one.")
+            for sample in running.values():
+                if not sample.loop.is_closed():
+                    sample.loop.call_soon_threadsafe(sample.future.cancel)
+        self._drain(self._stopped)
+        with _TURN:
+            _ALIVE.remove(self)
+            _CLOSED.append(engine)
+            if not _ALIVE:
+                _shut_down()
+
+    def _build(self) -> LLMEngine:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        from vllm.platforms import current_platform
+
+        arguments: dict[str, Any] = {}
+        if current_platform.is_cpu():
+            for name, value in _CPU_SETTINGS.items():
+                os.environ.setdefault(name, value)
+            _let_llvmlite_be_scanned()
+            # Seeded sampling crashes with chunked prefill on a CPU, and compiling costs more than it saves there.
+            arguments = {"enable_chunked_prefill": False, "enforce_eager": True, "block_size": 32}
+            arguments["max_num_batched_tokens"] = max(self._cfg.context, 4096)
+        else:
+            arguments = {"gpu_memory_utilization": self._cfg.gpu_memory, "enforce_eager": self._cfg.enforce_eager}
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        return LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(self._model_dir),
+                dtype=self._cfg.dtype,
+                max_model_len=self._cfg.context,
+                max_num_seqs=self._cfg.max_sequences,
+                tensor_parallel_size=self._cfg.tensor_parallel,
+                enable_prefix_caching=self._cfg.prefix_caching,
+                trust_remote_code=self._cfg.trust_remote_code,
+                generation_config="vllm",  # sampling settings come from the request alone
+                logprobs_mode="raw_logprobs",
+                seed=0,
+                disable_log_stats=True,
+                **arguments,
+            )
+        )
+
+    def _take(self, engine: LLMEngine, running: dict[str, _Sample]) -> bool:
+        """Take in what waits (when idle, wait for it); False when the engine is to end."""
+        idle = not engine.has_unfinished_requests()
+        while True:
+            try:
+                item = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            idle = False
+            if item is None:
+                return False
+            if isinstance(item, str):
+                if running.pop(item, None) is not None:
+                    engine.abort_request([item])
+                continue
+            try:
+                engine.add_request(item.id, {"prompt_token_ids": item.ids}, item.params)
+                running[item.id] = item
+            except refusals() as error:
+                _answer(item, refused(error))
+
+    def _step(self, engine: LLMEngine, running: dict[str, _Sample]) -> None:
+        began = time.monotonic()
+        self._stats.slot_steps += self._cfg.max_sequences
+        self._stats.busy_slot_steps += min(engine.get_num_unfinished_requests(), self._cfg.max_sequences)
+        with _TURN:
+            outputs = engine.step()
+        for output in outputs:
+            sample = running.pop(output.request_id, None) if output.finished else None
+            if sample is not None:
+                _answer(sample, output)
+        self._stats.seconds += time.monotonic() - began
+
+    def _drain(self, error: UserError) -> None:
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(item, _Sample):
+                _answer(item, error)
+
+
+def refusals() -> tuple[type[Exception], ...]:
+    """What vLLM raises when it refuses the settings or the prompt of one request."""
+    from vllm.exceptions import VLLMClientError
+
+    return (VLLMClientError, ValueError)
+
+
+def refused(error: Exception) -> EngineError:
+    """The failure of the one request that vLLM refuses."""
+    return EngineError(f"vLLM refuses the request ({first_line(error)})")
+
+
+def _let_llvmlite_be_scanned() -> None:
+    """On a CPU vLLM looks for its kernels in the attributes of everything that is imported.
+
+    llvmlite (numba's, which BM25 imports) answers a request for any attribute with a function, ``__dict__`` included,
+    and vLLM's scan fails on it. Its table of known functions gets the empty dictionary that vLLM expects.
+    """
+    if "llvmlite.binding.ffi" in sys.modules:
+        sys.modules["llvmlite.binding.ffi"].lib._fntab["__dict__"] = {}
+
+
+def _answer(sample: _Sample, result: RequestOutput | Exception) -> None:
+    def settle() -> None:
+        if sample.future.done():
+            return
+        if isinstance(result, Exception):
+            sample.future.set_exception(result)
+        else:
+            sample.future.set_result(result)
+
+    if not sample.loop.is_closed():
+        sample.loop.call_soon_threadsafe(settle)
+
+
+def _shut_down() -> None:
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    while _CLOSED:
+        _CLOSED.pop().engine_core.shutdown()
+    cleanup_dist_env_and_memory()

@@ -1,0 +1,293 @@
+"""ALFWorld itself (Shridhar et al. 2021): its games in its own interpreter, in a process of their own.
+
+An episode (game 3 of seed 0, played by its planner; the room's list is cut)::
+
+    -= Welcome to TextWorld, ALFRED! =-
+
+    You are in the middle of a room. Looking quickly around you, you see a cabinet 3, ..., and a stoveburner 1.
+
+    Your task is to: put a hot potato in garbagecan.
+    > go to fridge 1
+    You arrive at fridge 1. The fridge 1 is closed.
+    > open fridge 1
+    You open the fridge 1. The fridge 1 is open. In it, you see a potato 1.
+    > take potato 1 from fridge 1
+    You pick up the potato 1 from the fridge 1.
+    > go to microwave 1
+    You arrive at microwave 1. The microwave 1 is closed.
+    > heat potato 1 with microwave 1
+    You heat the potato 1 using the microwave 1.
+    > go to garbagecan 1
+    You arrive at garbagecan 1. On the garbagecan 1, you see a lettuce 1.
+    > move potato 1 to garbagecan 1
+    You move the potato 1 to the garbagecan 1.
+
+It answers and is used as the built-in kitchen is (``kitchen.py``); games are the kitchen's own or the downloaded set's
+(``alfworld_games.py``). A game that crashes, hangs or can't be begun is put on a blacklist and ends its episode, no
+other (checklist rows 31 to 33; spec reflect_rl §2, ALFWorld).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.agent import EnvError, Move, Step
+from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
+from selfimprove.envs.alfworld.kitchen import HORIZON, INSTRUCTION
+from selfimprove.envs.alfworld.kitchen_expert import thoughts
+from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_rules import Deed
+from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
+from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
+
+if TYPE_CHECKING:
+    from selfimprove.envs.enumerated_params import EnvParams
+
+T = TypeVar("T")
+LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning
+Split = Literal["train", "valid"]
+Ending = Literal["", "success", "horizon"]
+
+
+class AlfMoment(NamedTuple):
+    """A snapshot: the game, the actions so far (played again to return here), the commands now, how it ended."""
+
+    task: int
+    first: str
+    actions: tuple[str, ...]
+    commands: tuple[str, ...]
+    ending: Ending
+
+
+class AlfWorld:
+    """The environment; copies share the process and the blacklist, and each has games of its own in it.
+
+    ``seed``, ``kinds``, ``thing``, ``place``, ``horizon``: as ``Kitchen`` has them; ``folder``: the downloaded games,
+    None for our own; ``process``, ``blacklist``: shared between copies.
+    """
+
+    name = "alfworld"
+    instruction = INSTRUCTION
+
+    def __init__(
+        self,
+        seed: int = 0,
+        kinds: Sequence[Kind] = KINDS,
+        thing: str | None = None,
+        place: str | None = None,
+        horizon: int = HORIZON,
+        *,
+        folder: Path | None = None,
+        process: AlfWorldProcess | None = None,
+        blacklist: Blacklist | None = None,
+    ) -> None:
+        """Raises: UserError: no such kind, no such game, no step to take, or the folder is no game set."""
+        for kind in kinds:
+            if kind not in KINDS:
+                raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
+        if horizon < 1:
+            raise UserError(f"alfworld: the horizon must be at least 1, not {horizon}.")
+        self._games = make_games(folder, seed, kinds, thing, place)
+        self._horizon = horizon
+        self._process = process if process is not None else AlfWorldProcess()
+        self._blacklist = blacklist if blacklist is not None else Blacklist()
+        self._lives: list[LiveGame] = []  # games in the process, the one used last at the end
+        self._known: tuple[int, AlfGame] | None = None
+        self._now: AlfMoment | None = None
+
+    def task_ids(self, split: Split | None = None) -> Sequence[int]:
+        """The games' numbers, without those on the blacklist. Raises: UserError: no such split."""
+        if split not in (None, *get_args(Split)):
+            raise UserError(f"alfworld: there is no split {split!r}; choose train or valid.")
+        tasks = self._games.task_ids(split)
+        black = self._blacklist.reasons
+        return [task for task in tasks if self._games.id(task) not in black] if black else tasks
+
+    def reset(self, task_id: int) -> str:
+        """Begin: the room, and the task.
+
+        Raises:
+            UserError: no such game, or ALFWorld's environment is missing.
+            EnvError: the game is on the blacklist, or came to be.
+        """
+        game = self._game(task_id)
+        told = self._guarded(game, lambda: self._free().begin(task_id, game))
+        self._now = AlfMoment(task_id, told["text"], (), tuple(told["commands"]), "success" if told["won"] else "")
+        return str(told["text"])
+
+    def step(self, action: str) -> Step:
+        """Act: any of ``valid_actions``; to anything else "Nothing happens." but time passes.
+
+        Raises:
+            EnvError: the game crashed or took too long; it is on the blacklist now.
+        """
+        now = self._moment()
+        if now.ending:
+            return self._answer("Nothing happens.", valid=False)
+        action = action.strip()
+        valid, won, observation, commands = action in now.commands, False, "Nothing happens.", now.commands
+        if valid:
+            told = self._guarded(self._game(now.task), lambda: self._at(now).step(action))
+            observation, commands, won = told["text"], tuple(told["commands"]), told["won"]
+        actions = (*now.actions, action if valid else "")  # what is not understood changes nothing, but time passes
+        ending: Ending = "success" if won else "horizon" if len(actions) >= self._horizon else ""
+        self._now = AlfMoment(now.task, now.first, actions, commands, ending)
+        return self._answer(observation, valid)
+
+    def _answer(self, observation: str, valid: bool) -> Step:
+        now = self._moment()
+        won = now.ending == "success"
+        info = {
+            "raw_score": float(won),
+            "valid": valid,
+            "disaster": False,
+            "terminated": won,
+            "truncated": len(now.actions) >= self._horizon,
+        }
+        return Step(observation, float(won), bool(now.ending), info)
+
+    def snapshot(self) -> AlfMoment:
+        """Strings only, hashable. Raises: as ``reset``, if nothing was begun yet."""
+        return self._moment()
+
+    def restore(self, snapshot: AlfMoment) -> None:
+        """See ``AgentEnv``. The actions are played again when the next one needs it."""
+        self._now = snapshot
+
+    def valid_actions(self) -> list[str]:
+        """The admissible commands, sorted as ALFWorld sorts them; [] at the end."""
+        now = self._moment()
+        return [] if now.ending else list(now.commands)
+
+    def oracle(self) -> list[str]:
+        """The planner's way to the goal from here, whether or not the horizon allows it; [] at the end or if none.
+
+        Planned anew at each call, so that it depends on nothing but where we are.
+        """
+        now = self._moment()
+        if now.ending:
+            return []
+        game = self._game(now.task)
+        return list(self._guarded(game, lambda: self._at(now).plan()))
+
+    def expert(self) -> list[Move]:
+        """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
+        way, now = self.oracle(), self._moment()
+        if len(way) > self._horizon - len(now.actions):
+            return []
+        return [Move(*move) for move in zip(explained(self._game(now.task), way), way, strict=True)]
+
+    def close(self) -> None:
+        """Leave the games in the process; the process goes on for the others."""
+        for live in self._lives:
+            live.close()
+        self._lives.clear()
+
+    def _game(self, task: int) -> AlfGame:
+        if self._known is None or self._known[0] != task:
+            self._known = task, self._games.game(task)
+        return self._known[1]
+
+    def _moment(self) -> AlfMoment:
+        if self._now is None:
+            self.reset(self.task_ids()[0])
+        assert self._now is not None
+        return self._now
+
+    def _at(self, now: AlfMoment) -> LiveGame:
+        """The game in the process, brought to this moment."""
+        done = [action for action in now.actions if action]
+        near = [live for live in self._lives if live.follows(now.task, done)]
+        if near:
+            live = max(near, key=lambda live: len(live.actions))
+            self._lives.remove(live)
+            self._lives.append(live)
+        else:
+            live = self._free()
+            live.begin(now.task, self._game(now.task))
+        for action in done[len(live.actions) :]:
+            live.step(action)
+        return live
+
+    def _free(self) -> LiveGame:
+        """A game to begin: a new one, or the one that was used longest ago."""
+        self._lives.append(LiveGame(self._process) if len(self._lives) < LIVES else self._lives.pop(0))
+        return self._lives[-1]
+
+    def _guarded(self, game: AlfGame, ask: Callable[[], T]) -> T:
+        """Ask; where the process is found dead, once more in a new one. Then the game is to blame."""
+        if game.id in self._blacklist.reasons:
+            raise EnvError(f"alfworld: the game {game.id} is on the blacklist: {self._blacklist.reasons[game.id]}")
+        reason: EnvError
+        try:
+            return ask()
+        except GameFailed as error:
+            reason = error
+        except ProcessGone as error:
+            reason = error
+            if not error.late:
+                try:
+                    return ask()
+                except (GameFailed, ProcessGone) as again:
+                    reason = again
+        self._blacklist.add(game.id, str(reason))
+        raise EnvError(f"alfworld: the game {game.id} goes to the blacklist: {reason}") from None
+
+
+def explained(game: AlfGame, way: Sequence[str]) -> list[str]:
+    """A sentence for each command of a plan: the kitchen's, which say what the player hopes, not what is known."""
+    things: list[str] = []
+    receptacles: list[str] = []
+    deeds = [_deed(command, things, receptacles) for command in way]
+    return thoughts(Game(0, game.goal, game.sentence, tuple(receptacles), tuple(things), ()), deeds)
+
+
+def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
+    """A command's words as the kitchen has them; names are added to the lists."""
+
+    def at(names: list[str], name: str) -> int:
+        if name not in names:
+            names.append(name)
+        return names.index(name)
+
+    verb, *words = command.split()
+    first, last = " ".join(words[:2]), " ".join(words[-2:])
+    if verb in ("go", "open", "close"):
+        return Deed("go" if verb == "go" else verb, receptacle=at(receptacles, last))
+    if verb == "use":
+        return Deed(verb, at(things, first))
+    if verb == "slice":
+        return Deed(verb, at(things, first), knife=at(things, last))
+    if verb in ("take", "move", "clean", "heat", "cool"):
+        return Deed(verb, at(things, first), at(receptacles, last))
+    return Deed(verb)
+
+
+def make_textworld(params: EnvParams, horizon: int) -> AlfWorld:
+    """ALFWorld with the goals, games, time limit and blacklist of the params; all copies share one process.
+
+    Raises:
+        UserError: as ``AlfWorld`` and ``Blacklist``. A missing environment: at ``reset``.
+    """
+    folder = None if params.games is None else Path(params.games)
+    blacklist = Blacklist(None if params.blacklist is None else Path(params.blacklist), folder)
+    process = _process(params.step_seconds)
+    return AlfWorld(
+        params.seed,
+        params.kinds,
+        params.thing,
+        params.place,
+        horizon,
+        folder=folder,
+        process=process,
+        blacklist=blacklist,
+    )
+
+
+@lru_cache(maxsize=1)
+def _process(seconds: float) -> AlfWorldProcess:
+    return AlfWorldProcess(seconds=seconds)

@@ -1,0 +1,239 @@
+"""Which games ALFWorld plays: our own, made from a number, or the downloaded set's, read from a folder and left as is.
+
+The downloaded set (``alfworld-download``) is a folder a game::
+
+    json_2.1.1/train/pick_heat_then_place_in_recep-Egg-None-Fridge-13/trial_T20190908_.../
+        traj_data.json  initial_state.pddl  game.tw-pddl
+
+Only the problem and the task's sentence are taken from there. The original leaves out games about things that are
+sliced or that hold others, and games that its own planner did not solve; and it writes ``game.tw-pddl`` into the set
+where that is missing (spec reflect_rl §6, trap 27), where we read ``initial_state.pddl``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
+from selfimprove.core.seeds import rng
+from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, choices, make_game
+from selfimprove.envs.alfworld.kitchen_things import KINDS, SENTENCES, Goal, Kind
+from selfimprove.envs.alfworld.pddl import problem
+
+TYPES: Mapping[str, Kind] = {
+    "pick_and_place_simple": "pick_and_place",
+    "look_at_obj_in_light": "look_in_light",
+    "pick_clean_then_place_in_recep": "clean",
+    "pick_heat_then_place_in_recep": "heat",
+    "pick_cool_then_place_in_recep": "cool",
+    "pick_two_obj_and_place": "pick_two",
+}
+"""ALFWorld's names of the six task types, and ours."""
+
+_SENTENCE = re.compile(r"Your task is to: ([^\"\\\n#{}\[\]|]{1,200}?)\.(?=[\"\\\n]|$)")  # of a game's grammar
+_SLICED_OR_MOVED = re.compile(r"movable|Sliced")  # anywhere in the path, as the original has it
+
+
+@dataclass(frozen=True)
+class AlfGame:
+    """One game: its id in logs and on the blacklist, its goal and sentence, its PDDL problem."""
+
+    id: str
+    goal: Goal
+    sentence: str
+    problem: str
+
+
+class Games(Protocol):
+    """A list of games, numbered for good."""
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """Their numbers: all, or those to learn from (``train``) or to be tested on (``valid``)."""
+        ...
+
+    def id(self, task: int) -> str:
+        """What logs and the blacklist call it."""
+        ...
+
+    def game(self, task: int) -> AlfGame:
+        """One of them. Raises: UserError: there is none of that number, or its files are no game."""
+        ...
+
+
+class GeneratedGames:
+    """The built-in kitchen's games, number for number, in ALFWorld's format."""
+
+    def __init__(self, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None) -> None:
+        """Raises: UserError: no game has these kinds, that thing and that place."""
+        self._kinds = [kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)]
+        if not self._kinds:
+            raise UserError(_nothing(kinds, thing, place))
+        self._seed, self._thing, self._place = seed, thing, place
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """See ``Games``."""
+        tasks = {"train": TRAIN, "valid": VALID}.get(split or "", range(TRAIN.start, VALID.stop))
+        return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
+
+    def id(self, task: int) -> str:
+        """See ``Games``."""
+        asked = "".join(f"-{word}" for word in (self._thing, self._place) if word)
+        return f"kitchen-{self._seed}-{task}{asked}"
+
+    def game(self, task: int) -> AlfGame:
+        """See ``Games``."""
+        if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
+            raise UserError(f"alfworld: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
+        game = make_game(self._seed, task, self._thing, self._place)
+        return AlfGame(self.id(task), game.goal, game.sentence, problem(game))
+
+
+class DownloadedGames:
+    """The games in a folder, numbered in the order of their paths; nothing in it is ever written."""
+
+    def __init__(
+        self, folder: Path, kinds: Sequence[Kind] = KINDS, thing: str | None = None, place: str | None = None
+    ) -> None:
+        """Look for games.
+
+        Raises:
+            UserError: it can't be read, holds no games, or none with these kinds, that thing and that place.
+        """
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no folder; name the one that alfworld-download filled, or leave it out.")
+        self.folder = folder
+        found = sorted(
+            os.path.relpath(place_, folder)
+            for place_, _, files in os.walk(folder)
+            if "traj_data.json" in files and {"game.tw-pddl", "initial_state.pddl"} & set(files)
+        )
+        if not found:
+            raise UserError(
+                f"{folder}: holds no ALFWorld games (folders with traj_data.json and game.tw-pddl or "
+                "initial_state.pddl); name the folder that alfworld-download filled."
+            )
+        self._found: list[tuple[str, Goal]] = []
+        for path in found:
+            goal = None if _SLICED_OR_MOVED.search(path) else _goal(folder / path)
+            asked = goal is not None and goal.kind in kinds and thing in (None, goal.thing)
+            if goal is not None and asked and place in (None, goal.place) and _solvable(folder / path):
+                self._found.append((path, goal))
+        if not self._found:
+            raise UserError(f"{folder}: {_nothing(kinds, thing, place)}")
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """See ``Games``. ``valid``: the folders valid_seen and valid_unseen; ``train``: all others."""
+        return [
+            task
+            for task, (path, _) in enumerate(self._found)
+            if split is None or (split == "valid") == any(part.startswith("valid") for part in Path(path).parts)
+        ]
+
+    def id(self, task: int) -> str:
+        """See ``Games``."""
+        return Path(self._found[task][0]).as_posix() if 0 <= task < len(self._found) else str(task)
+
+    def game(self, task: int) -> AlfGame:
+        """See ``Games``."""
+        if not 0 <= task < len(self._found):
+            raise UserError(f"{self.folder}: there is no game {task!r}; there are {len(self._found)}.")
+        path, goal = self._found[task]
+        made = _read(self.folder / path / "game.tw-pddl")
+        text = made.get("pddl_problem")
+        if not isinstance(text, str):
+            text = _text(self.folder / path / "initial_state.pddl")
+        match = _SENTENCE.search(str(made.get("grammar", "")))
+        chance = rng("alfworld sentence", path)
+        sentence = chance.choice(SENTENCES[goal.kind]).format(thing=goal.thing, place=goal.place)
+        return AlfGame(self.id(task), goal, match[1] if match else sentence, text)
+
+
+class Blacklist:
+    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again (row 33)."""
+
+    def __init__(self, path: Path | None = None, games: Path | None = None) -> None:
+        """Raises: UserError: the file is something else, or would lie in the folder of the games."""
+        self._path, self.reasons = path, dict[str, str]()
+        if path is None:
+            return
+        if games is not None and path.resolve().is_relative_to(games.resolve()):
+            raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
+        if path.exists():
+            try:
+                self.reasons = {str(key): str(value) for key, value in load_json(path).items()}
+            except (OSError, ValueError, AttributeError):
+                raise UserError(f"{path}: not a blacklist (JSON, game: reason); mend or delete it.") from None
+
+    def add(self, game: str, reason: str) -> None:
+        """Remember a game, at once."""
+        self.reasons[game] = reason
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+            new.write_text(json.dumps(dict(sorted(self.reasons.items())), indent=1) + "\n", encoding="utf-8")
+            os.replace(new, self._path)
+
+
+def make_games(
+    folder: Path | None, seed: int, kinds: Sequence[Kind], thing: str | None, place: str | None
+) -> GeneratedGames | DownloadedGames:
+    """The games of a folder, or our own where there is none. A folder is looked through once a process.
+
+    Raises:
+        UserError: as ``GeneratedGames`` and ``DownloadedGames``.
+    """
+    if folder is None:
+        return GeneratedGames(seed, kinds, thing, place)
+    return _downloaded(folder, tuple(kinds), thing, place)
+
+
+@lru_cache(maxsize=4)
+def _downloaded(folder: Path, kinds: tuple[Kind, ...], thing: str | None, place: str | None) -> DownloadedGames:
+    return DownloadedGames(folder, kinds, thing, place)
+
+
+def _goal(folder: Path) -> Goal | None:
+    """What a game is about; None if it is of none of the six types."""
+    data = _read(folder / "traj_data.json")
+    kind, wanted = TYPES.get(str(data.get("task_type"))), data.get("pddl_params")
+    if kind is None or not isinstance(wanted, dict) or wanted.get("object_sliced"):
+        return None
+    target = wanted.get("toggle_target") if kind == "look_in_light" else wanted.get("parent_target")
+    return Goal(kind, str(wanted.get("object_target", "")).lower(), str(target or "").lower())
+
+
+def _solvable(folder: Path) -> bool:
+    """False where the set says that its planner failed; a game that it has not made yet is tried."""
+    made = folder / "game.tw-pddl"
+    return not made.is_file() or _read(made).get("solvable") is not False
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON object; {} if there is no such file. Raises: UserError: it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = load_json(path)
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path}: not a readable JSON file; download the game set again.") from None
+    return value if isinstance(value, dict) else {}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        raise UserError(f"{path}: can't be read as text; download the game set again.") from None
+
+
+def _nothing(kinds: Sequence[Kind], thing: str | None, place: str | None) -> str:
+    asked = f"thing {thing!r} and place {place!r}" if thing or place else f"kind ({', '.join(kinds)})"
+    return f"alfworld: no game has the asked-for {asked}; choose others."

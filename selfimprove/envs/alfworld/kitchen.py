@@ -1,0 +1,201 @@
+"""A text kitchen in ALFWorld's format (Shridhar et al. 2021), built in: six kinds of goals, thousands of games.
+
+An episode (game 693 of seed 0, played by the expert; long lines are broken)::
+
+    -= Welcome to TextWorld, ALFRED! =-
+
+    You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, a
+    coffeemachine 1, a countertop 1, a diningtable 1, a drawer 1, a fridge 1, a garbagecan 1, a microwave 1, a
+    sinkbasin 1, a stoveburner 2, and a stoveburner 1.
+
+    Your task is to: heat some plate and put it in cabinet.
+    Thought: A plate may be at the fridge 1, so I go there.
+    Action: go to fridge 1
+    You arrive at fridge 1. The fridge 1 is closed.
+    Thought: I open the fridge 1.
+    Action: open fridge 1
+    You open the fridge 1. The fridge 1 is open. In it, you see a plate 1, and a winebottle 1.
+    Thought: Here is a plate, so I take it.
+    Action: take plate 1 from fridge 1
+    You pick up the plate 1 from the fridge 1.
+    Thought: I have the plate, so I take it to the microwave 1.
+    Action: go to microwave 1
+    You arrive at microwave 1. The microwave 1 is closed.
+    Thought: I heat the plate in the microwave 1.
+    Action: heat plate 1 with microwave 1
+    You heat the plate 1 using the microwave 1.
+    Thought: With the plate in hand I walk to the cabinet 2.
+    Action: go to cabinet 2
+    You arrive at cabinet 2. The cabinet 2 is closed.
+    Thought: The cabinet 2 is closed, so I open it.
+    Action: open cabinet 2
+    You open the cabinet 2. The cabinet 2 is open. In it, you see nothing.
+    Thought: I leave the plate here.
+    Action: move plate 1 to cabinet 2
+    You move the plate 1 to the cabinet 2.
+
+The rules and the wording are ALFWorld 0.4's (``kitchen_rules.py``), a step takes microseconds instead of its 50 to
+190 ms, and every game is made from its number alone. Reaching the goal brings reward 1 and ends the episode; every
+other step brings 0 and costs nothing (spec §2, ALFWorld).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal, NamedTuple, get_args
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.alfworld.kitchen_expert import plan, thoughts
+from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, Game, choices, make_game
+from selfimprove.envs.alfworld.kitchen_rules import Deed, Scene, command, deeds, do, first_scene, is_won, look
+from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
+
+Split = Literal["train", "valid"]
+Ending = Literal["", "success", "horizon"]
+
+HORIZON = 15
+
+INSTRUCTION = """\
+You are in a kitchen and have a task. You can carry one object at a time. Actions:
+go to {place} · open {place} · close {place} · examine {object in hand, or place}
+take {object} from {place} · move {object} to {place} · use {lamp}
+clean {object} with {sinkbasin} · heat {object} with {microwave} · cool {object} with {fridge}
+slice {object} with {knife} · look · inventory · help
+Objects and places are named with their numbers, as in: take mug 1 from shelf 2
+Answer each time with a thought and one action:
+Thought: why
+Action: the action"""
+
+
+class Moment(NamedTuple):
+    """A snapshot: which game, its scene, how many actions were taken, and how it ended."""
+
+    task: int
+    scene: Scene
+    steps: int
+    ending: Ending
+
+
+class Kitchen:
+    """The environment; copies share games, which never change, and nothing else.
+
+    ``kinds``: which goals there are; ``thing``, ``place``: the goal's, if it is to be always the same, as the paper's
+    tomato in the microwave; ``horizon``: after so many actions the episode is cut.
+    """
+
+    name = "kitchen"
+    instruction = INSTRUCTION
+
+    def __init__(
+        self,
+        seed: int = 0,
+        kinds: Sequence[Kind] = KINDS,
+        thing: str | None = None,
+        place: str | None = None,
+        horizon: int = HORIZON,
+    ) -> None:
+        """Raises: UserError: no such kind, no goal with that thing and place, or no step to take."""
+        for kind in kinds:
+            if kind not in KINDS:
+                raise UserError(f"kitchen: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
+        self._kinds = tuple(
+            kind for number, kind in enumerate(KINDS) if kind in kinds and choices(number, thing, place)
+        )
+        if not self._kinds:
+            asked = f"thing {thing!r} and place {place!r}" if thing or place else "kind"
+            raise UserError(f"kitchen: no game has the asked-for {asked}; choose others.")
+        if horizon < 1:
+            raise UserError(f"kitchen: the horizon must be at least 1, not {horizon}.")
+        self._seed, self._thing, self._place, self._horizon = seed, thing, place, horizon
+        self._game = self._game_of(self.task_ids()[0])
+        self._now = Moment(self._game.task, first_scene(self._game), 0, "")
+
+    def task_ids(self, split: Split | None = None) -> Sequence[int]:
+        """The games' numbers; a game's kind is its number modulo 6. ``valid`` has kitchens that ``train`` hasn't."""
+        if split not in (None, *get_args(Split)):
+            raise UserError(f"kitchen: there is no split {split!r}; choose train or valid.")
+        tasks = {"train": TRAIN, "valid": VALID, None: range(TRAIN.start, VALID.stop)}[split]
+        if len(self._kinds) == len(KINDS):
+            return tasks
+        return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
+
+    def reset(self, task_id: int) -> str:
+        """Begin in the middle of the room: what can be seen, and the task.
+
+        Raises:
+            UserError: no such game.
+        """
+        if not 0 <= task_id < VALID.stop or KINDS[task_id % len(KINDS)] not in self._kinds:
+            raise UserError(
+                f"kitchen: there is no game {task_id!r} of {', '.join(self._kinds)}; task_ids() lists what there is."
+            )
+        game = self._game_of(task_id)
+        self.restore(Moment(task_id, first_scene(game), 0, ""))
+        room = look(game, first_scene(game))
+        return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {game.sentence}."
+
+    def step(self, action: str) -> Step:
+        """Act: any of ``valid_actions``; to anything else "Nothing happens." but time passes.
+
+        After the end nothing happens any more.
+        """
+        now, game = self._now, self._game
+        if now.ending:
+            return self._answer("Nothing happens.", valid=False)
+        deed = _commands(game, now.scene).get(action.strip())
+        scene, observation = now.scene, "Nothing happens."
+        if deed is not None:
+            scene, observation = do(game, scene, deed)
+        ending: Ending = "success" if is_won(game, scene) else "horizon" if now.steps + 1 >= self._horizon else ""
+        self._now = Moment(now.task, scene, now.steps + 1, ending)
+        return self._answer(observation, valid=deed is not None)
+
+    def _answer(self, observation: str, valid: bool) -> Step:
+        won, late = self._now.ending == "success", self._now.steps >= self._horizon
+        info = {
+            "raw_score": float(won),
+            "valid": valid,
+            "disaster": False,
+            "terminated": won,
+            "truncated": late,
+        }
+        return Step(observation, float(won), bool(self._now.ending), info)
+
+    def snapshot(self) -> Moment:
+        """Numbers only, hashable."""
+        return self._now
+
+    def restore(self, snapshot: Moment) -> None:
+        """See ``AgentEnv``."""
+        self._now = snapshot
+        self._game = self._game_of(snapshot.task)
+
+    def _game_of(self, task: int) -> Game:
+        return make_game(self._seed, task, self._thing, self._place)
+
+    def valid_actions(self) -> list[str]:
+        """The admissible commands, sorted as ALFWorld sorts them; [] at the end."""
+        return [] if self._now.ending else list(_commands(self._game, self._now.scene))
+
+    def oracle(self) -> list[str]:
+        """The fewest commands to the goal from here, whether or not the horizon allows them; [] at the end."""
+        return [command(self._game, deed) for deed in self._plan()]
+
+    def expert(self) -> list[Move]:
+        """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
+        way = self._plan()
+        if len(way) > self._horizon - self._now.steps:
+            return []
+        said = thoughts(self._game, way)
+        return [Move(thought, command(self._game, deed)) for thought, deed in zip(said, way, strict=True)]
+
+    def _plan(self) -> list[Deed]:
+        return [] if self._now.ending else plan(self._game, self._now.scene)
+
+
+@lru_cache(maxsize=1 << 12)
+def _commands(game: Game, scene: Scene) -> dict[str, Deed]:
+    """Every admissible command, sorted, with what it means; asked for twice a step, before and after."""
+    return dict(sorted((command(game, deed), deed) for deed in deeds(game, scene)))

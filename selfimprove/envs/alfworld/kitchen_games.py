@@ -1,0 +1,114 @@
+"""The kitchen's games: rooms, things and a goal, made from a task's number alone (checklist row 31, built-in).
+
+Game 4 of seed 0, for instance: "cool some plate and put it in microwave", with 11 things in 13 receptacles.
+A game never changes; what changes in play is a ``Scene`` (``kitchen_rules.py``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.alfworld.kitchen_things import (
+    HOLDS,
+    KINDS,
+    LAMP,
+    LAMP_STANDS,
+    OPENABLE,
+    RECEPTACLES,
+    SENTENCES,
+    THINGS,
+    Goal,
+    goals,
+)
+
+TRAIN, VALID = range(6000), range(6000, 6600)  # kitchens to learn in, and others to be tested in
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game. Receptacles and things are named by their index here; ``first``: in which receptacle each thing is."""
+
+    task: int
+    goal: Goal
+    sentence: str
+    receptacles: tuple[str, ...]
+    things: tuple[str, ...]
+    first: tuple[int, ...]
+
+    @cached_property
+    def receptacle_kinds(self) -> tuple[str, ...]:
+        """``fridge`` for ``fridge 1``."""
+        return tuple(name.split()[0] for name in self.receptacles)
+
+    @cached_property
+    def thing_kinds(self) -> tuple[str, ...]:
+        """``apple`` for ``apple 2``."""
+        return tuple(name.split()[0] for name in self.things)
+
+    def can_open(self, receptacle: int) -> bool:
+        """Whether it has a door; all doors are closed at first."""
+        return self.receptacle_kinds[receptacle] in OPENABLE
+
+    def fits(self, thing: int, receptacle: int) -> bool:
+        """Whether the thing may be put there."""
+        return self.thing_kinds[thing] in HOLDS[self.receptacle_kinds[receptacle]]
+
+
+def choices(task: int, thing: str | None, place: str | None) -> list[Goal]:
+    """The goals that a task may have, if ``thing`` and ``place`` are asked for."""
+    return [
+        goal for goal in goals(KINDS[task % len(KINDS)]) if thing in (None, goal.thing) and place in (None, goal.place)
+    ]
+
+
+@lru_cache(maxsize=1 << 12)
+def make_game(seed: int, task: int, thing: str | None = None, place: str | None = None) -> Game:
+    """The game of a task: the same for the same arguments, in every process. ``thing``, ``place``: the goal's.
+
+    Raises:
+        UserError: no goal of this task's kind has that thing and place.
+    """
+    possible = choices(task, thing, place)
+    if not possible:
+        kind = KINDS[task % len(KINDS)]
+        raise UserError(f"kitchen: no {kind} game has the thing {thing!r} and the place {place!r}; choose others.")
+    chance = rng("kitchen", seed, task, thing, place)
+    goal = chance.choice(possible)
+    receptacles = _room(goal, chance)
+    things = _things(goal, chance)
+    first = []
+    for thing_name in things:
+        fit = [i for i, name in enumerate(receptacles) if _may_begin(thing_name.split()[0], name.split()[0], goal)]
+        first.append(chance.choice(fit))
+    words = chance.choice(SENTENCES[goal.kind]).format(thing=goal.thing, place=goal.place)
+    return Game(task, goal, words, tuple(receptacles), tuple(things), tuple(first))
+
+
+def _room(goal: Goal, chance: random.Random) -> list[str]:
+    """The receptacles' names in ALFWorld's order: by kind, the highest number first."""
+    counts = {kind: chance.randint(*between) for kind, between in RECEPTACLES.items()}
+    if goal.place in counts:
+        counts[goal.place] = max(counts[goal.place], 1)
+    return [f"{kind} {number}" for kind in sorted(counts) for number in range(counts[kind], 0, -1)]
+
+
+def _things(goal: Goal, chance: random.Random) -> list[str]:
+    """The things' names in the same order: what the goal needs, sometimes one more of it, and six to nine others."""
+    counts = Counter({goal.thing: (2 if goal.kind == "pick_two" else 1) + (chance.random() < 0.3)})
+    if goal.kind == "look_in_light":
+        counts[LAMP] = 1
+    for other in chance.sample(sorted(THINGS - {goal.thing}), chance.randint(6, 9)):
+        counts[other] = 1 + (chance.random() < 0.2)
+    return [f"{kind} {number}" for kind in sorted(counts) for number in range(counts[kind], 0, -1)]
+
+
+def _may_begin(kind: str, where: str, goal: Goal) -> bool:
+    """Things begin where they fit; those of the goal elsewhere than where they have to come to."""
+    if kind == LAMP:
+        return where in LAMP_STANDS
+    return kind in HOLDS[where] and not (kind == goal.thing and where == goal.place)

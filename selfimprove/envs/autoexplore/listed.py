@@ -1,0 +1,214 @@
+"""AutoExplore with labels, depth levels and a teacher that analyses without choosing (spec reflect_rl §1, §2).
+
+What the teacher says in the episode of ``autoexplore/env.py``, had it read README.md first::
+
+    README.md does not answer the task. The task speaks of events, and core sounds like that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, Moment
+from selfimprove.envs.autoexplore.expert import plan, shared_word
+from selfimprove.envs.autoexplore.questions import make_tasks
+from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
+from selfimprove.envs.autoexplore.tasks import Task, depth_levels, reachable, read_tasks
+from selfimprove.envs.enumerated import LABELS, Last, Played, State
+
+if TYPE_CHECKING:
+    from selfimprove.envs.enumerated_params import EnvParams
+
+TASKS_FILE = "tasks.json"
+
+_WRONG: Mapping[str, tuple[str, ...]] = {
+    "cat": ("{name} does not answer the task.", "What {name} says is not what the task asks for."),
+    "cd": ("That folder leads away from the answer.", "The answer does not lie that way."),
+    "": ("The last command did not help.", "That brought nothing."),
+}
+_SEEN: Mapping[str, tuple[str, ...]] = {
+    "cd ..": (
+        "Nothing in this folder fits the task; the answer lies elsewhere.",
+        "This folder does not lead to the answer.",
+    ),
+    "cd": (
+        "No file here fits the task, so the answer should lie deeper, perhaps in {name}.",
+        "Of the folders here, {name} may hold what the task asks for.",
+    ),
+    "cd, shared": (
+        "The task speaks of {word}, and {name} sounds like that.",
+        "{name} is the folder whose name comes nearest to {word} in the task.",
+    ),
+    "cat": (
+        "{name} could hold the answer and has not been read.",
+        "It is not known yet what is in {name}, which could be the answer.",
+    ),
+    "cat, shared": (
+        "The task speaks of {word}, which {name} sounds like, and it has not been read.",
+        "{name} sounds like {word} in the task, but what it says is not known yet.",
+    ),
+    "id": ("{name} has been read, and it fits the task.", "What {name} says is what the task asks for."),
+}
+
+
+class EnumeratedAutoExplore:
+    """Implements ``EnumeratedEnv`` over an ``AutoExplore``. ``levels``: the depth curriculum's buckets of tasks."""
+
+    name = "autoexplore"
+    instruction = ""
+    heading = ACTION_HEADING
+
+    def __init__(
+        self, game: AutoExplore, labels: Sequence[str], levels: Mapping[str, frozenset[int]], level: int = -1
+    ) -> None:
+        """``level``: only this one of the levels; -1: all. Raises: UserError: no such level."""
+        if level >= len(levels):
+            raise UserError(
+                f"reflect_rl.env.curriculum_index: these tasks have the levels 0 to {len(levels) - 1}, not {level}; "
+                "choose one."
+            )
+        self._game, self.labels, self.horizon = game, tuple(labels), game.horizon
+        self._buckets = dict(levels)
+        self.levels = tuple(levels) if level < 0 else (tuple(levels)[level],)
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """Indices into the tasks, of every split: which is for what, the panels say."""
+        return self._game.task_ids()
+
+    def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
+        """See ``EnumeratedEnv``: a task belongs to the bucket of its target's depth, once (§6, trap 18)."""
+        if level and level not in self._buckets:
+            raise UserError(f"autoexplore has no level {level!r}; choose one of {', '.join(self._buckets)}.")
+        return [task for task in tasks if not level or task in self._buckets[level]]
+
+    def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
+        """See ``EnumeratedEnv``; a level says which tasks are played, and changes nothing in one."""
+        self.level_tasks(level, ())
+        self._game.reset(task_id, episode)
+        return self.state()
+
+    def state(self) -> State:
+        """See ``EnumeratedEnv``; split at the last heading, since a file that was read may hold one, too [R]."""
+        pre, heading, actions = self._game.observation().rpartition(ACTION_HEADING)
+        return State(pre, heading + actions, tuple(self.commands()))
+
+    def commands(self) -> dict[str, str]:
+        """See ``EnumeratedEnv``."""
+        return {choice.label: choice.action.text for choice in self._game.choices()}
+
+    def step(self, label: str) -> Played:
+        """See ``EnumeratedEnv``; labels are read as the spec accepts them (§2, Accepted labels)."""
+        step = self._game.step(label)
+        now = self._game.snapshot()
+        success = bool(step.info["success"])
+        return Played(step.info["cost"], step.done, success, step.info["valid"], now.result, now.identified)
+
+    def oracle(self) -> list[str]:
+        """See ``EnumeratedEnv``; the target is read before it is named, unless only naming it is still possible."""
+        now = self._game.snapshot()
+        if now.done:
+            return []
+        left = self.horizon - now.steps
+        targets = self._game.targets()
+        way = plan(now.cwd, targets, now.seen, left) or plan(now.cwd, targets, now.seen, 2 * len(now.history) + 1000)
+        return [action.text for action in way]
+
+    def explain(self, last: Last | None, *key: object) -> str:
+        """What is promising here and why; the command itself is not chosen (spec §1, Data with negatives)."""
+        words = rng("autoexplore reflection", *key)
+        said = []
+        if last is not None and not last.helped:
+            kind, _, operand = last.command.partition(" ")
+            said.append(words.choice(_WRONG.get(kind, _WRONG[""])).format(name=operand))
+        way = self.oracle()
+        if way:
+            kind, _, operand = way[0].partition(" ")
+            word = ""
+            if way[0] == "cd ..":
+                kind = "cd .."
+            elif kind != "id" and (word := shared_word(self._game.question(), operand)):
+                kind += ", shared"
+            said.append(words.choice(_SEEN[kind]).format(name=operand, word=word))
+        return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
+        return False
+
+    def snapshot(self) -> Moment:
+        """See ``AutoExplore``."""
+        return self._game.snapshot()
+
+    def restore(self, snapshot: Moment) -> None:
+        """See ``EnumeratedEnv``."""
+        self._game.restore(snapshot)
+
+    def copy(self) -> EnumeratedAutoExplore:
+        """See ``EnumeratedEnv``; what the two share is put into the moment before each use."""
+        other = copy.copy(self)
+        other._game = copy.copy(self._game)
+        return other
+
+
+def make_autoexplore(params: EnvParams, folder: Path | None = None, *, training: bool = False) -> EnumeratedAutoExplore:
+    """The environment over the repositories of the params; tasks are read from ``folder``, or made from templates.
+
+    Raises:
+        UserError: nothing to explore, no tasks, or one whose repository or target is missing.
+    """
+    repos = repositories(params)
+    tasks = read_tasks(folder / TASKS_FILE) if folder is not None else template_tasks(params, repos)
+    labels = LABELS[params.labels]
+    game = AutoExplore(
+        tasks,
+        repos,
+        horizon=params.horizon,
+        leaveout_prob=params.leaveout_prob if training else 0.0,
+        shuffle_action=params.shuffle_action,
+        easy=params.easy,
+        first_step=params.first_step,
+        union_targets=params.union_targets,
+        keyword_costs=params.keyword_costs,
+        seed=params.seed,
+        labels=labels,
+    )
+    levels = level_names(tasks, params.merge_first_two, params.merge_after_first_k)
+    return EnumeratedAutoExplore(game, labels, levels, params.curriculum_index)
+
+
+def repositories(params: EnvParams) -> Mapping[str, Repo]:
+    """The folder's repositories, or Python packages of this machine; listed once a process."""
+    return _repositories(params.repos, params.packages, params.seed, params.min_files, params.max_files)
+
+
+@lru_cache(maxsize=4)
+def _repositories(folder: str | None, packages: int, seed: int, min_files: int, max_files: int) -> Mapping[str, Repo]:
+    if folder is not None:
+        return open_repos(folder)
+    return installed_repos(packages, seed, min_files, max_files)
+
+
+def template_tasks(params: EnvParams, repos: Mapping[str, Repo]) -> list[Task]:
+    """Tasks from docstrings, headings, columns and settings, whose targets can be named with the params' labels."""
+    made = make_tasks(repos, params.seed, params.per_file, params.files_per_repo, params.max_level)
+    most = len(LABELS[params.labels])
+    return [task for task in made if reachable(repos[task.root], task.filename, most)]
+
+
+def level_names(tasks: Sequence[Task], merge_first_two: bool, merge_after_first_k: int) -> dict[str, frozenset[int]]:
+    """Level -> tasks of it, shallow first: ``depth0``, ``depth1``, ``depth2-5`` where depths were merged."""
+    where: dict[int, list[int]] = {}
+    for number, task in enumerate(tasks):
+        where.setdefault(task.depth, []).append(number)
+    levels = {}
+    for bucket in depth_levels(tasks, merge_first_two, merge_after_first_k):
+        depths = sorted({task.depth for task in bucket})
+        name = f"depth{depths[0]}" if len(depths) == 1 else f"depth{depths[0]}-{depths[-1]}"
+        levels[name] = frozenset(number for depth in depths for number in where[depth])
+    return levels

@@ -1,0 +1,222 @@
+r"""GSM8K: grade-school word problems with a number for an answer (Cobbe et al. 2021, MIT licence).
+
+An episode (the first row of the training file, two turns)::
+
+    user       Great job! You've successfully answered the question. Now, let's move on to the next one.
+               Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many
+               clips did Natalia sell altogether in April and May?
+    assistant  Half of 48 is 22. 48 + 22 = 70. The answer is \boxed{70}.
+    user       The answer is incorrect. Please try again. Here's the question: Natalia sold clips to 48 of ...
+    assistant  48 / 2 = 24 in May. 48 + 24 = 72. The answer is \boxed{72}.
+    gold       Natalia sold 48/2 = <<48/2=24>>24 clips in May.
+               Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.
+               #### 72
+
+Rewards: 1 right, 0 wrong, -1 no number in the last box (RISE spec §2, Environments). Annotations such as
+``<<48/2=24>>`` are text and are never computed (trap 2).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.math.base import Grade, Ids, Problem, text_field
+from selfimprove.envs.math.boxes import last_box
+
+_ANNOTATION = re.compile(r"<<[^<>]*>>")
+_GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^*.]|[eE][-+]?[0-9])")
+
+
+def parse_gold(answer: str) -> str | None:
+    """The signed number after the last ``####``, commas removed ("#### 1,080" -> "1080"); None if there is none.
+
+    Source: RISE spec §2, GSM8K gold (trap 1: the original stopped at the comma).
+    """
+    _, mark, tail = answer.rpartition("####")
+    match = _GOLD.match(tail.replace(",", "")) if mark else None
+    return None if match is None else _canonical(match[1] + match[2])
+
+
+def extract_strict(attempt: str) -> str | None:
+    r"""The integer in the last box, commas removed; anything else there is no answer (the original's reading).
+
+    A box is ``boxed{``, with or without a backslash, up to the first closing brace, and not empty: ``\boxed 18`` and
+    ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. Digits are ASCII here.
+    """
+    # Every box that is closed is closed by the last brace at the latest: searched up to there, time is linear.
+    boxes = _STRICT_BOX.findall(attempt[: attempt.rfind("}") + 1])
+    number = boxes[-1].replace(",", "").strip() if boxes else ""
+    try:
+        return str(int(number)) if number.isascii() else None
+    except ValueError:
+        return None
+
+
+_STRICT_BOX = re.compile(r"boxed\{([^}]+)\}")
+_BARE_BOX = re.compile(r"(?<!\\)boxed(?=\{)")
+# A trailing \boxed{} is no answer and takes none back.
+_EMPTY_BOX = re.compile(r"\\boxed\s*\{\s*\}")
+_PER_TEXT = re.compile(r"/\s*\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+# Around a number these make it bold, italic or upright; around letters they are units, as \text is.
+_FORMATTED = re.compile(r"\\(?:text|math)(?:bf|it|rm)\s*\{([-+$\\\s]*\.?[0-9][^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text|textrm|textit|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
+_LENGTH = r"[cdkm]?m|in|ft|yd|mi|inch(?:es)?|feet|foot|yards?|miles?|(?:centi|kilo|milli)?met(?:er|re)s?|units?"
+# Only of a length: 18n^2 is a formula.
+_POWER = re.compile(rf"(?<![A-Za-z\\])({_LENGTH})(\s*\}})?\s*\^\s*(?:[23]|\{{\s*[23]\s*\}})(?![0-9])", re.I)
+_DEGREES = re.compile(r"(?<=[0-9])\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|\u00b0)")
+_STYLE = re.compile(
+    r"\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|displaystyle|textstyle|boldmath|bf|it|rm|approx|sim)(?![A-Za-z])"
+    r"|\u2248"
+)
+_CURRENCY = re.compile(r"\\(?:pounds|euro|yen)(?![A-Za-z])|[\u00a3\u20ac\u00a5]|\\?[$%]")
+_REMARK = re.compile(r"(?<=[^\s(])\s*\(([^()0-9]*)\)$")
+_TRAILING = " .,;"
+_SPACES = re.compile(r"\\[,!;: ]|[~\u00a0\u2009\u202f]")
+_GROUPED = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3})(?![0-9,])")
+_QUANTITY = re.compile(
+    r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)"
+)
+_NUMBER_WORDS = frozenset(
+    ["hundred", "thousand", "million", "billion", "trillion", "half", "quarter", "and", "or", "over", "e", "x"]
+)
+# Behind a slash: 18/five is no 18.
+_DIVISORS = frozenset(
+    ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "pi", "sqrt"]
+)
+
+
+def extract_robust(attempt: str) -> str | None:
+    r"""The number in the last box, whatever it is dressed in; None for fractions, lists and formulas.
+
+    Dropped: signs of currency, ``%``, thousands separators, ``\text{..}`` that holds no number, trailing unit words,
+    remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or
+    large. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
+    cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
+    counts; its backslash may be missing. Source: RISE spec §2 (D), trap 3.
+    """
+    box = last_box(_EMPTY_BOX.sub("", _BARE_BOX.sub(r"\\boxed", attempt)))
+    if box is None:
+        return None
+    # Thousands are written 1,080, 1{,}080, 1\,080 or 1,\!080; a comma that groups nothing makes a list, not a number.
+    box = box.replace("\u2212", "-").replace("{,}", ",").replace(",\\!", ",")
+    box = re.sub(r"(?<=[0-9])\\[,!](?=[0-9]{3}(?![0-9]))", ",", box)
+    # A text is a unit or a remark and goes, but not what a division is by: 18/\text{5} is no 18.
+    box = _PER_TEXT.sub(r"/\1", _POWER.sub(r"\1\2", _SPACES.sub(" ", _STYLE.sub(" ", box))))
+    box = _TEXT.sub(_unwrapped, _FORMATTED.sub(r"\1", box))
+    box = _DEGREES.sub(" ", _CURRENCY.sub("", box)).strip().rstrip(_TRAILING)
+    while len(box) > 1 and box[0] + box[-1] in ("{}", "()"):
+        box = box[1:-1].strip().rstrip(_TRAILING)
+    box = _REMARK.sub(r" \1", box).rstrip()
+    box = _GROUPED.sub(lambda match: match[1].replace(",", ""), box)
+    match = _QUANTITY.fullmatch(box)
+    if match is None:
+        return None
+    words = re.split(r"[-./' ]+", match[4].lower())
+    if _NUMBER_WORDS & set(words) or (match[3] and words[0] in _DIVISORS):
+        return None
+    return _canonical(match[1] + match[2])
+
+
+def _unwrapped(text: re.Match[str]) -> str:
+    """What a ``\\text{..}`` leaves behind: its content where that says how much, else a space."""
+    words = set(re.split(r"[^a-z]+", text[1].lower()))
+    return f" {text[1]} " if _NUMBER_WORDS & words or re.search(r"[0-9]", text[1]) else " "
+
+
+def extract(attempt: str, mode: str = "robust") -> str | None:
+    """The attempt's answer as a plain number: ``extract_strict`` or ``extract_robust``."""
+    return extract_strict(attempt) if mode == "strict" else extract_robust(attempt)
+
+
+def equivalent(a: str | None, b: str | None) -> bool:
+    """Whether two numbers are equal as numbers ("18" and "18.0"); false if either is missing or no number."""
+    if a is None or b is None or not _is_number(a) or not _is_number(b):
+        return False
+    return Decimal(a) == Decimal(b)
+
+
+def strip_annotations(answer: str) -> str:
+    """The solution's text without calculator annotations (``<<48/2=24>>``) and without the ``####`` line."""
+    return _ANNOTATION.sub("", answer.rpartition("####")[0]).rstrip()
+
+
+@dataclass(frozen=True)
+class Gsm8k:
+    """The environment; ``strict`` reads attempts as the original did (integers only)."""
+
+    strict: bool = False
+    name: str = "gsm8k"
+
+    def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
+        """Problems of rows {question, answer, id?}; without ``id``, ids are made from the question's text."""
+        ids, problems = Ids(self.name), []
+        for line, row in rows:
+            question = text_field(row, "question", where, line)
+            answer = text_field(row, "answer", where, line)
+            gold = parse_gold(answer)
+            if gold is None:
+                raise UserError(
+                    f"{where}, line {line}: no number after '####' in the gold answer; mend or delete the line."
+                )
+            problems.append(Problem(ids.of(row, question), question, answer, gold))
+        return problems
+
+    def extract(self, attempt: str) -> str | None:
+        """``extract`` in the mode of this environment."""
+        return extract(attempt, "strict" if self.strict else "robust")
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        """Equal as numbers."""
+        return equivalent(a, b)
+
+    def grade(self, attempt: str, problem: Problem) -> Grade:
+        """1 right, 0 wrong, -1 no number in the last box."""
+        answer = self.extract(attempt)
+        if answer is None:
+            return Grade(-1.0, None)
+        return Grade(1.0 if equivalent(answer, problem.gold) else 0.0, answer)
+
+    def demonstration(self, problem: Problem) -> str:
+        """The gold steps without annotations, then ``The answer is \\boxed{N}.``"""
+        return _attempt(strip_annotations(problem.answer), problem.gold)
+
+    def slip(self, problem: Problem, *key: object) -> str:
+        """The gold steps with a wrong final number, in the box and where it was last written."""
+        wrong = _misread(problem.gold, *key)
+        steps = strip_annotations(problem.answer)
+        written = list(re.finditer(rf"(?<![0-9.,]){re.escape(problem.gold)}(?![0-9]|[.,][0-9])", steps))
+        if written:
+            steps = steps[: written[-1].start()] + wrong + steps[written[-1].end() :]
+        return _attempt(steps, wrong)
+
+
+def _attempt(steps: str, answer: str) -> str:
+    return f"{steps}\nThe answer is \\boxed{{{answer}}}." if steps else f"The answer is \\boxed{{{answer}}}."
+
+
+def _misread(gold: str, *key: object) -> str:
+    """A number other than ``gold``: a miscount, a lost carry, a forgotten or repeated doubling."""
+    value = Decimal(gold)
+    near = [value + delta for delta in (-10, -2, -1, 1, 2, 10)] + [value * 2]
+    near = [number for number in near if number != value and (number >= 0 or value < 0)]
+    return _canonical(str(rng("slip", gold, *key).choice(near)))
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)", text) is not None
+
+
+def _canonical(text: str) -> str:
+    """One spelling a number: "+018.50" -> "18.5", "-0" -> "0". Never an exponent, never rounded."""
+    sign = "-" if text.startswith("-") else ""
+    whole, _, decimals = text.lstrip("+-").partition(".")
+    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
+    number = f"{whole}.{decimals}" if decimals else whole
+    return number if number == "0" else sign + number

@@ -1,0 +1,163 @@
+"""Are two LaTeX answers equal by algebra? math-verify in a process of its own, which the kernel kills in time.
+
+Model-written LaTeX can hang the algebra system (``9^{9^{9^9}}``) in ways no exception and no thread can stop. So the
+comparison runs in a worker process: a profiling timer without a handler ends it after so many seconds of *computing*,
+inside C code too, and whether it gets there does not depend on how busy the machine is. The next question gets a fresh
+worker. This file is both sides: run as a script, it is the worker, and then it imports nothing of ours.
+
+It does not protect against code execution: math-verify parses by grammar and is trusted not to call ``eval``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+MEMORY = 4 << 30
+"""Bytes of address space a worker may take; more counts as an error, which is "not equivalent"."""
+
+_START_SECONDS = 120.0
+
+
+class SymbolicChecker:
+    """Asks one worker, which starts at the first question and is replaced when it dies. Threads may share it.
+
+    Attributes:
+        timeouts: questions that used up ``timeout`` seconds of computing (answered "not equivalent").
+        errors: questions that math-verify could not read or that took too much memory (likewise).
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeouts = 0
+        self.errors = 0
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._worker: subprocess.Popen[str] | None = None
+        self._finalizer: Callable[[], Any] = lambda: None
+        self._answers = lru_cache(maxsize=1 << 16)(self._ask)
+
+    def equivalent(self, gold: str, answer: str) -> bool:
+        """Whether math-verify holds ``answer`` equal to ``gold``. An answer once given is remembered."""
+        with self._lock:
+            return self._answers(gold, answer)
+
+    def close(self) -> None:
+        """End the worker. Another question would start a new one."""
+        with self._lock:
+            self._stop()
+
+    def _ask(self, gold: str, answer: str) -> bool:
+        worker = self._start()
+        assert worker.stdin is not None
+        try:
+            worker.stdin.write(json.dumps([gold, answer, self._timeout]) + "\n")
+            worker.stdin.flush()
+        except BrokenPipeError:  # it was killed from outside between two questions
+            self._stop()
+            return self._ask(gold, answer)
+        # The kernel's timer counts computing; this longer limit only guards against a worker that sleeps.
+        line = _read_line(worker, 20 * self._timeout + 10)
+        if not line:
+            self.timeouts += 1
+            self._stop()
+            return False
+        verdict = json.loads(line)
+        self.errors += verdict is None
+        return verdict is True
+
+    def _start(self) -> subprocess.Popen[str]:
+        if self._worker is not None and self._worker.poll() is None:
+            return self._worker
+        self._stop()
+        # -P: this file's folder, which has a math.py, must not come before the standard library.
+        self._worker = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+        )
+        self._finalizer = weakref.finalize(self, _end, self._worker)
+        if not _read_line(self._worker, _START_SECONDS):
+            from selfimprove.core.errors import UserError
+
+            self._stop()
+            raise UserError("equiv: extended needs the package math-verify; run make setup, or set equiv: hendrycks.")
+        return self._worker
+
+    def _stop(self) -> None:
+        self._finalizer()
+        self._worker = None
+
+
+def _end(worker: subprocess.Popen[str]) -> None:
+    worker.kill()
+    worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+
+
+def _read_line(worker: subprocess.Popen[str], seconds: float) -> str:
+    """One line from the worker; empty if it died or stayed silent that long."""
+    assert worker.stdout is not None
+    ready, _, _ = select.select([worker.stdout], [], [], seconds)
+    return worker.stdout.readline() if ready else ""
+
+
+def _compare(gold: str, answer: str) -> bool:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    sides = [
+        parse(
+            f"${text}$",
+            extraction_config=[LatexExtractionConfig(), ExprExtractionConfig()],
+            fallback_mode="no_fallback",
+            parsing_timeout=0,
+            raise_on_error=True,
+        )
+        for text in (gold, answer)
+    ]
+    return all(sides) and bool(verify(*sides, timeout_seconds=0, raise_on_error=True))
+
+
+def _serve() -> None:
+    """The worker: a line [gold, answer, seconds] in, a line true, false or null (an error) out."""
+    import logging
+    import os
+
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not pass for a reply
+    _compare("1", "1")
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    print("ready", file=replies, flush=True)
+    for line in sys.stdin:
+        gold, answer, seconds = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            verdict: bool | None = _compare(gold, answer)
+        except Exception:  # an algebra system fails on strange input in every way there is; MemoryError too
+            verdict = None
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(verdict), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,48 @@
+"""Answers of a paid search, kept by exact query (spec spin_agent §2.7, row 11).
+
+Every answer goes to the file when it comes: the original saved at exit, and a crash lost what had been paid for
+(trap 12). A torn last line is dropped on reading. One file serves any number of runs, one after the other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+
+from selfimprove.core.journal import Journal
+from selfimprove.envs.qa.tools.search import Tool
+
+
+class CachedSearch:
+    """``search`` behind a file of its answers; also that nothing was found is kept. Failures are not.
+
+    Threads may ask at once; one query that several ask for at the same time is asked of ``search`` once.
+    """
+
+    def __init__(self, search: Tool, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._search = search
+        self._journal = Journal(file)
+        self._lock = Lock()
+        self._asking: dict[str, Lock] = {}
+        self.hits = 0
+
+    def __call__(self, query: str) -> str | None:
+        """See ``tools.search.Tool``; raises what ``search`` raises."""
+        with self._lock:
+            asking = self._asking.setdefault(query, Lock())
+        with asking:
+            with self._lock:
+                if query in self._journal:
+                    self.hits += 1
+                    known: str | None = self._journal[query]
+                    return known
+            answer = self._search(query)
+            with self._lock:
+                self._journal.add(query, answer)
+                self._asking.pop(query, None)
+            return answer
+
+    def close(self) -> None:
+        """Release the file."""
+        self._journal.close()

@@ -1,0 +1,196 @@
+"""Calls tools for a policy: by name without regard to case, so many at once, so long at most (row 14, spec §2.3, §2.7).
+
+Whatever a tool does (raises, hangs, gives 10 MB or a number), the episode goes on: the call answers None, which the
+method puts into neutral words, and a counter says what happened. No exception's text ever enters a trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.envs.qa.tools.search import Tool
+
+_READ_AT_MOST = 1 << 16  # characters of an answer that are looked at before it is cut
+
+MOST_STUCK = 64
+"""Late calls whose threads still run, at most. Until one of them ends, further calls count as late at once."""
+
+
+class Tools:
+    """The tools of a run.
+
+    ``stats`` counts: calls, empty (nothing found), failed (raised), late (timed out), unknown (no such tool), odd (no
+    text), cut (too long). ``faults`` counts the kinds of what was raised, by the exceptions' class names.
+    """
+
+    def __init__(self, tools: Mapping[str, Tool], *, concurrency: int, timeout: float, longest: int) -> None:
+        self._tools = {name.strip().lower(): tool for name, tool in tools.items()}
+        self._slots = asyncio.Semaphore(concurrency)
+        self._timeout = timeout
+        self._longest = longest
+        self._stuck: set[threading.Thread] = set()
+        self.stats: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tools' names, lower-cased, sorted."""
+        return tuple(sorted(self._tools))
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tool."""
+        return name.strip().lower() in self._tools
+
+    async def call(self, name: str, argument: str) -> str | None:
+        """The tool's answer on one line, cut; None if it found nothing, failed, was late, or there is no such tool.
+
+        Raises:
+            UserError: only what would be as wrong for every other call, such as a key that is refused.
+        """
+        tool = self._tools.get(name.strip().lower())
+        self.stats["calls"] += 1
+        if tool is None:
+            self.stats["unknown"] += 1
+            return None
+        try:
+            if getattr(tool, "in_place", False):
+                answer: Any = tool(argument)
+            else:
+                async with self._slots:
+                    answer = await self._in_time(tool, argument)
+        except TimeoutError:
+            self.stats["late"] += 1
+            return None
+        except UserError:
+            raise
+        except Exception as error:
+            self.stats["failed"] += 1
+            self.faults[type(error).__name__] += 1
+            return None
+        return self._clean(answer)
+
+    async def _in_time(self, tool: Tool, argument: str) -> Any:
+        """The tool's answer. A thread cannot be ended, so there are at most ``MOST_STUCK`` that nobody waits for.
+
+        Raises:
+            TimeoutError: it took too long, or too many calls before it still have not ended.
+        """
+        self._stuck = {thread for thread in self._stuck if thread.is_alive()}
+        if len(self._stuck) >= MOST_STUCK:
+            raise TimeoutError
+        thread, answer = _in_thread(tool, argument)
+        try:
+            return await asyncio.wait_for(answer, self._timeout)
+        except TimeoutError:
+            self._stuck.add(thread)
+            raise
+
+    def close(self) -> None:
+        """Close what the tools hold open."""
+        for tool in self._tools.values():
+            close = getattr(tool, "close", None)
+            if callable(close):
+                close()
+
+    def _clean(self, answer: Any) -> str | None:
+        if answer is not None and not isinstance(answer, str):
+            self.stats["odd"] += 1
+            return None
+        text = " ".join((answer or "")[: max(_READ_AT_MOST, self._longest)].split())
+        # A lone surrogate can't be written as UTF-8.
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if not text:
+            self.stats["empty"] += 1
+            return None
+        if len(text) > self._longest:
+            self.stats["cut"] += 1
+            text = text[: self._longest].rstrip()
+        return text
+
+
+def _in_thread(tool: Tool, argument: str) -> tuple[threading.Thread, asyncio.Future[Any]]:
+    """A thread of its own for a call, which nobody waits for at the end of the process, and the tool's answer.
+
+    A pool's threads would be: one call that hangs would keep the finished run from ending.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if not answer.done():
+            answer.set_exception(error) if error is not None else answer.set_result(result)
+
+    def work() -> None:
+        result, failed = None, None
+        try:
+            result = tool(argument)
+        except Exception as error:
+            failed = error
+        except BaseException as error:  # sys.exit() in a tool ends the call, not the run
+            failed = RuntimeError(type(error).__name__)
+        try:
+            loop.call_soon_threadsafe(settle, result, failed)
+        except RuntimeError:
+            return  # the loop has ended: nobody waits for this answer
+
+    thread = threading.Thread(target=work, daemon=True, name="tool")
+    thread.start()
+    return thread, answer
+
+
+def make_tools(params: ToolsParams, corpus: Path | None) -> Tools:
+    """The tools that ``params.use`` names. ``corpus``: the paragraphs that ``local`` searches.
+
+    Raises:
+        UserError: a corpus, file, key, module or function is missing (names the param).
+    """
+    tools = {name: _make(name, behind, params, corpus) for name, behind in params.use.items()}
+    return Tools(tools, concurrency=params.concurrency, timeout=params.timeout, longest=params.longest)
+
+
+def _make(name: str, behind: str, params: ToolsParams, corpus: Path | None) -> Tool:
+    if behind == "local":
+        from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
+
+        if corpus is None:
+            raise UserError(f"tools.use.{name}: local searches a corpus and this run has none; name another tool.")
+        return LocalSearch(read_corpus(corpus), setup=params.setup, k1=params.k1, b=params.b, cut=params.cut)
+    if behind == "replay":
+        from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
+
+        if params.snippets is None:
+            raise UserError(f"tools.use.{name}: replay needs tools.snippets, a file of queries and snippets; name one.")
+        return ReplaySearch(read_snippets(Path(params.snippets)), k1=params.k1, b=params.b, cut=params.cut)
+    if behind == "serpapi":
+        from selfimprove.envs.qa.tools.cache import CachedSearch
+        from selfimprove.envs.qa.tools.serpapi import SerpApiSearch
+
+        search = SerpApiSearch(params.serpapi)
+        return search if params.cache is None else CachedSearch(search, Path(params.cache))
+    return own_tool(behind, f"tools.use.{name}")
+
+
+def own_tool(spec: str, place: str) -> Tool:
+    """The function that ``module:function`` names.
+
+    Raises:
+        UserError: no such module or function, or it can't be called.
+    """
+    module_name, _, function = spec.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a person's module does when it is read
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); mend it or the name.") from None
+    tool = getattr(module, function, None)
+    if not callable(tool):
+        raise UserError(f"{place}: {module_name} has no function {function!r}; mend the name.")
+    return tool  # type: ignore[no-any-return]

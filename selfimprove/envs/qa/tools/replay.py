@@ -1,0 +1,61 @@
+"""Replayed search: the answers that somebody else's queries got (spec spin_agent §2.7, row 13).
+
+A row of FireAct's file::
+
+    {"query": "director of Beowulf 2007", "snippet": "Robert Zemeckis", "source": "train-hotpotqa"}
+
+A query that stands in the file gets its snippet; any other the snippet of the query that is nearest by BM25.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import read_rows
+from selfimprove.envs.qa.tools.bm25 import REMEMBERED, Bm25
+from selfimprove.envs.qa.tools.search import CUT, cut_near
+
+
+class ReplaySearch:
+    """The tool over (query, snippet) pairs; of a query that stands twice the first snippet counts."""
+
+    in_place = True
+
+    def __init__(self, pairs: Iterable[tuple[str, str]], *, k1: float = 1.5, b: float = 0.75, cut: int = CUT) -> None:
+        self._snippets: dict[str, str] = {}
+        for query, snippet in pairs:
+            self._snippets.setdefault(query.strip(), snippet)
+        self._queries = list(self._snippets)
+        self._index = Bm25(self._queries, k1=k1, b=b)
+        self._cut = cut
+        self._nearest = lru_cache(maxsize=REMEMBERED)(self._search)
+
+    def __call__(self, query: str) -> str | None:
+        """See ``tools.search.Tool``."""
+        snippet = self._snippets.get(query.strip())
+        if snippet is None:
+            snippet = self._nearest(query)
+        return None if snippet is None else cut_near(snippet, self._cut)
+
+    def _search(self, query: str) -> str | None:
+        best = self._index.ranked(query, 1)
+        return self._snippets[self._queries[best[0]]] if best else None
+
+
+def read_snippets(path: Path) -> list[tuple[str, str]]:
+    """(query, snippet) pairs of a JSONL file; rows without a snippet are left out.
+
+    Raises:
+        UserError: the file is missing or empty, or a row has no query.
+    """
+    pairs = []
+    for line, row in read_rows(path):
+        query, snippet = row.get("query"), row.get("snippet")
+        if not isinstance(query, str) or not (snippet is None or isinstance(snippet, str)):
+            raise UserError(f"{path}, line {line}: a query and a snippet were expected; mend or delete the line.")
+        if snippet and snippet.strip():
+            pairs.append((query, snippet))
+    return pairs

@@ -1,0 +1,128 @@
+"""Google by SerpAPI, as the original searched (spec spin_agent §2.7, row 10). Optional: it costs money and needs a key.
+
+What of a result page is the answer: the answer box's ``answer``, else its ``snippet``, else its first highlighted
+phrase, else the snippet of the first organic hit that has one. A page with none of these is None (the original looked
+at one hit only, and raised on a page without; trap 12).
+
+The key is read from the environment when the tool is made; it goes into the request and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+
+
+class SerpApiParams(Section):
+    """How the service is asked."""
+
+    url: str = Field(default="https://serpapi.com/search.json", pattern=r"^https?://")
+    api_key_env: str = Field(default="SERPAPI_API_KEY", min_length=1, description="the variable that holds the key")
+    timeout: float = Field(default=20.0, gt=0, description="seconds one try may take")
+    tries: int = Field(default=4, ge=1)
+    backoff: float = Field(default=1.0, ge=0, description="seconds before the second try, doubling")
+
+
+class SearchFailed(Exception):
+    """The service gave no answer this time: the tries are used up, or it refused. Never holds the key."""
+
+
+class SerpApiSearch:
+    """The tool. Made without a key it fails at once (spec: missing credentials fail at start-up).
+
+    Raises:
+        UserError: the key is not set.
+    """
+
+    def __init__(self, params: SerpApiParams, environment: Mapping[str, str] = os.environ) -> None:
+        import httpx
+
+        self._key = environment.get(params.api_key_env, "").strip()
+        if not self._key:
+            raise UserError(
+                f"the search key {params.api_key_env} is not set; export {params.api_key_env}=<key>, or let tools.use "
+                "name local or replay instead of serpapi."
+            )
+        self._params = params
+        # The library logs addresses, and the service wants the key in there.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        self._client = httpx.Client(timeout=params.timeout)
+
+    def __call__(self, query: str) -> str | None:
+        """See ``tools.search.Tool``.
+
+        Raises:
+            SearchFailed: no answer after ``tries`` tries, or the request was refused.
+            UserError: the key is refused, and would be for every other query.
+        """
+        import httpx
+        from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+        retrying = Retrying(
+            retry=retry_if_exception_type((_Passing, httpx.TransportError)),
+            stop=stop_after_attempt(self._params.tries),
+            wait=wait_exponential(multiplier=self._params.backoff, max=30),
+            reraise=True,
+        )
+        try:
+            page = retrying(self._page, query)
+        except (_Passing, httpx.HTTPError) as error:
+            # httpx's own words hold the address, and that the key.
+            said = str(error) if isinstance(error, _Passing) else type(error).__name__
+            raise SearchFailed(f"{self._params.url}: {said} ({self._params.tries} tries)") from None
+        return pick(page)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _page(self, query: str) -> dict[str, Any]:
+        asked = {"engine": "google", "q": query, "google_domain": "google.com", "gl": "us", "hl": "en"}
+        response = self._client.get(self._params.url, params={**asked, "api_key": self._key})
+        if response.status_code in (401, 403):
+            raise UserError(
+                f"{self._params.url} refuses the key {self._params.api_key_env} (status {response.status_code}); "
+                "put a valid key into that variable."
+            )
+        if response.status_code == 429 or response.status_code >= 500:
+            raise _Passing(f"status {response.status_code}")
+        if response.status_code != 200:
+            raise SearchFailed(f"{self._params.url}: status {response.status_code}")
+        try:
+            page = response.json()
+        except ValueError:
+            raise _Passing("the body is not JSON") from None
+        if not isinstance(page, dict):
+            raise _Passing("the body is no result page")
+        return page
+
+
+def pick(page: Mapping[str, Any]) -> str | None:
+    """The text that answers, out of a result page; None if there is none."""
+    box = page.get("answer_box")
+    boxes = box if isinstance(box, list) else [box]
+    for part in boxes:
+        if isinstance(part, dict):
+            highlighted = part.get("snippet_highlighted_words")
+            phrases = highlighted if isinstance(highlighted, list) else []
+            for value in (part.get("answer"), part.get("snippet"), *phrases[:1]):
+                told = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+                if isinstance(told, str) and told.strip():
+                    return told.strip()
+    hits = page.get("organic_results")
+    for hit in hits if isinstance(hits, list) else []:
+        snippet = hit.get("snippet") if isinstance(hit, dict) else None
+        if isinstance(snippet, str) and snippet.strip():
+            return snippet.strip()
+    return None
+
+
+class _Passing(Exception):
+    """A fault that may pass."""

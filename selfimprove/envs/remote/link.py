@@ -1,0 +1,192 @@
+"""One AgentGym server over HTTP: sends a call, again where that does no harm, and says what went wrong.
+
+What may be sent again depends on what the call does and on how it failed (``Fault``). A ``/step`` never is: who needs
+it all the same replays the episode in another environment (``envs/replay.py``). Errors come with status 200 and a body
+``{"error": ...}`` (spec agent_r §3, AgentGym HTTP).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
+
+import httpx
+import tenacity
+from pydantic import TypeAdapter, ValidationError
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.agent import EnvError
+
+TRIES = 4
+"""How often a call that may be sent again is sent."""
+
+FAREWELL = 5.0
+"""Seconds that closing an environment may take; a server that takes longer keeps it."""
+
+_SAY = 300  # characters of a server's own words that an error repeats
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+T = TypeVar("T")
+Method = Literal["GET", "POST"]
+Fault = Literal["unreached", "answered", "lost"]
+"""The server never saw the call; it failed in it (5xx); nobody knows (no answer in time, the connection broke)."""
+
+ALWAYS: tuple[Fault, ...] = ("unreached", "answered", "lost")
+IF_ANSWERED: tuple[Fault, ...] = ("answered",)
+"""For ``/reset``: one that was lost may still be at work; a server that was away may have forgotten the environment."""
+NEVER: tuple[Fault, ...] = ()
+
+
+class _Fault(Exception):
+    """A call that failed."""
+
+    def __init__(self, kind: Fault, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Link:
+    """Calls to one server, any number at once."""
+
+    def __init__(self, server: str, concurrency: int, timeout: float, backoff: float) -> None:
+        """``concurrency``: connections kept; ``timeout``, ``backoff``: see ``make_remote_world``.
+
+        Raises:
+            UserError: ``server`` is no plain http(s) address.
+        """
+        self.server = _address(server)
+        self._timeout, self._backoff, self._concurrency = timeout, backoff, concurrency
+        self._client: httpx.AsyncClient | None = None
+        self.absences = 0
+        """How often the server was away. It may have been restarted since: its old ids may mean new environments."""
+        self._answered = False
+        self._left = False  # an environment was given up, and may still take up room on the server
+
+    async def call(
+        self, method: Method, path: str, fields: Mapping[str, Any], shape: TypeAdapter[T], again: tuple[Fault, ...]
+    ) -> T:
+        """The answer to one call, which must be a ``shape``.
+
+        ``fields`` are sent as the body or, in a GET, as the query; ``again`` names the faults after which the call may
+        be sent once more.
+
+        Raises:
+            EnvError: the call failed for good, or the answer is an error or no ``shape``.
+            UserError: the server has never answered anything, or it serves something else.
+        """
+        try:
+            async for attempt in tenacity.AsyncRetrying(
+                stop=tenacity.stop_after_attempt(TRIES),
+                wait=tenacity.wait_exponential(multiplier=self._backoff) + tenacity.wait_random(0, self._backoff),
+                retry=tenacity.retry_if_exception(lambda error: isinstance(error, _Fault) and error.kind in again),
+                reraise=True,
+            ):
+                with attempt:
+                    return self._read(path, await self._send(method, path, fields, self._timeout), shape)
+        except _Fault as fault:
+            if not self._answered:
+                raise UserError(
+                    f"agent_r.env.server: nothing answers at {self.server} ({fault}); start the server there "
+                    "(make serve ENV=... PORT=...), or set it to null to play on the embedded environment."
+                ) from None
+            raise EnvError(f"{self.server}{path}: {fault}") from None
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    async def farewell(self, path: str, fields: Mapping[str, Any]) -> None:
+        """Send once and listen to nothing: the server may be gone, or may not know the call."""
+        self._left = True
+        with suppress(_Fault):
+            await self._send("POST", path, fields, min(self._timeout, FAREWELL))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    async def _send(self, method: Method, path: str, fields: Mapping[str, Any], timeout: float) -> httpx.Response:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                base_url=self.server,
+                timeout=None,  # the whole call is timed below
+                # Servers close connections that are idle for 5 s (uvicorn); a call that meets one of these is lost.
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=self._concurrency, keepalive_expiry=2.0
+                ),
+                headers={"Content-Type": "application/json"},
+                verify=self.server.startswith("https"),  # plain http needs no certificates, whose loading takes 0.3 s
+                trust_env=httpx.URL(self.server).host not in _LOCAL,  # a proxy cannot see this machine's servers
+            )
+        try:
+            async with asyncio.timeout(timeout):
+                if method == "GET":
+                    response = await self._client.get(path, params=dict(fields))
+                else:
+                    # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
+                    response = await self._client.post(path, content=json.dumps(fields, ensure_ascii=True))
+        except TimeoutError:
+            raise _Fault("lost", f"no answer within {timeout:g} s") from None
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            self.absences += 1
+            raise _Fault("unreached", f"cannot connect: {in_short(str(error)) or type(error).__name__}") from None
+        except httpx.RequestError as error:
+            raise _Fault("lost", f"the connection broke: {type(error).__name__}") from None
+        self._answered = True
+        if response.status_code >= 500:
+            raise _Fault("answered", f"status {response.status_code}: {in_short(response.text)}")
+        return response
+
+    def _read(self, path: str, response: httpx.Response, shape: TypeAdapter[T]) -> T:
+        if path == "/create" and response.status_code != 200:
+            raise UserError(
+                f"agent_r.env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
+                "mend the address."
+            )
+        if response.status_code != 200:
+            raise EnvError(f"{self.server}{path}: status {response.status_code}: {in_short(response.text)}")
+        try:
+            answer = json.loads(response.content)
+        except (ValueError, RecursionError):
+            raise EnvError(f"{self.server}{path}: the answer is not JSON: {in_short(response.text)}") from None
+        if isinstance(answer, dict) and answer.get("error"):
+            said = in_short(str(answer["error"]))
+            if path == "/create" and not self._left:
+                raise UserError(
+                    f"agent_r.env.server: {self.server} makes no environment ({said}); mend it there, or lower "
+                    "agent_r.env.server_concurrency."
+                )
+            raise EnvError(f"{self.server}{path}: the server says: {said}")
+        try:
+            return shape.validate_python(answer)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"])) or "it"
+            what = f"{field}: {first['msg']}: {in_short(str(answer))}"
+            raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
+
+
+def _address(server: str) -> str:
+    try:
+        url = httpx.URL(server)
+    except httpx.InvalidURL:
+        raise UserError("agent_r.env.server is not an address; write it like http://127.0.0.1:36001.") from None
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
+        raise UserError(f"agent_r.env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
+    if url.userinfo or url.query or url.fragment:
+        raise UserError(
+            f"agent_r.env.server: the address at {url.host} holds a password, a query or a fragment; "
+            "write it like http://127.0.0.1:36001."
+        )
+    return str(url).rstrip("/")
+
+
+def plain_text(text: str) -> str:
+    """Lone surrogates are legal in JSON but could not be written as UTF-8."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def in_short(text: str) -> str:
+    return " ".join(plain_text(text).split())[:_SAY]

@@ -1,0 +1,339 @@
+"""ScienceWorld: experiments of elementary school in a house with ten rooms (Wang et al. 2022), as AgentGym serves it.
+
+An episode (game 3245, ``find-non-living-thing``, variation 9; the gold path)::
+
+    Your task is to find a(n) non-living thing. First, focus on the thing. Then, move it to the orange box in the
+    bathroom.
+    This room is called the bedroom. In it, you see: the agent, a substance called air, a bed. On the bed is: ...
+    You also see: A door to the hallway (that is closed)
+    > open door to hallway
+    The door is now open.                                      (score 0.08)
+    > go to hallway
+    You move to the hallway.                                   (score 0.17)
+    > ...
+    > focus on painting
+    You focus on the painting.                                 (score 0.75)
+    > move painting to orange box
+    You move the painting to the orange box.                   (score 1.0, done)
+
+Optional: needs Java and ``make env-sciworld``. Nothing is simplified, 100 moves are allowed; looking is free, an action
+that isn't understood too (spec agent_r §3). The score is cumulative, 0 to 100, here 0 to 1. Focusing on a wrong thing
+is fatal: -100 in the original, here reward 0, the end, and ``info["disaster"]``. ``wait`` is ten ticks of time and 11
+moves; Agent-R's driver answers it in the environment's place (row 43).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol, TypeVar
+
+from selfimprove.envs.agent import EnvError, Move, Step
+from selfimprove.envs.replay import ReplayWorld
+from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
+from selfimprove.envs.sciworld.games import GAMES, game
+from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator, find_java
+
+T = TypeVar("T")
+
+MOVES = 100
+PLACES = 16  # environments in one Java process: 12 MB each of its heap
+_NOT_UNDERSTOOD = ("No known action", "Unknown action", "Ambiguous request")
+
+INSTRUCTION = """\
+You do science experiments in a house that is described to you in words. You are told a task. After every action you \
+see what happened.
+
+These actions are possible; write the name of a thing in the place of OBJ, and of a room in the place of ROOM:
+open OBJ: open a door or a container (a door: open door to ROOM)
+close OBJ: close a door or a container
+activate OBJ: turn a device on
+deactivate OBJ: turn a device off
+connect OBJ to OBJ: connect electrical parts
+disconnect OBJ: take an electrical part out of the circuit
+use OBJ: use a tool or a device
+use OBJ on OBJ: use a tool or a device on something
+look around: describe the room
+look at OBJ: describe a thing
+look in OBJ: describe what is in a container
+examine OBJ: describe a thing closely
+read OBJ: read a note or a book
+move OBJ to OBJ: put a thing into a container
+pick up OBJ: take a thing with you
+put down OBJ: drop a thing that you carry
+pour OBJ into OBJ: pour a liquid into a container
+dunk OBJ into OBJ: dip a container into a liquid
+mix OBJ: mix what is in a container
+go to ROOM: go to a neighbouring room, through an open door
+eat OBJ: eat something
+flush OBJ: flush a toilet
+focus on OBJ: show which thing the task is about; the wrong thing ends the task
+wait: do nothing for ten steps
+wait1: do nothing for one step
+task: read the task again
+inventory: list what you carry
+If an action can be meant in several ways, you get a numbered list; then answer with the number alone.
+
+Answer in this format:
+Thought: what you think
+Action: one action"""
+
+_log = logging.getLogger(__name__)
+_gold: dict[int, tuple[str, ...]] = {}  # task id -> its gold path, once made in this process
+
+
+class Moment(NamedTuple):
+    """A snapshot: the simulator can't be copied, so restoring plays the actions again."""
+
+    task_id: int
+    actions: tuple[str, ...]
+
+
+def outcome(observation: str, score: float, completed: bool, moves: int) -> Step:
+    """A step as the package judges it, on our scale.
+
+    Args:
+        observation: the simulator's answer.
+        score: the simulator's, in [0, 1]; negative after a fatal mistake.
+        completed: the task is done, or failed.
+        moves: made so far.
+
+    Returns:
+        reward: the whole percents of the score, divided by 100; 0 if they are negative (``info["disaster"]``).
+        done: completed, failed, or out of moves.
+        info: ``raw_score`` (-100 to 100), ``disaster``, ``valid`` (False: not understood, or ambiguous), ``moves``.
+    """
+    raw = round(100 * score)
+    disaster = raw < 0
+    return Step(
+        observation,
+        0.0 if disaster else raw / 100,
+        completed or disaster or moves > MOVES,
+        {
+            "raw_score": raw,
+            "disaster": disaster,
+            "valid": not observation.startswith(_NOT_UNDERSTOOD),
+            "moves": moves,
+        },
+    )
+
+
+class SciWorld:
+    """The environment (``AgentEnv``). Java starts with the first ``reset``; copies share processes, and nothing else.
+
+    ``map_actions``: an action is first mapped to the nearest valid one (``sciworld_actions``); what was said is then in
+    ``info["mapped_from"]``. Costs 0.1 to 0.2 s a step.
+    """
+
+    name = "sciworld"
+    instruction = INSTRUCTION
+
+    def __init__(self, pool: JvmPool, *, map_actions: bool = False) -> None:
+        self._pool = pool
+        self._map_actions = map_actions
+        self._simulator: Simulator | None = None
+        self._task_id = -1
+        self._actions: tuple[str, ...] = ()
+        self._done = False
+
+    @property
+    def simulator(self) -> Simulator:
+        """The one that this environment lives in, for what goes beyond ``AgentEnv``.
+
+        Raises:
+            EnvError: there is none before the first ``reset``.
+        """
+        if self._simulator is None:
+            raise EnvError("sciworld: no episode has begun; reset first")
+        return self._simulator
+
+    def start(self) -> Simulator:
+        """The simulator, a new one where there is none or its process is gone; ``reset`` does it by itself.
+
+        Raises:
+            UserError: Java or the packages are missing.
+            EnvError: the process failed.
+        """
+        if self._simulator is None or not self._simulator.jvm.alive():
+            self._simulator = self._pool.simulator()
+        return self._simulator
+
+    def task_ids(self) -> range:
+        """Flat indices of all games."""
+        return range(len(GAMES))
+
+    def reset(self, task_id: int) -> str:
+        """The task's text, a newline, and what is to be seen.
+
+        Raises:
+            UserError: no such task; Java or the packages are missing.
+            EnvError: the process failed.
+        """
+        task, variation = game(task_id)
+        simulator = self.start()
+        simulator.load(task, variation)
+        description = simulator.description()
+        observation, _, _, _ = simulator.step("look around")
+        self._task_id, self._actions, self._done = task_id, (), False
+        return f"{description}\n{observation}"
+
+    def step(self, action: str) -> Step:
+        """See ``AgentEnv``.
+
+        Raises:
+            EnvError: the process failed; ``reset`` begins anew.
+        """
+        simulator = self.simulator
+        said, action = action, self._mapped(action)
+        step = outcome(*simulator.step(action))
+        self._actions, self._done = (*self._actions, said), step.done
+        if action != said:
+            step = step._replace(info={**step.info, "mapped_from": said})
+        return step
+
+    def snapshot(self) -> Moment:
+        """Task and actions so far."""
+        return Moment(self._task_id, self._actions)
+
+    def restore(self, snapshot: Moment) -> None:
+        """Play the episode again up to there; at once where this copy stands there or on the way to there."""
+        task_id, actions = snapshot
+        done = len(self._actions)
+        if task_id != self._task_id or self._actions != actions[:done]:
+            self.reset(task_id)
+            done = 0
+        for action in actions[done:]:
+            self.step(action)
+
+    def valid_actions(self) -> list[str]:
+        """Every action that would do something, sorted; 60 to 200 ms."""
+        return sorted(self.simulator.valid_actions())
+
+    def expert(self) -> list[Move]:
+        """The package's gold path: right after ``reset``, and as long as it has been followed; else [].
+
+        It is made once a process (0.2 to 12 s), and played once, to cut what follows the last point. [] also for games
+        whose gold path does not reach score 1 within the moves that are allowed, such as most of ``freeze``. ``wait``
+        is written as ``wait1`` six times, since the driver keeps ``wait`` from the environment.
+
+        Raises:
+            EnvError: the process failed.
+        """
+        if self._done or self._task_id < 0:
+            return []
+        gold = self._gold_path()
+        done = len(self._actions)
+        return [gold_move(action) for action in gold[done:]] if gold[:done] == self._actions else []
+
+    def close(self) -> None:
+        """Let go of the simulator; the process stays until the pool is closed. May be called again."""
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = None
+
+    def _gold_path(self) -> tuple[str, ...]:
+        if self._task_id not in _gold:
+            task, variation = game(self._task_id)
+            jvm = self.simulator.jvm
+            with jvm.lock:
+                scratch, gold = jvm.scratch, list[str]()
+                for action in scratch.gold(task, variation):
+                    gold += ["wait1"] * 6 if action == "wait" else [action]
+                _gold[self._task_id] = _winning(scratch, task, variation, gold)
+        return _gold[self._task_id]
+
+    def _mapped(self, action: str) -> str:
+        if not self._map_actions or action.strip().isdigit():  # a number answers an ambiguous request
+            return action
+        simulator = self.simulator
+        valid = simulator.valid_actions()
+        mapped = map_action(action, candidates(valid, simulator.look(), simulator.inventory()), valid)
+        if mapped != action:
+            _log.info("sciworld: task %d: %r is taken for %r", self._task_id, action, mapped)
+        return mapped
+
+
+def _winning(simulator: Simulator, task: str, variation: int, gold: list[str]) -> tuple[str, ...]:
+    """The actions of ``gold`` up to score 1; () if it isn't reached."""
+    simulator.load(task, variation)
+    simulator.step("look around")
+    for i, action in enumerate(gold):
+        step = outcome(*simulator.step(action))
+        if step.done:
+            return tuple(gold[: i + 1]) if step.reward == 1 else ()
+    return ()
+
+
+class SciWorldSlot:
+    """One copy for a world by replay (``envs.replay.Slot``). Calls block in a thread that belongs to its process."""
+
+    def __init__(self, env: SciWorld, thread: ThreadPoolExecutor) -> None:
+        self._env = env
+        self._thread = thread
+
+    async def reset(self, task_id: int) -> str:
+        """See ``SciWorld.reset``."""
+        return await self._in_thread(lambda: self._env.reset(task_id))
+
+    async def step(self, action: str) -> Step:
+        """See ``SciWorld.step``."""
+        return await self._in_thread(lambda: self._env.step(action))
+
+    async def close(self) -> None:
+        """After a call that is under way."""
+        await self._in_thread(self._env.close)
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+
+class SciWorldParams(Protocol):
+    """What of ``agent_r.env`` concerns ScienceWorld."""
+
+    @property
+    def jvms(self) -> int:
+        """Java processes at most; each works at one action at a time."""
+        ...
+
+    @property
+    def map_actions(self) -> bool:
+        """Whether actions are mapped to valid ones."""
+        ...
+
+
+class SciWorldWorld(ReplayWorld):
+    """ScienceWorld as a ``World``: 16 live environments in each of ``jvms`` processes, states reached by replay."""
+
+    def __init__(self, jvms: int, map_actions: bool) -> None:
+        super().__init__(SciWorld.name, INSTRUCTION, self._slot, slots=jvms * PLACES)
+        self._map_actions = map_actions
+        self._threads: dict[Jvm, ThreadPoolExecutor] = {}
+        self.pool = JvmPool(jvms)
+
+    async def _slot(self) -> SciWorldSlot:
+        env = SciWorld(self.pool, map_actions=self._map_actions)
+        jvm = (await asyncio.to_thread(env.start)).jvm
+        if jvm not in self._threads:
+            self._threads[jvm] = ThreadPoolExecutor(1, thread_name_prefix="sciworld")
+        return SciWorldSlot(env, self._threads[jvm])
+
+    async def close(self) -> None:
+        """See ``World``; no Java process is left. May be called again."""
+        try:
+            await super().close()
+        finally:
+            await asyncio.to_thread(self.pool.close)
+            for thread in self._threads.values():
+                thread.shutdown(wait=False)
+
+
+def sciworld_world(params: SciWorldParams) -> SciWorldWorld:
+    """The world that methods play in.
+
+    Raises:
+        UserError: Java or the packages are missing; at once, not in the middle of a stage.
+    """
+    find_java()
+    return SciWorldWorld(params.jvms, params.map_actions)

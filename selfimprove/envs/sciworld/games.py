@@ -1,0 +1,122 @@
+"""ScienceWorld's games: which there are, and under which numbers AgentGym and Agent-R know them (no Java needed).
+
+A task such as ``boil`` has variations (boil water, boil lead, …); a game is one variation of one task. AgentGym counts
+the games flat, over the tasks in the package's order without seven long ones: 4,639 games (spec agent_r §3) ::
+
+    0..29    boil          task number 0
+    30..59   melt          task number 22
+    60..89   freeze        task number 9
+    …
+
+Agent-R's collection names a task by its place in the alphabet among all thirty, the task number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from selfimprove.core.errors import UserError
+
+# Task id in the paper's table, name, number of variations: scienceworld 1.2.3, in its order.
+TASKS: tuple[tuple[str, str, int], ...] = (
+    ("1-1", "boil", 30),
+    ("1-2", "melt", 30),
+    ("1-3", "freeze", 30),
+    ("1-4", "change-the-state-of-matter-of", 30),
+    ("2-1", "use-thermometer", 540),
+    ("2-2", "measure-melting-point-known-substance", 436),
+    ("2-3", "measure-melting-point-unknown-substance", 300),
+    ("3-1", "power-component", 20),
+    ("3-2", "power-component-renewable-vs-nonrenewable-energy", 20),
+    ("3-3", "test-conductivity", 900),
+    ("3-4", "test-conductivity-of-unknown-substances", 600),
+    ("4-1", "find-living-thing", 300),
+    ("4-2", "find-non-living-thing", 300),
+    ("4-3", "find-plant", 300),
+    ("4-4", "find-animal", 300),
+    ("5-1", "grow-plant", 126),
+    ("5-2", "grow-fruit", 126),
+    ("6-1", "chemistry-mix", 32),
+    ("6-2", "chemistry-mix-paint-secondary-color", 36),
+    ("6-3", "chemistry-mix-paint-tertiary-color", 36),
+    ("7-1", "lifespan-longest-lived", 125),
+    ("7-2", "lifespan-shortest-lived", 125),
+    ("7-3", "lifespan-longest-lived-then-shortest-lived", 125),
+    ("8-1", "identify-life-stages-1", 14),
+    ("8-2", "identify-life-stages-2", 10),
+    ("9-1", "inclined-plane-determine-angle", 168),
+    ("9-2", "inclined-plane-friction-named-surfaces", 1386),
+    ("9-3", "inclined-plane-friction-unnamed-surfaces", 162),
+    ("10-1", "mendelian-genetics-known-plant", 120),
+    ("10-2", "mendelian-genetics-unknown-plant", 480),
+)
+EXCLUDED = frozenset({"5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2"})
+
+
+class Game(NamedTuple):
+    """One variation of one task."""
+
+    task: str
+    variation: int
+
+
+def _index() -> tuple[dict[int, range], tuple[Game, ...]]:
+    """(task number -> its flat ids, the games in flat order)."""
+    alphabet = sorted(name for _, name, _ in TASKS)
+    ids: dict[int, range] = {}
+    games: list[Game] = []
+    for task_id, name, variations in TASKS:
+        if task_id not in EXCLUDED:
+            ids[alphabet.index(name)] = range(len(games), len(games) + variations)
+            games += [Game(name, variation) for variation in range(variations)]
+    return ids, tuple(games)
+
+
+IDS_OF_NUMBER, GAMES = _index()
+
+# In the order of Agent-R's collection: by the alphabet, with number 0 last. `--min` and `--max` cut a slice of it.
+TASK_NUMBERS: tuple[int, ...] = (*(number for number in sorted(IDS_OF_NUMBER) if number), 0)
+
+
+def game(task_id: int) -> Game:
+    """The game with this flat index.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not 0 <= task_id < len(GAMES):
+        raise UserError(f"sciworld has no task {task_id}; its ids are 0 to {len(GAMES) - 1}, choose one of those.")
+    return GAMES[task_id]
+
+
+def ids_of_task_numbers(
+    start: int = 0,
+    stop: int | None = None,
+    task_iteration: int = 5,
+    ids: Mapping[str, Sequence[int]] | None = None,
+) -> list[int]:
+    """Agent-R's loop over task numbers: flat ids of the first ``task_iteration`` variations of each (row 15).
+
+    Args:
+        start, stop: a slice of ``TASK_NUMBERS``, as the original's ``--min`` and ``--max``.
+        task_iteration: variations of each task, fewer where a task has fewer.
+        ids: task number (as text) -> flat ids to take from, a training list; None: all variations of the task.
+
+    The original left out the first variation of every task (spec §6, trap 5); this does not.
+
+    Raises:
+        UserError: ``ids`` lacks one of the task numbers, or holds an id that there is not.
+    """
+    chosen: list[int] = []
+    for number in TASK_NUMBERS[start:stop]:
+        if ids is not None and str(number) not in ids:
+            raise UserError(
+                f"the sciworld training list has no task number {number}; add the key {str(number)!r} with its ids, or "
+                "narrow the slice of task numbers."
+            )
+        variations = IDS_OF_NUMBER[number] if ids is None else ids[str(number)]
+        chosen += variations[: max(task_iteration, 0)]
+    for task_id in chosen:
+        game(task_id)
+    return chosen

@@ -1,0 +1,264 @@
+"""DangerousTaxi: fetch the passenger, bring them to the destination, never bump into anything (Reflect-RL, spec §2).
+
+An episode (start 61 in the mode ``full``, played by the expert; of the observations only the first and the last)::
+
+    You have already completed the following actions:
+
+
+    --- Current State ---
+
+    +---------+
+    |P: | : : |
+    |T: | : : |
+    | : : : : |
+    | | : | : |
+    |D| : | : |
+    +---------+
+    Thought: From here the passenger lies one row north, and the way north is free, so I move north.
+    Action: move north
+    Thought: The passenger is right here, so they can get in.
+    Action: pickup passenger
+    Thought: From here the destination lies four rows south, and the way south is free, so I move south.
+    Action: move south
+    Thought: The destination is three rows south, so I move south.
+    Action: move south
+    Thought: The destination is two rows south, so I move south.
+    Action: move south
+    Thought: I move south, because the destination is one row south.
+    Action: move south
+    Thought: The passenger is aboard and this is the destination, so I drop them off.
+    Action: drop off passenger
+    You have already completed the following actions:
+    move north
+    pickup passenger
+    move south
+    move south
+    move south
+    move south
+    drop off passenger
+
+    --- Current State ---
+
+    +---------+
+    | : | : : |
+    | : | : : |
+    | : : : : |
+    | | : | : |
+    |O| : | : |
+    +---------+
+
+Actions are the labels 0 to 5 or the words of ``ACTIONS``. Each costs 0.05; the first pickup pays 1 in the modes
+``pickup`` and ``full``, the delivery pays 1. *Danger*: an action that changes nothing (a wall, nobody to pick up,
+nowhere to drop off) costs 0.5 and ends the episode, from the very first action on: the original compared only what
+followed an action with what followed the one before, so its first action was never dangerous. To drop the passenger
+at a landmark that is not the destination is legal: they wait there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, best_actions, moves, picture, place, starts
+from selfimprove.envs.taxi.words import thought
+
+Mode = Literal["pickup", "dropoff", "full", "none"]
+Ending = Literal["", "success", "danger", "horizon"]
+
+HORIZON = 15
+LABELS = tuple(str(action) for action in range(len(ACTIONS)))
+DANGER = -10 / 20  # instead of the step's reward
+
+INSTRUCTION = """\
+You drive a taxi on a grid of 5 by 5 cells inside a wall. Between two neighbours of a row, a | is a wall as well, and \
+a : is not. Drive to the passenger, pick them up, drive to the destination and drop them off.
+T is the taxi, P the passenger, D the destination; O is the taxi on the waiting passenger, X the taxi with the \
+passenger aboard. What the taxi stands on cannot be seen.
+Every action costs a little. An action that changes nothing, as driving into a wall, is dangerous and ends the game.
+Answer each time with a thought and one action:
+Thought: why
+Action: the action's number or words"""
+
+ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
+ACTION_LIST = (
+    ACTION_HEADING + "\n" + "".join(f"Action {label}: {words}\n" for label, words in zip(LABELS, ACTIONS, strict=True))
+)
+
+SUCCESS_BELOW: Mapping[Mode, float] = {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}
+
+
+def succeeded(mode: Mode, q0: float, delivered: bool) -> bool:
+    """The original's judgement of an episode by its cost ``q0`` = Q₀ (spec §2): below 0, in ``full`` below −1.
+
+    Without a curriculum (``none``) its threshold of −1 could not be reached, the best return being 1: there, success
+    is the delivery [R]. In episodes of at most 20 actions this equals what ``Step.reward`` says.
+    """
+    return delivered if mode == "none" else q0 < SUCCESS_BELOW[mode]
+
+
+def read_action(text: str) -> int | None:
+    """The action that a text names: a label (``3``, `` 3. ``, ``3. move west``) or its words, nothing else; or None."""
+    text = text.strip()
+    label = text.partition(".")[0]
+    if label in LABELS:
+        return LABELS.index(label)
+    return ACTIONS.index(text) if text in ACTIONS else None
+
+
+def state_text(done: Sequence[int], state: int) -> str:
+    """What the models read, up to the list of actions: the completed actions, one a line, then the map."""
+    words = "\n".join(ACTIONS[action] for action in done)
+    return f"You have already completed the following actions:\n{words}\n\n--- Current State ---\n\n{picture(state)}"
+
+
+def history_text(done: Sequence[int], states: Sequence[int]) -> str:
+    """The same with the map after every action. ``states``: the first one, then one for each of ``done``."""
+    steps = "".join(
+        f"--- Step: {i} ---\nAction: {ACTIONS[action]}\nObservation:\n{picture(state)}\n\n"
+        for i, (action, state) in enumerate(zip(done, states[1:], strict=True))
+    )
+    return (
+        f"--- Initial State ---\n{picture(states[0])}\n\n\n\nHere is the previous path:\n{steps}"
+        f"\n\n--- Current State ---\n\n{picture(states[-1])}"
+    )
+
+
+class Moment(NamedTuple):
+    """A snapshot. ``states``: the first and one after each of ``actions``; ``score``: the return so far."""
+
+    task: int
+    states: tuple[int, ...]
+    actions: tuple[int, ...]
+    score: float
+    picked_up: bool
+    ending: Ending
+
+
+class Taxi:
+    """The environment; copies share tables, which never change, and nothing else.
+
+    ``mode``: ``pickup`` ends with the first pickup; ``dropoff`` begins after the oracle's pickup; ``full`` rewards
+    both; ``none`` only the delivery. The episode is cut after ``horizon`` actions. ``with_history`` shows the map
+    after every action (``history_text``).
+
+    Rewards of the original may be negative, ``Step.reward`` may not: it is the normalised score, 1 on success (the
+    pickup in ``pickup``, else the delivery) and 0 otherwise. The original's numbers are in ``Step.info``:
+    ``raw_reward`` of this action, ``cost`` = −``raw_reward``, ``raw_score`` = their sum so far (−Q₀ at the end),
+    ``terminated`` and ``truncated`` as Gym means them, ``delivered``. ``disaster`` is the danger.
+    """
+
+    name = "taxi"
+    instruction = INSTRUCTION
+
+    def __init__(self, mode: Mode = "full", horizon: int = HORIZON, with_history: bool = False) -> None:
+        """Raises: UserError: no such mode, or no step to take."""
+        if mode not in get_args(Mode):
+            raise UserError(f"taxi: there is no mode {mode!r}; choose one of {', '.join(get_args(Mode))}.")
+        if horizon < 1:
+            raise UserError(f"taxi: the horizon must be at least 1, not {horizon}.")
+        self._mode, self._horizon, self._with_history = mode, horizon, with_history
+        self.reset(0)
+
+    def task_ids(self) -> Sequence[int]:
+        """Indices into the 300 starts, which are ordered by Gym's number of the state."""
+        return range(len(starts()))
+
+    def reset(self, task_id: int) -> str:
+        """Begin at a start; in the mode ``dropoff`` the oracle has driven to the passenger and picked them up.
+
+        Raises:
+            UserError: no such start.
+        """
+        if task_id not in self.task_ids():
+            raise UserError(f"taxi: there is no start {task_id!r}; they are numbered 0 to {len(starts()) - 1}.")
+        state = starts()[task_id]
+        if self._mode == "dropoff":
+            for action in best_actions(state, until_aboard=True):
+                state = moves()[state][action].state
+        self._now = Moment(task_id, (state,), (), 0.0, False, "")
+        return self.observation
+
+    @property
+    def observation(self) -> str:
+        """What the models read now, up to the list of actions (``ACTION_LIST``)."""
+        now = self._now
+        if self._with_history:
+            return history_text(now.actions, now.states)
+        return state_text(now.actions, now.states[-1])
+
+    def step(self, action: str) -> Step:
+        """Act. A text that names no action changes nothing either, and so is as dangerous as a wall.
+
+        After the end nothing happens any more: the same observation and score, at no cost.
+        """
+        if self._now.ending:
+            return self._answer(0.0, valid=False)
+        number = read_action(action)
+        if number is None:
+            self._now = self._now._replace(score=self._now.score + DANGER, ending="danger")
+            return self._answer(DANGER, valid=False)
+        reward = self._act(number)
+        return self._answer(reward, valid=True)
+
+    def _act(self, action: int) -> float:
+        """Do a legal or a dangerous action; its reward."""
+        now = self._now
+        state, base, delivered = moves()[now.states[-1]][action]
+        reward, picked_up, ending = base / 20, now.picked_up, now.ending
+        if self._mode in ("pickup", "full") and not picked_up and place(state).passenger == ABOARD:
+            reward, picked_up = 1.0, True
+        if state == now.states[-1]:
+            reward, ending = DANGER, "danger"
+        elif delivered or (self._mode == "pickup" and picked_up):
+            ending = "success"
+        elif len(now.actions) + 1 >= self._horizon:
+            ending = "horizon"
+        score = now.score + reward
+        self._now = Moment(now.task, (*now.states, state), (*now.actions, action), score, picked_up, ending)
+        return reward
+
+    def _answer(self, reward: float, valid: bool) -> Step:
+        now = self._now
+        danger, success = now.ending == "danger", now.ending == "success"
+        delivered = success and self._mode != "pickup"
+        info: dict[str, Any] = {
+            "raw_reward": reward,
+            "cost": 0.0 - reward,
+            "raw_score": now.score,
+            "valid": valid,
+            "disaster": danger,
+            "delivered": delivered,
+            "terminated": danger or delivered,
+            "truncated": danger or (success and not delivered) or len(now.actions) >= self._horizon,
+        }
+        return Step(self.observation, float(success), bool(now.ending), info)
+
+    def snapshot(self) -> Moment:
+        """Numbers only, hashable."""
+        return self._now
+
+    def restore(self, snapshot: Moment) -> None:
+        """See ``AgentEnv``."""
+        self._now = snapshot
+
+    def valid_actions(self) -> list[str]:
+        """All six in the order of their labels, for which are dangerous is the driver's to see; [] at the end."""
+        return [] if self._now.ending else list(ACTIONS)
+
+    def oracle(self) -> list[int]:
+        """A shortest way to success from here, whether or not the horizon allows it; [] at the end."""
+        if self._now.ending:
+            return []
+        return best_actions(self._now.states[-1], until_aboard=self._mode == "pickup")
+
+    def expert(self) -> list[Move]:
+        """``oracle`` with a reason for each action; [] if it takes more actions than are left."""
+        actions, state, plan = self.oracle(), self._now.states[-1], []
+        if len(actions) > self._horizon - len(self._now.actions):
+            return []
+        for action in actions:
+            plan.append(Move(thought(state, action), ACTIONS[action]))
+            state = moves()[state][action].state
+        return plan

@@ -1,0 +1,202 @@
+"""DangerousTaxi with labels, levels and a teacher that explains without telling the action (spec reflect_rl §2).
+
+What the teacher says of start 61 (in ``taxi.py``) after a first move to the south, which was wrong::
+
+    The last step led away. Two rows north lies the passenger.
+
+and at start 15, had it been reached by a good move::
+
+    The last step helped. Three columns east lies the passenger, but a wall stands in the east; it ends two rows south.
+
+The sentences say where the target lies, what is blocked and where the wall ends. From that the next action follows,
+but none is named: what the teacher knows of it (the spoiler) is not part of what is learnt (§6, trap 11).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.enumerated import Last, Played, State
+from selfimprove.envs.taxi.env import ACTION_HEADING, ACTION_LIST, LABELS, Mode, Moment, Taxi, succeeded
+from selfimprove.envs.taxi.grid import (
+    ABOARD,
+    ACTIONS,
+    EAST,
+    NORTH,
+    SOUTH,
+    WEST,
+    distances,
+    is_open,
+    moves,
+    place,
+)
+from selfimprove.envs.taxi.words import where
+
+LEVELS: tuple[Mode, ...] = ("pickup", "dropoff", "full")
+"""The curriculum (spec §1, Curricula)."""
+
+INSTRUCTION = (
+    "You drive a taxi T on a grid to the passenger P, then, seen as X, to the destination D, never into a wall.\n"
+)
+
+_HELPED = ("The last step helped.", "That brought the taxi nearer.", "So far so good.")
+_WRONG = ("The last step led away.", "That was a detour.", "The last step did not help.")
+_HERE = ("The passenger waits right here.", "The taxi stands where the passenger waits.")
+_ARRIVED = ("This is the destination, and the passenger is aboard.", "With the passenger aboard, D is reached.")
+_LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the {target} is {where}")
+
+
+_VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*)(?: \w+){0,2}?"
+_TELLS = [
+    re.compile(rf"\b(?:{words}|action {number})\b", re.IGNORECASE)
+    for number, words in enumerate(
+        (
+            *(rf"{_VERBS} {compass}(?:ward|wards)?" for compass in ("south", "north", "east", "west")),
+            r"pick(?:s|ing|ed)?[ -]?(?:\w+ ){0,2}?up|pickup",
+            r"drop(?:s|ping|ped)?[ -]?(?:\w+ ){0,2}?off|dropoff",
+        )
+    )
+]
+
+
+class _Moment(NamedTuple):
+    level: Mode
+    game: Moment
+
+
+class EnumeratedTaxi:
+    """Implements ``EnumeratedEnv``. ``mode``: the level when none is asked for.
+
+    The labels are always 0 to 5, in order: shuffle_action is ignored here, as in the original.
+    """
+
+    name = "taxi"
+    instruction = INSTRUCTION
+    heading = ACTION_HEADING
+    labels = LABELS
+
+    def __init__(self, mode: Mode = "full", horizon: int = 15, with_history: bool = False, level: int = -1) -> None:
+        """``level``: only this one of the curriculum's; -1: all. Raises: UserError: no such mode, horizon or level."""
+        if level >= len(LEVELS):
+            raise UserError(f"reflect_rl.env.curriculum_index: taxi has the levels 0 to 2, not {level}; choose one.")
+        self.levels: tuple[str, ...] = LEVELS if level < 0 else LEVELS[level : level + 1]
+        self.horizon = horizon
+        self._games = {name: Taxi(name, horizon, with_history) for name in (*LEVELS, "none")}
+        self._default: Mode = mode if level < 0 else LEVELS[level]
+        self._level: Mode = self._default
+        self._moment = self._games[mode].snapshot()
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """The 300 starts, of every split: which is for what, the panels say."""
+        return self._games["full"].task_ids()
+
+    def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
+        """All: every start can be played at every level."""
+        self._mode(level)
+        return list(tasks)
+
+    def _mode(self, level: str) -> Mode:
+        mode: Mode | None = next((name for name in self._games if name == level), None)
+        if level and mode is None:
+            raise UserError(f"taxi has no level {level!r}; choose one of {', '.join(self._games)}.")
+        return mode or self._default
+
+    @property
+    def _game(self) -> Taxi:
+        game = self._games[self._level]
+        game.restore(self._moment)
+        return game
+
+    def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
+        """See ``EnumeratedEnv``; nothing here is drawn, so every ``episode`` begins alike."""
+        self._level = self._mode(level)
+        self._games[self._level].reset(task_id)
+        self._moment = self._games[self._level].snapshot()
+        return self.state()
+
+    def state(self) -> State:
+        """See ``EnumeratedEnv``."""
+        return State(self._game.observation, ACTION_LIST, () if self._moment.ending else LABELS)
+
+    def commands(self) -> dict[str, str]:
+        """See ``EnumeratedEnv``."""
+        return {} if self._moment.ending else dict(zip(LABELS, ACTIONS, strict=True))
+
+    def step(self, label: str) -> Played:
+        """See ``EnumeratedEnv``; success is judged by Q₀, and without a curriculum by the delivery."""
+        if self._moment.ending:
+            return Played(0.0, True, self._success(), False, "")
+        game = self._game
+        step = game.step(label)
+        self._moment = game.snapshot()
+        return Played(step.info["cost"], step.done, self._success(), step.info["valid"], step.observation)
+
+    def _success(self) -> bool:
+        now = self._moment
+        delivered = now.ending == "success" and self._level != "pickup"
+        return bool(now.ending) and succeeded(self._level, -now.score, delivered)
+
+    def oracle(self) -> list[str]:
+        """See ``EnumeratedEnv``."""
+        return [ACTIONS[action] for action in self._game.oracle()]
+
+    def explain(self, last: Last | None, *key: object) -> str:
+        """One sentence at the first step, two afterwards; where the target lies and what is in the way."""
+        words = rng("taxi reflection", *key)
+        said = [] if last is None else [words.choice(_HELPED if last.helped else _WRONG)]
+        here = place(self._moment.states[-1])
+        if (here.row, here.column) == here.target:
+            said.append(words.choice(_ARRIVED if here.passenger == ABOARD else _HERE))
+        else:
+            down, right = here.target[0] - here.row, here.target[1] - here.column
+            target = "destination" if here.passenger == ABOARD else "passenger"
+            sentence = words.choice(_LIES).format(target=target, where=where(down, right))
+            said.append(sentence[0].upper() + sentence[1:] + obstacles(here.number) + ".")
+        return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: by the action's words or number; where the target lies may be told."""
+        way = self._game.oracle()
+        return bool(way) and bool(_TELLS[way[0]].search(text))
+
+    def snapshot(self) -> _Moment:
+        """Numbers only, hashable."""
+        return _Moment(self._level, self._moment)
+
+    def restore(self, snapshot: _Moment) -> None:
+        """See ``EnumeratedEnv``."""
+        self._level, self._moment = snapshot
+
+    def copy(self) -> EnumeratedTaxi:
+        """See ``EnumeratedEnv``; the games are put into the moment before each use, so they can be shared."""
+        return copy.copy(self)
+
+
+_COMPASS = {SOUTH: "south", NORTH: "north", EAST: "east", WEST: "west"}
+
+
+def obstacles(state: int) -> str:
+    """What keeps a taxi from going straight to its target: blocked ways, and ways that lead behind a wall; or "".
+
+    With ``where`` it tells a shortest way from the others, without naming it.
+    """
+    here = place(state)
+    down, right = here.target[0] - here.row, here.target[1] - here.column
+    nearer = [a for a, yes in ((SOUTH, down > 0), (NORTH, down < 0), (EAST, right > 0), (WEST, right < 0)) if yes]
+    blocked = [action for action in nearer if not is_open(here.row, here.column, action)]
+    astray = [
+        action
+        for action in nearer
+        if action not in blocked and distances()[moves()[state][action].state] >= distances()[state]
+    ]
+    said = "".join(f", but a wall stands in the {_COMPASS[action]}" for action in blocked)
+    said += "".join(f", but the {_COMPASS[action]} leads behind a wall" for action in astray)
+    if len(blocked) + len(astray) == len(nearer):  # no way but around: through the middle row, where no wall is
+        rows = 2 - here.row
+        said += f"; it ends {where(rows, 0)}" if rows else ""
+    return said

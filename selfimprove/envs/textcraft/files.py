@@ -1,0 +1,187 @@
+"""Recipe files for TextCraft: a recipe read from JSON, and the sentence that says what is wrong with a bad one.
+
+A recipe file, in the format of the game whose recipes the original uses, and the command it becomes::
+
+    {"type": "minecraft:crafting_shaped", "group": "ladder", "pattern": ["##", "##", "&&"],
+     "key": {"#": {"item": "minecraft:ash_pole"}, "&": {"tag": "minecraft:cord"}},
+     "result": {"item": "minecraft:ash_ladder", "count": 3}}
+
+    craft 3 ash ladder using 4 ash pole, 2 cord
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
+
+NAMESPACE = "minecraft:"
+_ID = re.compile(r"minecraft:[a-z0-9_./-]+")
+
+
+def item_name(item: str) -> str:
+    """How an id is written in commands and actions: ``minecraft:ash_pole`` -> ``ash pole``."""
+    return item.replace(NAMESPACE, "").replace("_", " ")
+
+
+def item_id(name: str) -> str:
+    """The id that a name stands for: ``ash pole`` -> ``minecraft:ash_pole``."""
+    return NAMESPACE + name.replace(" ", "_")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """``count`` of an item, or of any one item that bears a tag (``is_tag``)."""
+
+    name: str
+    count: int
+    is_tag: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``count`` of ``output``, which bears ``tag``, out of ``inputs``."""
+
+    output: str
+    count: int
+    inputs: tuple[Slot, ...]
+    tag: str | None = None
+
+    @cached_property
+    def command(self) -> str:
+        """The line that the player is shown."""
+        inputs = ", ".join(f"{slot.count} {item_name(slot.name)}" for slot in self.inputs)
+        return f"craft {self.count} {item_name(self.output)} using {inputs}"
+
+
+def read_json(path: Path) -> Any:
+    """The file's content.
+
+    Raises:
+        UserError: no such file, or it is not JSON.
+    """
+    try:
+        return load_json(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such recipe file or folder; mend agent_r.env.recipes.") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); mend the file or agent_r.env.recipes.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not a JSON file ({error}); mend or replace it.") from None
+
+
+def read_recipe(row: Any, where: str) -> Recipe | None:
+    """The recipe of a file's content; None for what is no crafting recipe (smelting, …; spec agent_r §3).
+
+    Raises:
+        UserError: a key is missing or wrong, or an item is unknown; the sentence begins with ``where``, the file.
+    """
+    return _Reader(where).read(row)
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one recipe; ``where`` names book and file in errors."""
+
+    where: str
+
+    def read(self, row: Any) -> Recipe | None:
+        """See ``read_recipe``."""
+        kind = self._full(self._field(row, "type", str))
+        if kind == "minecraft:crafting_shaped":
+            inputs = self._shaped(row)
+        elif kind == "minecraft:crafting_shapeless":
+            inputs = self._shapeless(row)
+        else:
+            return None
+        output, count = self._result(row)
+        group = row.get("group") or None
+        tag = None if group is None else self._id(group, "group")
+        return Recipe(output, count, tuple(inputs), tag)
+
+    def _shaped(self, row: Any) -> list[Slot]:
+        """One slot a symbol of the key, counted in the pattern."""
+        pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
+        key = self._field(row, "key", dict)
+        for symbol in pattern:
+            if symbol != " " and symbol not in key:
+                raise UserError(f"{self.where}, key 'pattern': unknown item {symbol!r}; name it in 'key'.")
+        slots = []
+        for symbol, choice in key.items():
+            if len(symbol) != 1 or symbol not in pattern:
+                raise UserError(f"{self.where}, key 'key': {symbol!r} does not stand in the pattern; delete it.")
+            name, is_tag = self._ingredient(choice, "key")
+            slots.append(Slot(name, pattern.count(symbol), is_tag))
+        return self._some(slots, "key")
+
+    def _shapeless(self, row: Any) -> list[Slot]:
+        """One slot a name, counted, in the order of the first mention."""
+        counts: dict[tuple[str, bool], int] = {}
+        for choice in self._field(row, "ingredients", list):
+            name, is_tag = self._ingredient(choice, "ingredients")
+            counts[name, is_tag] = counts.get((name, is_tag), 0) + 1
+        return self._some([Slot(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
+
+    def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
+        """(id, whether it is a tag); of alternatives the first is taken (spec §3)."""
+        if isinstance(choice, list) and choice:
+            choice = choice[0]
+        if isinstance(choice, dict):
+            for kind in ("item", "tag"):
+                if kind in choice:
+                    return self._id(choice[kind], key), kind == "tag"
+        raise UserError(f"{self.where}, key {key!r}: unknown item {_short(choice)}; name an 'item' or a 'tag'.")
+
+    def _result(self, row: Any) -> tuple[str, int]:
+        result = self._field(row, "result", (str, dict))
+        if isinstance(result, str):
+            return self._id(result, "result"), 1
+        if "item" not in result:
+            raise UserError(f"{self.where}, key 'result': the key 'item' is missing; name the item that is made.")
+        count = result.get("count") or 1
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise UserError(f"{self.where}, key 'result.count': must be a whole number above 0, not {_short(count)}.")
+        return self._id(result["item"], "result"), count
+
+    def _id(self, value: Any, key: str) -> str:
+        """A full id; a name without a namespace is in the game's own, no other can be written in an action."""
+        full = self._full(value) if isinstance(value, str) else ""
+        if not _ID.fullmatch(full):
+            raise UserError(
+                f"{self.where}, key {key!r}: unknown item {_short(value)}; an id is 'minecraft:' and lower-case "
+                "letters, digits and _."
+            )
+        return full
+
+    @staticmethod
+    def _full(value: str) -> str:
+        return value if ":" in value else NAMESPACE + value
+
+    def _field(self, row: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+        if not isinstance(row, dict):
+            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; mend or delete it.")
+        if key not in row:
+            raise UserError(f"{self.where}: the key {key!r} is missing; add it or delete the recipe.")
+        if not isinstance(row[key], kind):
+            raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); mend it.")
+        return row[key]
+
+    def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
+        if not all(isinstance(value, kind) for value in values):
+            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); mend it.")
+        return values
+
+    def _some(self, slots: list[Slot], key: str) -> list[Slot]:
+        if not slots:
+            raise UserError(f"{self.where}, key {key!r}: a recipe needs an input; add one or delete the recipe.")
+        return slots
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

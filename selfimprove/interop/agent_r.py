@@ -1,0 +1,277 @@
+"""Search trees in the original's nested JSON, and back (spec §2 Tree node JSON).
+
+    python -m selfimprove.interop.agent_r trees        trees.jsonl mcts_result/textcraft/base
+    python -m selfimprove.interop.agent_r import-trees mcts_result/textcraft/base trees.jsonl --env textcraft
+
+and conversations and results: ``conversations``, ``import-conversations`` and ``results``.
+
+One file a tree, ``search_results_<task>.json``, each node inside its parent. Every node holds its whole conversation
+(``state``), rebuilt on export, so that the original's scripts can read it. The format has exactly the original's fields
+(its loader refuses others): token ids, how replies ended, what the environment understood, the seed and the order in
+which nodes were made are lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import ConfigDict, Field, ValidationError
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside, write_json
+from selfimprove.core.records import (
+    Episode,
+    Example,
+    Message,
+    Record,
+    Role,
+    load_json,
+    read_jsonl,
+    read_rows,
+    write_jsonl,
+    write_rows,
+)
+from selfimprove.methods.agent_r import formats
+from selfimprove.methods.agent_r.metrics import eval_row, own_turns
+from selfimprove.methods.agent_r.prompts import OPENING
+from selfimprove.methods.agent_r.reply import parse_action
+from selfimprove.methods.agent_r.search import uct
+from selfimprove.methods.agent_r.tree import Node, Tree, turn_messages
+
+ROOT = "ROOT"
+"""The root's reply and action in the original's files."""
+COEFFICIENT = 0.25
+"""The original's weight of the UCT bonus, for ``puct_value``."""
+
+_FILE = re.compile(r"search_results_(\d+)\.json")
+
+
+def to_json(tree: Tree, exploration: float = COEFFICIENT) -> dict[str, Any]:
+    """The root as the original writes it, its children inside. Scores are normalised to [0, 1], as everywhere here.
+
+    Raises:
+        UserError: the tree has no conversation (its episode never began).
+    """
+    if not tree.prompt:
+        raise UserError(f"tree {tree.id} was blocked before it began, so there is nothing to export; leave it out.")
+    built: list[dict[str, Any]] = []
+    for node in tree.nodes:  # a parent stands before its children
+        parent = None if node.parent is None else tree.nodes[node.parent]
+        if node.parent is None:
+            state = [_plain(message) for message in tree.prompt]
+            recent = _pairs(tree.prompt)
+        else:
+            above = built[node.parent]
+            state = above["state"] + [_plain(message) for message in turn_messages(node)]
+            recent = [*above["recent_actions"], [node.action, node.observation]]
+        entry = {
+            "visits": node.visits,
+            "value": node.value,
+            "prior": 1,
+            "puct_value": uct(node, parent, exploration),
+            "obs": node.observation,
+            "llm_response": ROOT if parent is None else node.reply,
+            "depth": node.depth,
+            "is_terminal": node.terminal,
+            "recent_actions": recent,
+            "action": ROOT if parent is None else node.action,
+            "env_score": node.reward,
+            "disaster": node.disaster,
+            "state": state,
+            "children": [],
+        }
+        built.append(entry)
+        if node.parent is not None:
+            built[node.parent]["children"].append(entry)
+    return built[0]
+
+
+class _Spoken(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    role: Role
+    content: str
+
+
+class _Entry(Record):
+    """A node of the original's file; what can be rebuilt (``state`` below the root, ``puct_value``) is not read."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    visits: int
+    value: float
+    obs: str
+    llm_response: str
+    depth: int
+    is_terminal: bool
+    action: str
+    env_score: float
+    disaster: bool
+    children: list[_Entry]
+
+
+class _Root(_Entry):
+    state: list[_Spoken] = Field(min_length=OPENING)
+
+
+def from_json(
+    data: object, where: str, *, env: str, task_id: int, full_score: float = 1.0, max_depth: int | None = None
+) -> Tree:
+    """A tree of the original's JSON (or of ``to_json``'s); nodes are numbered depth first.
+
+    Args:
+        where: names the file in errors.
+        full_score: what the file's scores are divided by; 100 for the original's ScienceWorld trees (trap 10).
+        max_depth: the search's; leaves below it count as cut by it, if no disaster ended them (the format doesn't
+            say). None: every leaf counts as ended by the environment.
+
+    Raises:
+        UserError: a node does not fit the format; names the field.
+    """
+    try:
+        root = _Root.model_validate(data)
+    except (ValidationError, RecursionError) as error:
+        wrong = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
+        place = ".".join(str(part) for part in wrong["loc"]) or "the root"
+        raise UserError(f"{where}, {place}: {wrong['msg']}; mend or delete the file.") from None
+    tree = Tree(
+        id=f"{env}-{task_id}",
+        env=env,
+        task_id=task_id,
+        prompt=[Message(role=message.role, content=message.content) for message in root.state],
+        nodes=[],
+        seed="",
+    )
+    stack: list[tuple[_Entry, int | None]] = [(root, None)]
+    while stack:
+        entry, parent = stack.pop()
+        index = len(tree.nodes)
+        ended = entry.is_terminal and not entry.children and (max_depth is None or entry.depth <= max_depth)
+        tree.nodes.append(
+            Node(
+                parent=parent,
+                reply="" if parent is None else entry.llm_response,
+                action="" if parent is None else entry.action,
+                observation=entry.obs,
+                depth=entry.depth,
+                visits=entry.visits,
+                value=entry.value / full_score,
+                reward=entry.env_score / full_score,
+                terminal=entry.is_terminal,
+                done=ended or entry.disaster,
+                disaster=entry.disaster,
+            )
+        )
+        if parent is not None:
+            tree.nodes[parent].children.append(index)
+        stack += [(child, index) for child in reversed(entry.children)]
+    if any(node.reward == 1 for node in tree.nodes):
+        tree.status = "solved"
+    return tree
+
+
+def _plain(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+def _pairs(prompt: Sequence[Message]) -> list[list[str]]:
+    """(action, observation) of what was given before the root."""
+    given = prompt[OPENING:]
+    return [
+        [parse_action(reply.content), answer.content] for reply, answer in zip(given[::2], given[1::2], strict=True)
+    ]
+
+
+app = typer.Typer(
+    add_completion=False, help="Trees, conversations and results in the original's formats.", no_args_is_help=True
+)
+
+
+@app.command("trees")
+def export_trees(
+    source: Annotated[Path, typer.Argument(help="trees.jsonl")],
+    folder: Annotated[Path, typer.Argument(help="where search_results_<task>.json are written")],
+) -> None:
+    """Trees (JSONL) to one file a tree; trees that were blocked before they began are left out."""
+    trees = [tree for tree in read_jsonl(source, Tree) if tree.prompt]
+    tasks = [tree.task_id for tree in trees]
+    twice = next((task for task in tasks if tasks.count(task) > 1), None)
+    if twice is not None:
+        raise UserError(f"{source}: task {twice} has several trees, but the format has one file a task; keep one.")
+    for tree in trees:
+        write_json(folder / f"search_results_{tree.task_id}.json", to_json(tree))
+
+
+@app.command("import-trees")
+def import_trees(
+    folder: Annotated[Path, typer.Argument(help="with search_results_<task>.json")],
+    target: Annotated[Path, typer.Argument(help="trees.jsonl to write")],
+    env: Annotated[str, typer.Option(help="textcraft, webshop or sciworld")],
+    full_score: Annotated[float, typer.Option(min=1e-9, help="100 for the original's ScienceWorld trees")] = 1.0,
+    max_depth: Annotated[int | None, typer.Option(help="MAX_DEPTH of the search")] = None,
+) -> None:
+    """One file a tree to trees (JSONL), in the order of their tasks."""
+    files = {int(found[1]): path for path in folder.glob("*") if (found := _FILE.fullmatch(path.name))}
+    if not files:
+        raise UserError(f"{folder} holds no search_results_<task>.json; name the folder that the search wrote.")
+    trees = []
+    for task, path in sorted(files.items()):
+        try:
+            data = load_json(path)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is not JSON ({error}); restore or delete it.") from None
+        trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))
+    with aside(target) as part:
+        write_jsonl(part, trees)
+
+
+_To = Literal["xtuner", "openai"]
+_From = Literal["xtuner", "openai", "log"]
+
+
+@app.command("conversations")
+def export_conversations(
+    source: Annotated[Path, typer.Argument(help="examples.jsonl")],
+    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    to: Annotated[_To, typer.Option(help="xtuner: turns with output_with_loss; openai: messages with loss")] = "openai",
+) -> None:
+    """Training examples (JSONL) to conversations, each reply with its loss flag."""
+    write = {"xtuner": formats.to_xtuner, "openai": formats.to_openai}[to]
+    rows = [write(example) for example in read_jsonl(source, Example)]
+    with aside(target) as part:
+        write_rows(part, rows)
+
+
+@app.command("import-conversations")
+def import_conversations(
+    source: Annotated[Path, typer.Argument(help="JSONL of conversations")],
+    target: Annotated[Path, typer.Argument(help="examples.jsonl to write")],
+    form: Annotated[_From, typer.Option("--from", help="log: the original's pair or good log")] = "openai",
+) -> None:
+    """Conversations (JSONL) to training examples; weights are 1 where the loss flag stands, else 0."""
+    read = {"xtuner": formats.from_xtuner, "openai": formats.from_openai, "log": formats.from_log}[form]
+    examples = [read(row, f"{source}, line {number}") for number, row in read_rows(source)]
+    with aside(target) as part:
+        write_jsonl(part, examples)
+
+
+@app.command("results")
+def export_results(
+    source: Annotated[Path, typer.Argument(help="episodes.jsonl of an evaluation")],
+    target: Annotated[Path, typer.Argument(help="JSONL to write")],
+    model: Annotated[str, typer.Option(help="model_name of every row")],
+    revised: Annotated[bool, typer.Option(help="the episodes that begin badly, instead of the whole ones")] = False,
+) -> None:
+    """Episodes (JSONL) to the original's result rows: task_id, env_score, model_name, step_num, state."""
+    episodes = [one for one in read_jsonl(source, Episode) if revised == (len(own_turns(one)) < len(one.turns))]
+    with aside(target) as part:
+        write_rows(part, [eval_row(episode, model) for episode in episodes])
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,266 @@
+"""What the stages wrote in the original's formats, and its files taken over (spec reflect_rl §4).
+
+    python -m selfimprove.interop.reflect_rl tasks        data/reflect_rl/tasks trajectories.jsonl train.json
+    python -m selfimprove.interop.reflect_rl trajectories trajectories.jsonl taxi.json
+    python -m selfimprove.interop.reflect_rl sft          base/train/sft_policy.jsonl sft_policy.jsonl
+    python -m selfimprove.interop.reflect_rl import-sft   sft_policy.jsonl examples.jsonl
+    python -m selfimprove.interop.reflect_rl logs         results/reflect_rl/reflect_rl/log.jsonl logs.json
+    python -m selfimprove.interop.reflect_rl curves       results/012_rl_finetune curves.csv
+    python -m selfimprove.interop.reflect_rl filter-repo  repos repos_filtered
+    python -m selfimprove.interop.reflect_rl split        data.json tasks_split
+
+=============  ======================================================================================================
+tasks          AutoExplore's task list, each task with its trajectories: {reflection, cmd} a step
+trajectories   Taxi's and ALFWorld's list: {state, reflection, action, reason, model, (ALFWorld) problem} a state
+sft            a row a step: {"text": prompt and answer in one}
+logs           {iter, loss: [current, replay], critic_loss, cost, succ, log: [{batch, detail: [...]}]} an iteration
+curves         success, cost and loss by optimiser step of the original's runs, stitched to their ancestors
+filter-repo    copies of the files that can be explored, one folder a repository; what was dropped is counted
+split          train.json, validate.json and test.json of one list of tasks, 7:2:1
+=============  ======================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside, write_json
+from selfimprove.core.records import Example, Message, read_jsonl, read_rows, write_jsonl, write_rows
+from selfimprove.core.tables import write_csv
+from selfimprove.envs.autoexplore.inventory import filter_repo
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.sandbox import shown
+from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks, split_tasks
+from selfimprove.envs.autoexplore.tasks import Trajectory as Told
+from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
+from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
+from selfimprove.methods.reflect_rl.tasks import PANELS, load_panel, write_tasks
+
+
+def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
+    """AutoExplore's tasks with their trajectories; what a negative did wrong is a step of it, without a reflection.
+
+    Those that a task of a file had before come first, and each negative after them gets a free number.
+
+    Raises:
+        UserError: a trajectory is of another environment, or of no task.
+    """
+    told: dict[int, list[Told]] = {}
+    for one in trajectories:
+        if one.env != "autoexplore" or one.task_id >= len(tasks):
+            raise UserError(f"trajectory {one.id} is of no task of the list; export it with the tasks it was made of.")
+        steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
+        told.setdefault(one.task_id, []).append(
+            Told(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
+        )
+    return [task.with_trajectories(told.get(i, [])) for i, task in enumerate(tasks)]
+
+
+def state_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+    """A row for each state that was reflected on; ``action`` is the oracle's label, which is what is learnt there.
+
+    Raises:
+        UserError: a trajectory of AutoExplore, whose format is ``tasks``.
+    """
+    rows = []
+    for one in trajectories:
+        if one.env == "autoexplore":
+            raise UserError(f"trajectory {one.id} is AutoExplore's; export it with `tasks`.")
+        problem = {"problem": str(one.task_id)} if one.env == "alfworld" else {}
+        rows += [
+            {
+                "state": step.pre + step.post,
+                "reflection": step.reflection,
+                "action": step.label,
+                "reason": "",
+                "model": one.teacher,
+                **problem,
+            }
+            for step in one.steps
+            if step.learn
+        ]
+    return rows
+
+
+def to_text(example: Example) -> dict[str, str]:
+    """Prompt and answer as the one text that the original is trained on; it ends without an end token, as there."""
+    return {"text": "".join(message.content for message in example.messages)}
+
+
+def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
+    """The example of a {"text"} row: what follows the last act marker is learnt, or the last analyse marker.
+
+    Raises:
+        UserError: no text, or neither marker is in it, so that nothing would be learnt (spec §6, trap 9).
+    """
+    text = row.get("text")
+    marker = next((m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text), None)
+    if not isinstance(text, str) or marker is None:
+        raise UserError(
+            f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
+            "learnt; mend or delete the line."
+        )
+    prompt, _, answer = text.rpartition(marker)
+    messages = [
+        Message(role="user", content=prompt + marker),
+        Message(role="assistant", content=answer.strip(), weight=1),
+    ]
+    return Example(id=where, messages=messages)
+
+
+def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An iteration of our log.jsonl as the original logs it: counted from 0, probabilities instead of their logarithms.
+
+    Raises:
+        UserError: not such a row.
+    """
+    try:
+        log = [
+            {
+                "batch": entry["batch"],
+                "detail": [
+                    {
+                        "step": step["step"],
+                        "Q_value": step["Q_value"],
+                        "prob": math.exp(step["logprob"]),
+                        "entropy": step["entropy"],
+                        "cost": step["cost"],
+                        "prompt": step["prompt"],
+                        "generation": step["generation"],
+                    }
+                    for step in entry["detail"]
+                ],
+            }
+            for entry in row["log"]
+        ]
+        kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
+        return {"iter": row["iter"] - 1, **kept, "log": log}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); mend it.") from None
+
+
+MOST_BYTES = 2**30
+"""Of a file that is copied: far more than any text that is explored."""
+
+app = typer.Typer(add_completion=False, help="Reflect-RL's files in the original's formats.", no_args_is_help=True)
+
+Source = Annotated[Path, typer.Argument(help="what a stage wrote (JSONL)")]
+Target = Annotated[Path, typer.Argument(help="the file to write")]
+
+
+@app.command("tasks")
+def export_tasks(
+    folder: Annotated[Path, typer.Argument(help="data/reflect_rl/tasks of an AutoExplore run")],
+    source: Source,
+    target: Target,
+    panel: Annotated[str, typer.Option(help="train, dev or test: only that panel's tasks; none: all")] = "",
+) -> None:
+    """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
+    tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, Trajectory))
+    if panel:
+        name = next((name for name in PANELS if name == panel), None)
+        if name is None:
+            raise UserError(f"there is no panel {panel!r}; name one of {', '.join(PANELS)}.")
+        tasks = [tasks[task] for task in load_panel(folder, name, "autoexplore")]
+    with aside(target) as part:
+        write_tasks(part, tasks)
+
+
+@app.command("trajectories")
+def export_trajectories(source: Source, target: Target) -> None:
+    """Taxi's or ALFWorld's reflected states as one JSON list."""
+    write_json(target, state_rows(read_jsonl(source, Trajectory)))
+
+
+@app.command("sft")
+def export_sft(source: Source, target: Target) -> None:
+    """A supervised set as {"text"} rows."""
+    rows = [to_text(example) for example in read_jsonl(source, Example)]
+    with aside(target) as part:
+        write_rows(part, rows)
+
+
+@app.command("import-sft")
+def import_sft(
+    source: Source, target: Target, markers: Annotated[str, typer.Option(help="spaced or stripped")] = "spaced"
+) -> None:
+    """{"text"} rows as a supervised set."""
+    style: MarkerStyle | None = next((style for style in MARKERS if style == markers), None)
+    if style is None:
+        raise UserError(f"there are no markers {markers!r}; name one of {', '.join(MARKERS)}.")
+    rows = [from_text(row, f"{source}, line {line}", MARKERS[style]) for line, row in read_rows(source)]
+    with aside(target) as part:
+        write_jsonl(part, rows)
+
+
+@app.command("logs")
+def export_logs(source: Source, target: Target) -> None:
+    """A run's log as the original's logs.json."""
+    write_json(target, [log_row(row, f"{source}, line {line}") for line, row in read_rows(source)])
+
+
+@app.command("filter-repo")
+def export_filtered(
+    folder: Annotated[Path, typer.Argument(help="a repository, or a folder of some")],
+    target: Annotated[Path, typer.Argument(help="the folder to make")],
+) -> None:
+    """The files of repositories that AutoExplore would explore, copied; a line a repository says what was dropped."""
+    if target.exists():
+        raise UserError(f"{target} is there already; name a folder that can be made.")
+    filtered = filter_repo(folder)
+    part = target.with_name(f".part-{target.name}")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        for name, repo in filtered.repos.items():
+            for path in repo.files:
+                copy = part / name / path
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(repo.tree.read(path, MOST_BYTES)[0])
+        os.replace(part, target)
+    except OSError as error:
+        raise UserError(f"{target}: the files can't be copied ({error}); make room, or name another folder.") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    for row in filtered.rows:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(row.dropped.items())) or "nothing"
+        typer.echo(f"{shown(row.name)}: {row.files} files, {row.bytes} bytes; dropped: {dropped}")
+
+
+@app.command("split")
+def export_split(
+    source: Annotated[Path, typer.Argument(help="a JSON list of tasks")],
+    target: Annotated[Path, typer.Argument(help="the folder to write train.json, validate.json and test.json to")],
+    seed: Annotated[int, typer.Option(help="of the shuffle")] = 0,
+) -> None:
+    """A list of tasks as the original's three files, 7:2:1, of one seeded shuffle."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name, tasks in split_tasks(read_tasks(source), seed)._asdict().items():
+        with aside(target / f"{name}.json") as part:
+            write_tasks(part, tasks)
+        typer.echo(f"{name}: {len(tasks)} tasks")
+
+
+@app.command("curves")
+def export_curves(
+    folder: Annotated[Path, typer.Argument(help="the original's results/NNN_rl_finetune")],
+    target: Target,
+    window: Annotated[int, typer.Option(help="points of the centred mean; odd")] = WINDOW,
+) -> None:
+    """Success, cost and loss of a run of the original and its ancestors."""
+    rows = curve_rows({folder.name: smoothed(stitch(read_original(folder)), window)})
+    with aside(target) as part:
+        write_csv(part, rows)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,262 @@
+"""Our files in the original's formats, and its logs as our episodes (RISE spec §2, Log and Convert).
+
+    python -m selfimprove.interop.rise log        episodes.jsonl  5_turns.json
+    python -m selfimprove.interop.rise dataset    examples.jsonl  dataset.json
+    python -m selfimprove.interop.rise import-log 5_turns.json    episodes.jsonl --env gsm8k
+
+The log is one object keyed by task index; besides the original's fields it holds ``id, env, seed, model, answers,
+status``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside, write_json
+from selfimprove.core.records import (
+    Attempt,
+    Episode,
+    Example,
+    Message,
+    Record,
+    Status,
+    Turn,
+    load_json,
+    read_jsonl,
+    write_jsonl,
+)
+from selfimprove.core.seeds import key_bits
+from selfimprove.envs.math.base import make_env
+from selfimprove.methods.rise.prompts import feedback, opening
+
+BLOCKED = "blocked"
+"""The action that the original logs for a client that failed, with reward null."""
+
+_ROLES_FROM = {"user": "human", "system": "human", "assistant": "gpt"}
+
+
+def to_log(episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+    """The original's log object: one entry an episode, keyed by its place as a string."""
+    return {str(index): log_entry(index, episode) for index, episode in enumerate(episodes)}
+
+
+def log_entry(index: int, episode: Episode) -> dict[str, Any]:
+    """One entry of the log. ``dialogue`` is the last prompt: every message before the last action.
+
+    A turn that the client failed on stands in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``) alone; the
+    other lists stop before it.
+    """
+    turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
+    failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
+    dialogue = [{"role": _agent(message.role), "content": message.content} for message in episode.prompt]
+    for turn in turns if failed else turns[:-1]:
+        dialogue.append({"role": "agent", "content": turn.attempt.text})
+        dialogue.append({"role": "user", "content": turn.observation})
+    return {
+        "task_id": index,
+        "query": episode.query,
+        "answer": episode.gold,
+        "max_reward": max(episode.rewards, default=None),
+        "turn_history": {
+            "best_actions": [turn.attempt.text for turn in turns],
+            "actions": {str(t): [attempt.text for attempt in turn.attempts] for t, turn in enumerate(turns)}
+            | {turn: [BLOCKED] for turn in failed},
+            "best_observations": [turn.observation for turn in turns],
+            "observations": {str(t): _observations(turn, episode.query) for t, turn in enumerate(turns)},
+            "best_rewards": [turn.attempt.reward for turn in turns],
+            "rewards": {str(t): [attempt.reward for attempt in turn.attempts] for t, turn in enumerate(turns)}
+            | {turn: [None] for turn in failed},
+        },
+        "dialogue": dialogue,
+        "id": episode.id,
+        "env": episode.env,
+        "seed": episode.seed,
+        "model": [turn.model for turn in turns],
+        "answers": {str(t): [attempt.answer for attempt in turn.attempts] for t, turn in enumerate(turns)},
+        "status": episode.status,
+    }
+
+
+class _History(Record):
+    best_actions: list[str]
+    actions: dict[str, list[str]]
+    best_observations: list[str]
+    observations: dict[str, list[str]] = Field(default_factory=dict)
+    best_rewards: list[float | None]
+    rewards: dict[str, list[float | None]]
+
+
+class _Entry(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    task_id: int | str
+    query: str
+    answer: str
+    turn_history: _History
+    dialogue: list[dict[str, str]] | None = None
+    id: str | None = None
+    env: str | None = None
+    seed: str | None = None
+    model: list[str] = Field(default_factory=list)
+    answers: dict[str, list[str | None]] = Field(default_factory=dict)
+    status: Status | None = None
+
+
+def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) -> list[Episode]:
+    """Episodes of an original log (or of one that ``to_log`` wrote), in the log's order.
+
+    ``env_name``: for logs without ``env``; their answers are then extracted anew, rewards stay as logged. Evaluation
+    logs have no ``dialogue`` (trap 18); their opening is made from the question. Logs without ``status`` are blocked
+    where a reward is null or a turn has actions but no best one.
+
+    Raises:
+        UserError: an entry does not fit the schema, or nothing says which environment it is of.
+    """
+    try:
+        entries = TypeAdapter(dict[str, _Entry]).validate_python(dict(log))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{where}, {place}: {first['msg']}; mend or delete the entry.") from None
+    return [_episode(entry, f"{where}, entry {key}", env_name) for key, entry in entries.items()]
+
+
+def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """The original's data set: {id, conversations: [{from: human|gpt, value, loss}]}, loss = the message's weight.
+
+    Of examples converted with ``remove_duplication`` the attempts' texts are stripped, as the original's are.
+    """
+    return [
+        {
+            "id": example.id,
+            "conversations": [
+                {"from": _ROLES_FROM[message.role], "value": message.content, "loss": message.weight}
+                for message in example.messages
+            ],
+        }
+        for example in examples
+    ]
+
+
+def _agent(role: str) -> str:
+    return "agent" if role == "assistant" else "user"
+
+
+def _observations(turn: Turn, query: str) -> list[str]:
+    return [
+        turn.observation if i == turn.chosen or attempt.reward is None else feedback(attempt.reward, query)
+        for i, attempt in enumerate(turn.attempts)
+    ]
+
+
+def _episode(entry: _Entry, where: str, env_name: str | None) -> Episode:
+    name = entry.env or env_name
+    if name is None:
+        raise UserError(f"{where}: the log does not say which environment it is of; give --env gsm8k or --env math.")
+    history = entry.turn_history
+    turns = []
+    for t, (action, observation) in enumerate(zip(history.best_actions, history.best_observations, strict=False)):
+        turn = _turn(entry, t, action, observation, where, name)
+        if turn is not None:
+            turns.append(turn)
+    blocked = not turns or len(history.actions) > len(history.best_actions)
+    blocked = blocked or any(None in rewards for rewards in (history.best_rewards, *history.rewards.values()))
+    solved = any(turn.attempt.reward == 1 for turn in turns)
+    return Episode(
+        id=entry.id or f"{name}-{key_bits(name, entry.query):016x}",
+        env=name,
+        query=entry.query,
+        gold=entry.answer,
+        prompt=_opening(entry),
+        turns=turns,
+        status=entry.status or ("blocked" if blocked else "solved" if solved else "unsolved"),
+        seed=entry.seed or "",
+    )
+
+
+def _turn(entry: _Entry, t: int, action: str, observation: str, where: str, env_name: str) -> Turn | None:
+    """Turn ``t`` of a log; None for one that the client failed on."""
+    history, key = entry.turn_history, str(t)
+    texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
+    if len(texts) != len(rewards) or action not in texts:
+        raise UserError(f"{where}: turn {t} lists other actions than rewards; mend or delete the entry.")
+    chosen = texts.index(action)
+    if rewards[chosen] is None:
+        return None
+    answers = entry.answers.get(key) or [make_env(env_name).extract(text) for text in texts]
+    attempts = [
+        Attempt(text=text, reward=reward, answer=answer)
+        for text, reward, answer in zip(texts, rewards, answers, strict=True)
+    ]
+    model = entry.model[t] if t < len(entry.model) else ""
+    return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation)
+
+
+def _opening(entry: _Entry) -> list[Message]:
+    """The messages before the first action: the logged dialogue without its (attempt, feedback) pairs.
+
+    The dialogue of a blocked episode ends with the feedback on its last best action, that of any other before its last
+    best action: where the first pair stands is looked for, not counted.
+    """
+    if not entry.dialogue:
+        return opening(entry.query)
+    messages = [
+        Message(role="assistant" if m.get("role") in ("agent", "assistant") else "user", content=m.get("content", ""))
+        for m in entry.dialogue
+    ]
+    actions, told = entry.turn_history.best_actions, entry.turn_history.best_observations
+    for index in range(1, len(messages) - 1):
+        before, attempt, after = messages[index - 1 : index + 2]
+        # The feedback tells the first attempt from a worked example that it repeats word for word; what stands before
+        # it, from the same attempt at a later turn of a dialogue that was cut.
+        first_pair = [attempt.content, after.content] == [*actions[:1], *told[:1]]
+        if first_pair and attempt.role == "assistant" and before.role == "user" and before.content != after.content:
+            return messages[:index]
+    # The limit on trailing messages cut the first attempt off, or there was none before: then it is all prompt.
+    return opening(entry.query) if len(actions) > 1 or messages[-1].content in told else messages
+
+
+app = typer.Typer(add_completion=False, help="Our files in the original's formats, and back.", no_args_is_help=True)
+_In = Annotated[Path, typer.Argument(help="file to read")]
+_Out = Annotated[Path, typer.Argument(help="file to write")]
+
+
+@app.command("log")
+def export_log(source: _In, target: _Out) -> None:
+    """Episodes (JSONL) to the original's log."""
+    write_json(target, to_log(read_jsonl(source, Episode)))
+
+
+@app.command("dataset")
+def export_dataset(source: _In, target: _Out) -> None:
+    """Examples (JSONL) to the original's data set."""
+    write_json(target, to_dataset(read_jsonl(source, Example)))
+
+
+@app.command("import-log")
+def import_log(
+    source: _In, target: _Out, env: Annotated[str | None, typer.Option(help="gsm8k or math, for old logs")] = None
+) -> None:
+    """The original's log to episodes (JSONL)."""
+    try:
+        log = load_json(source)
+    except FileNotFoundError:
+        raise UserError(f"{source} does not exist; name the log to import.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is not JSON ({error}); restore it from its source.") from None
+    if not isinstance(log, dict):
+        raise UserError(f"{source}: a log is one JSON object keyed by task index; this is not one.")
+    with aside(target) as part:
+        write_jsonl(part, from_log(log, str(source), env))
+
+
+if __name__ == "__main__":
+    run(app)

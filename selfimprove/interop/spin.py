@@ -1,0 +1,184 @@
+"""Our files in the original's formats, and figures of trajectory files, anybody's (spec §2.2, §2.4, §2.5).
+
+python -m selfimprove.interop.spin trajectories episodes.jsonl trajs.json
+python -m selfimprove.interop.spin alpaca       trajs.json alpaca.json --mode self_play
+python -m selfimprove.interop.spin preferences  run_a.json run_b.json dpo.json
+python -m selfimprove.interop.spin pairs        pairs.jsonl rows.jsonl
+python -m selfimprove.interop.spin score        trajs.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
+from selfimprove.core.records import Message, Pair, mean_and_error, read_jsonl
+from selfimprove.methods.spin.convert import Mode, alpaca_row
+from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, alpaca
+from selfimprove.methods.spin.trajectory import read_trajectories, to_json
+
+
+def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
+    """A row for every trajectory, in the file's order; with ``rewarded``, of those that earned the reward.
+
+    Raises:
+        UserError: a trajectory has no instruction and response markers (names its task).
+    """
+    rows = []
+    for key, entry in trajectories.items():
+        if rewarded and not entry.get("reward"):
+            continue
+        try:
+            rows.append(alpaca_row(entry["traj"], mode))
+        except (ValueError, AttributeError):
+            raise UserError(
+                f"{where}, task {key}: the trajectory has no Alpaca wrapper; play with prompt.format: alpaca."
+            ) from None
+    return rows
+
+
+def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
+    """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for (row 30).
+
+    A reward that is null was never given, so its task makes no row.
+
+    The terminal observation is dropped on both sides; the prompt is not repeated in the responses, as it was in the
+    original (trap 3).
+
+    Raises:
+        UserError: a trajectory has no wrapper.
+    """
+    rows = []
+    for key in one:
+        earned = [run.get(key, {}).get("reward") for run in (one, other)]
+        if None in earned or bool(earned[0]) == bool(earned[1]):
+            continue  # one run lacks the task, nobody scored it, or both earned the same
+        right, wrong = (one, other) if earned[0] else (other, one)
+        (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
+        (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
+        rows.append(
+            {"prompt": alpaca(chosen["instruction"]), "chosen": chosen["output"], "rejected": rejected["output"]}
+        )
+    return rows
+
+
+def pair_row(pair: Pair) -> dict[str, Any]:
+    """A pair as the original's message lists, of text alone; the prompt is the question without its wrapper.
+
+    Whoever trains on the rows puts his own chat format around them, so a wrapper that stayed would be there twice.
+    """
+    prompt = {"role": "user", "content": asked_in(joined(pair.prompt))}
+    return {
+        side: [prompt, {"role": "assistant", "content": joined(messages)}]
+        for side, messages in (("real", pair.real), ("generated", pair.generated))
+    }
+
+
+def asked_in(prompt: str) -> str:
+    """A prompt's question, with the worked episodes before it, if any, and without Alpaca wrapper or ``Question:``."""
+    shots, wrapper, rest = prompt.rpartition(WRAPPER)
+    if wrapper:
+        return shots + rest.removesuffix(RESPONSE)
+    shots, mark, rest = prompt.rpartition("Question: ")
+    return shots + rest.removesuffix("\n") if mark and rest.endswith("\n") else prompt
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """Messages as one text: pieces of a growing text end to end, turns of a chat on lines of their own."""
+    text = ""
+    for before, message in zip([None, *messages], messages, strict=False):
+        turn = before is not None and before.role != message.role
+        apart = turn and text and message.content and not (text[-1].isspace() or message.content[0].isspace())
+        text += f"\n{message.content}" if apart else message.content
+    return text
+
+
+def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:
+    """EM, F1 and the share of tasks that are there at all, over ``requested`` tasks (spec §4).
+
+    Raises:
+        UserError: the file has more tasks than were requested.
+    """
+    missing = requested - len(trajectories)
+    if missing < 0:
+        raise UserError(f"the file has {len(trajectories)} episodes, {requested} were requested; raise --requested.")
+    entries = list(trajectories.values())
+
+    def share(field: str) -> dict[str, float | int]:
+        return mean_and_error([*(float(entry.get(field) or 0) for entry in entries), *[0.0] * missing])
+
+    return {"em": share("em"), "f1": share("f1"), "reward": share("reward"), "missing": missing}
+
+
+def as_json(value: Any) -> str:
+    """JSON as the original writes it: keys in their order, ASCII, two spaces."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+app = typer.Typer(add_completion=False, help="SPIN's files in the original's formats.", no_args_is_help=True)
+
+
+@app.command("trajectories")
+def export_trajectories(
+    source: Annotated[Path, typer.Argument(help="episodes.jsonl")],
+    target: Annotated[Path, typer.Argument(help="the trajectory file to write")],
+    run: Annotated[int, typer.Option(help="which run of each question")] = 0,
+) -> None:
+    """Episodes to the trajectory JSON."""
+    episodes = [episode for episode in read_jsonl(source, SpinEpisode) if episode.run == run]
+    write_text(target, as_json(to_json(episodes)))
+
+
+@app.command("alpaca")
+def export_alpaca(
+    source: Annotated[Path, typer.Argument(help="a trajectory file")],
+    target: Annotated[Path, typer.Argument(help="rows {instruction, input, output} to write")],
+    mode: Annotated[Mode, typer.Option(help="parity: the original's bytes; self_play: without the terminal line")],
+    rewarded: Annotated[bool, typer.Option(help="only trajectories that earned the reward")] = False,
+) -> None:
+    """Trajectories to Alpaca rows."""
+    rows = alpaca_rows(read_trajectories(source), mode, str(source), rewarded=rewarded)
+    write_text(target, as_json(rows))
+
+
+@app.command("preferences")
+def export_preferences(
+    one: Annotated[Path, typer.Argument(help="a trajectory file")],
+    other: Annotated[Path, typer.Argument(help="another on the same tasks")],
+    target: Annotated[Path, typer.Argument(help="rows {prompt, chosen, rejected} to write")],
+) -> None:
+    """Two runs to outcome pairs for DPO."""
+    rows = preferences(read_trajectories(one), read_trajectories(other), f"{one} or {other}")
+    write_text(target, as_json(rows))
+
+
+@app.command("pairs")
+def export_pairs(
+    source: Annotated[Path, typer.Argument(help="pairs.jsonl")],
+    target: Annotated[Path, typer.Argument(help="JSONL rows {real, generated} to write")],
+) -> None:
+    """Pairs to the original's message lists."""
+    lines = [json.dumps(pair_row(pair), ensure_ascii=False) + "\n" for pair in read_jsonl(source, Pair)]
+    write_text(target, "".join(lines))
+
+
+@app.command("score")
+def score(
+    source: Annotated[Path, typer.Argument(help="a trajectory file")],
+    requested: Annotated[int | None, typer.Option(min=1, help="tasks asked for; otherwise those in the file")] = None,
+) -> None:
+    """EM and F1 of a trajectory file over the requested tasks; absent ones count as wrong."""
+    trajectories = read_trajectories(source)
+    typer.echo(as_json(score_file(trajectories, requested or max(1, len(trajectories)))), nl=False)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,152 @@
+"""Plain SPIN by hand, as its scripts do it: reformat, generate in fractions, gather (spec §2.2, rows 33 to 35).
+
+    python -m selfimprove.interop.spin_plain reformat --data ultrachat --output-dir reformatted
+    python -m selfimprove.interop.spin_plain generate --model models/sft --input-dir reformatted \\
+        --output-dir generated --frac-len 800 --data-frac 0
+    python -m selfimprove.interop.spin_plain gather --num-fracs 63 --input-dir generated --output-dir iter0
+
+The pipeline does the same with ``tasks.source: chat``. A fraction is written whole, so that running it again gives the
+same file: the original appended (trap 10). Prompts are written as in training, zephyr's turns behind an empty system
+turn: the original generated with one format and trained with another (trap 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Engine, EngineError, Request
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.methods.spin.chats import (
+    STEM,
+    FileFormat,
+    Row,
+    Split,
+    fraction,
+    fraction_name,
+    gathered,
+    make_row,
+    read_rows_of,
+    reformat,
+    write_rows_to,
+)
+from selfimprove.methods.spin.prompts import opening
+
+EOS = "</s>"
+
+
+async def answer_all(
+    rows: Sequence[tuple[int, Row]], engine: Engine, *, seed: int, temperature: float, top_p: float, max_tokens: int
+) -> list[Row]:
+    """The opponent's answer to every (place, row), in order; each one's noise is named by its place.
+
+    The text of an end of turn is taken out, and white space before it, as in the original.
+
+    Raises:
+        UserError: as ``Engine.generate``; or an answer failed for good (names its row).
+    """
+
+    async def one(place: int, row: Row) -> Row:
+        prompt, real = (message["content"] for message in row["real"])
+        request = Request(
+            messages=opening(prompt, "reply"),
+            seed=SeedKey(seed, f"chat-{place}"),
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+        )
+        try:
+            (answer,) = await engine.generate(request)
+        except EngineError as error:
+            raise UserError(f"row {place}: {error}; raise --context, or take the row out.") from None
+        return make_row(prompt, real, answer.text.replace(EOS, "").lstrip())
+
+    return list(await asyncio.gather(*(one(place, row) for place, row in rows)))
+
+
+app = typer.Typer(add_completion=False, help="Plain SPIN's data, step by step.", no_args_is_help=True)
+
+
+@app.command("reformat")
+def reformat_command(
+    data: Annotated[Path, typer.Option(help="folder of the SFT data set: JSONL, JSON or parquet files of chats")],
+    output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")] = Path("reformatted"),
+    kind: Annotated[Literal["ultrachat", "tulu-v2"], typer.Option(help="how the data set splits")] = "ultrachat",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
+) -> None:
+    """Chats to rows of a prompt, its answer, and room for the opponent's."""
+    rows, counts = reformat(data, kind)
+    for split in ("train", "test"):
+        with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
+            write_rows_to(part, rows[split])
+    typer.echo(counts.model_dump_json())
+
+
+@app.command("generate")
+def generate_command(
+    model: Annotated[Path, typer.Option(help="folder of the opponent")],
+    input_dir: Annotated[Path, typer.Option(help="what reformat wrote")],
+    output_dir: Annotated[Path, typer.Option(help="where loser_<fraction>.jsonl is written")],
+    data_frac: Annotated[int, typer.Option(min=0, help="which fraction")] = 0,
+    frac_len: Annotated[int, typer.Option(min=0, help="rows of a fraction; 0: the whole set")] = 0,
+    split: Annotated[Split, typer.Option()] = "train",
+    batch_size: Annotated[int, typer.Option(min=1, help="answers decoded at once")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    context: Annotated[int, typer.Option(min=16, help="tokens of prompt and answer")] = 2048,
+    temperature: Annotated[float, typer.Option(min=0)] = 1.0,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    chat_template: Annotated[str, typer.Option(help="of generation and training alike")] = "zephyr",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option()] = "cpu",
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+    seed: Annotated[int, typer.Option(min=0)] = 42,
+) -> None:
+    """The opponent answers one fraction of the prompts."""
+    found = sorted(input_dir.glob(f"{STEM.format(split=split)}.*"))
+    if not found:
+        raise UserError(f"{input_dir} has no {STEM.format(split=split)}.*; write it with reformat.")
+    mine = fraction([row for _, row in read_rows_of(found[0])], data_frac, frac_len)
+    cfg = TransformersEngineConfig(
+        engine="transformers", slots=batch_size, context=context, chat_template=chat_template, device=device,
+        dtype="bfloat16" if device == "cuda" else "float32",
+    )  # fmt: skip
+
+    async def answered() -> list[Row]:
+        from selfimprove.engines.cpu.engine import TransformersEngine
+
+        engine = TransformersEngine(cfg, model, threads=threads)
+        try:
+            return await answer_all(
+                mine, engine, seed=seed, temperature=temperature, top_p=top_p, max_tokens=max_tokens
+            )
+        finally:
+            await engine.close()
+
+    rows = asyncio.run(answered())
+    with aside(output_dir / fraction_name(data_frac, split)) as part:
+        write_rows_to(part, rows)
+
+
+@app.command("gather")
+def gather_command(
+    input_dir: Annotated[Path, typer.Option(help="the fractions")],
+    output_dir: Annotated[Path, typer.Option(help="where {train,test}_prefs-… are written")],
+    num_fracs: Annotated[int, typer.Option(min=1, help="how many fractions there must be")] = 125,
+    split: Annotated[Split, typer.Option()] = "train",
+    file_format: Annotated[FileFormat, typer.Option(help="parquet is the original's")] = "jsonl",
+) -> None:
+    """All fractions to one file; one that is missing is an error."""
+    rows = gathered(input_dir, num_fracs, split)
+    with aside(output_dir / f"{STEM.format(split=split)}.{file_format}") as part:
+        write_rows_to(part, rows)
+
+
+if __name__ == "__main__":
+    run(app)

@@ -1,0 +1,100 @@
+"""Everything a run of reinforcement learning can be told; the defaults are the paper's (spec reflect_rl §3)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from selfimprove.core.params import Section
+from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConfig, below_one
+
+
+class ActingParams(Section):
+    """How a policy takes an action, and how it is advised before: the same in training and in evaluation."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, description="0: all; the original's 99999")
+    shrink_head: bool = Field(default=True, description="the output layer has one row a label; false: the vocabulary")
+    mask_invalid: bool = Field(default=False, description="choose among the labels listed now, not among all")
+    reflect_prob: float = Field(default=1.0, ge=0, le=1, description="a step's coin for the whole batch; else R is ''")
+    reflect_temperature: float = Field(default=1.0, ge=0, description="0: greedy; equal states are then read once")
+    reflect_top_p: float = Field(default=1.0, gt=0, le=1)
+    max_new_tokens: int = Field(default=100, ge=1, description="of a reflection")
+
+
+class CriticParams(Section):
+    """V(s): a head on the last hidden state at the decision. The body gets no gradient from it."""
+
+    kind: Literal["linear", "mlp"] = "linear"
+    shared: bool = Field(default=False, description="true: on the policy's own body; false: on the one it started with")
+    lr: float = Field(default=2e-4, gt=0)
+    every: int = Field(default=5, ge=1, description="iterations between its updates")
+    epochs: int = Field(default=5, ge=1, description="passes over what was seen since its last update")
+
+
+class RLParams(ActingParams):
+    """Policy gradient or PPO on whole episodes. An iteration plays ``episodes`` tasks and learns from them, then from a
+    sample of ``replay_episodes`` successes; each of the two counts as one step of gradient accumulation.
+    """
+
+    algorithm: Literal["pg", "ppo"] = "pg"
+    max_steps: int = Field(default=20000, ge=1, description="iterations")
+    episodes: int = Field(
+        default=4, ge=1, le=100_000, description="played an iteration, all at once, by all processes together"
+    )
+    curriculum: bool = Field(default=False, description="level after level; false: all tasks at the default level")
+    replay_buffer: int = Field(default=50, ge=0, description="how many successful episodes are kept; 0: no replay")
+    replay_episodes: int = Field(default=1, ge=1, description="drawn from them an iteration, with replacement")
+    gradient_accumulation_steps: int = Field(default=1, ge=1)
+    lr: float = Field(default=2e-4, gt=0)
+    schedule: Literal["constant", "linear"] = Field(default="constant", description="linear: down to 0 at max_steps")
+    weight_decay: float = Field(default=0.001, ge=0)
+    betas: Annotated[tuple[float, float], AfterValidator(below_one)] = Field(default=(0.9, 0.999), strict=False)
+    grad_clip: float = Field(default=0.3, gt=0)
+    entropy_coef: float = Field(default=0.0, ge=0, description="beta: an entropy of 1 nat is worth so much cost")
+    ppo_clip: float = Field(default=0.1, gt=0)
+    ppo_epochs: int = Field(default=3, ge=1)
+    critic: CriticParams | None = None
+
+    row_tokens: int = Field(default=512, ge=1, description="width that prompts are packed to")
+    micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once in an update")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+    launcher: LauncherConfig = LauncherConfig()
+    device: Literal["cpu", "cuda"] = "cpu"
+    trust_remote_code: bool = False
+    save_steps: int = Field(default=100, ge=1)
+    save_total_limit: int = Field(default=2, ge=1)
+    log_episodes: int = Field(default=1, ge=0, description="of an iteration, told step by step in log.jsonl")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RLParams:
+        if self.algorithm == "ppo" and self.critic is None:
+            raise ValueError("algorithm 'ppo' needs a critic; add critic: {}")
+        if self.temperature == 0:
+            raise ValueError("temperature 0 never tries anything; set 1")
+        if self.lora is not None and self.lora.dropout:
+            raise ValueError("lora.dropout must be 0: what is learnt from is what was done, without dropout (trap 15)")
+        if self.lora is None and self.dtype != "float32":
+            raise ValueError(f"dtype {self.dtype!r} is for adapters; add lora, or set float32")
+        if self.launcher.kind not in ("single", "fork"):
+            raise ValueError(f"launcher kind {self.launcher.kind!r}: reinforcement learning runs as single, or as fork")
+        if self.launcher.kind == "fork" and self.device != "cpu":
+            raise ValueError("launcher kind 'fork' is for device: cpu; use single on a GPU")
+        return self
+
+    def loading(self, max_length: int) -> FinetuneParams:
+        """How the model is loaded: as for finetuning."""
+        return FinetuneParams(
+            max_length=max_length,
+            dtype=self.dtype,
+            attention=self.attention,
+            gradient_checkpointing=self.gradient_checkpointing,
+            lora=self.lora,
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+        )

@@ -1,0 +1,83 @@
+"""The critic: what a state will still cost, from the hidden state at its decision (spec reflect_rl §1, RL).
+
+A linear layer or a small MLP on the last hidden state; the body below gets no gradient. Trained every few iterations on
+what was seen since, by MSE of (Q - V) / 100. Replayed successes do not count: V is about the present policy, and a
+critic that saw them twice would be too hopeful. What was seen is forgotten then [R: the original's kept it for ever,
+even without a critic; §6, trap 16].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from selfimprove.core.seeds import key_bits
+from selfimprove.methods.reflect_rl.rl_config import CriticParams
+from selfimprove.methods.reflect_rl.rl_group import Group
+
+SCALE = 100.0
+"""The original's: errors are taken in hundreds."""
+
+
+class Critic:
+    """V of hidden states [decisions, hidden]; begins at 0, as without a critic."""
+
+    def __init__(self, params: CriticParams, hidden: int, seed: int, device: str = "cpu") -> None:
+        self._params = params
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key_bits(seed, "critic") % 2**63)
+            last = torch.nn.Linear(hidden, 1)
+            torch.nn.init.zeros_(last.weight)
+            torch.nn.init.zeros_(last.bias)
+            layers = [torch.nn.Linear(hidden, hidden), torch.nn.Tanh()] if params.kind == "mlp" else []
+            self.head = torch.nn.Sequential(*layers, last).to(device)
+        self.optimizer = torch.optim.Adam(self.head.parameters(), lr=params.lr)
+        self._seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._iterations = 0
+
+    @torch.no_grad()
+    def value(self, hidden: torch.Tensor) -> torch.Tensor:
+        """V [decisions]."""
+        values: torch.Tensor = self.head(hidden.float())[:, 0]
+        return values
+
+    def see(self, hidden: torch.Tensor, q: torch.Tensor) -> None:
+        """Keep decisions of this iteration (of this process's share) until the next update."""
+        self._seen.append((hidden.float(), q))
+
+    def end_iteration(self, group: Group) -> float | None:
+        """Count an iteration; every few, train. Returns the mean loss of the update, over all processes."""
+        self._iterations += 1
+        if self._iterations % self._params.every:
+            return None
+        count = group.total(sum(len(q) for _, q in self._seen))
+        losses = []
+        for _ in range(self._params.epochs):
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = torch.zeros(())
+            for hidden, q in self._seen:
+                error = (q - self.head(hidden)[:, 0]) / SCALE
+                share = error.square().sum() / max(1, count)
+                share.backward()  # type: ignore[no-untyped-call]
+                loss += share.detach().cpu()
+            group.sum_gradients(self.head.parameters())
+            self.optimizer.step()
+            losses.append(group.total(float(loss)))
+        self._seen = []
+        return sum(losses) / len(losses)
+
+    def state(self, group: Group) -> dict[str, Any]:
+        """All that an exact resume needs, every process's share of what was seen included."""
+        return {
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "seen": group.gather(self._seen),
+            "iterations": self._iterations,
+        }
+
+    def restore(self, state: dict[str, Any], group: Group) -> None:
+        """Go on from ``state``."""
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._seen, self._iterations = list(state["seen"][group.rank]), state["iterations"]

@@ -1,0 +1,199 @@
+"""A policy in training: its model, the head of labels, and what it makes of packed prompts (spec reflect_rl §1).
+
+An engine may decode over the very same parameters meanwhile: it keeps the whole output layer, which is frozen while the
+head is shrunk, so that both see one distribution (``engines.base.Choice``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfimprove.core.errors import UserError
+from selfimprove.methods.reflect_rl.rl_objective import Decision
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.loading import load_model, write_adapter
+from selfimprove.training.objective import learnt_positions
+from selfimprove.training.packing import MicroBatch
+from selfimprove.training.rows import render
+
+
+@contextmanager
+def shrunk_head(model: Any, ids: Sequence[int]) -> Iterator[torch.nn.Linear]:
+    """The model with a frozen, bias-free output layer of one row a label, copied from its own; switched back after.
+
+    Its softmax is the full one renormalised over ``ids``: the labels' vocabulary ids, in the order of the rows.
+    """
+    whole = model.get_output_embeddings()
+    rows = _weight(whole)[list(ids)]
+    head = torch.nn.Linear(rows.shape[1], len(ids), bias=False, device=rows.device, dtype=rows.dtype)
+    head.weight = torch.nn.Parameter(rows.detach().clone(), requires_grad=False)
+    model.set_output_embeddings(head)
+    try:
+        yield head
+    finally:
+        model.set_output_embeddings(whole)
+
+
+class Policy:
+    """A model that takes one-token decisions and learns from them.
+
+    Attributes:
+        model: as the library has it (with adapters: the model that they sit in).
+        learnt: the parameters that training changes.
+    """
+
+    def __init__(
+        self, model_dir: Path, params: FinetuneParams, seed: int, labels: Sequence[int] | None, temperature: float = 1.0
+    ) -> None:
+        """``labels``: vocabulary ids of every label, for a shrunk head; None keeps the vocabulary.
+
+        Raises:
+            UserError: the model does not load, or its output layer has a bias, which a row a label would lose.
+        """
+        self._model_dir, self._params, self._temperature = model_dir, params, temperature
+        self._outer, _ = load_model(model_dir, params, seed)
+        if params.lora is None or params.lora.quantize == "none":  # quantised weights are on their device already
+            self._outer.to(params.device)
+        else:
+            in_training_dtype(self._outer, getattr(torch, params.dtype))
+        self.model: Any = self._outer.get_base_model() if params.lora is not None else self._outer
+        self._labels = None if labels is None else list(labels)
+        head = self.model.get_output_embeddings()
+        if self._labels is not None:
+            if getattr(head, "bias", None) is not None:
+                raise UserError(f"{model_dir}: the output layer has a bias; set shrink_head: false for this model.")
+            head.requires_grad_(False)  # a tied one is the embedding: frozen too, or the labels' rows would go stale
+        without_dropout(self._outer)
+        if params.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.learnt = [parameter for parameter in self._outer.parameters() if parameter.requires_grad]
+        self._pad = int(getattr(self.model.config, "pad_token_id", None) or 0)
+        self._wanted: torch.Tensor | None = None
+        self._hidden = torch.empty(0)
+
+    def evaluate(
+        self, micro: MicroBatch, decisions: Sequence[Decision], examples: Sequence[EncodedExample]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probabilities [decisions] with gradient, and hidden states [decisions, hidden] without.
+
+        ``examples``: ``example`` of each of ``decisions``. Both results are in the order of the rows: ``order(micro)``.
+        """
+        scales = dict.fromkeys(order(micro), 1.0)
+        tensors = render(micro, examples, scales, self._pad, self._params.attention)
+        device = self._params.device
+        self._wanted = learnt_positions(tensors.pop("coefficients")).to(device)
+        self._outer.train(self._params.gradient_checkpointing)
+        inputs = {name: tensor.to(device) for name, tensor in tensors.items()}
+        with self._head() as head:
+            hook = head.register_forward_pre_hook(self._only_decisions)
+            try:
+                logits = self.model(**inputs, use_cache=False).logits
+            finally:
+                hook.remove()
+        self._outer.eval()
+        taken = [decisions[index] for index in order(micro)]
+        return self._logprobs(logits.float(), taken), self._hidden
+
+    @contextmanager
+    def _head(self) -> Iterator[torch.nn.Module]:
+        if self._labels is None:
+            yield self.model.get_output_embeddings()
+        else:
+            with shrunk_head(self.model, self._labels) as head:
+                yield head
+
+    def _only_decisions(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Before the output layer: keep the hidden states at which an action is chosen."""
+        chosen = inputs[0][self._wanted]
+        self._hidden = chosen.detach()
+        return (chosen,)
+
+    def _logprobs(self, logits: torch.Tensor, taken: Sequence[Decision]) -> torch.Tensor:
+        """[decisions] of logits [decisions, rows of the head]: each among what was allowed then."""
+        device = logits.device
+        row = {token: at for at, token in enumerate(self._labels)} if self._labels is not None else None
+        tokens = torch.tensor([row[one.token] if row else one.token for one in taken], device=device)
+        whole = None if self._labels is None else set(self._labels)
+        if any(one.allowed is not None and set(one.allowed) != whole for one in taken):
+            barred = torch.ones_like(logits, dtype=torch.bool)
+            for place, one in enumerate(taken):
+                ids = range(logits.shape[1]) if one.allowed is None else one.allowed
+                barred[place, [row[token] if row else token for token in ids]] = False
+            logits = logits.masked_fill(barred, -torch.inf)
+        logs = torch.log_softmax(logits / self._temperature, -1)
+        return logs.gather(1, tokens[:, None])[:, 0]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The learnt parameters by name: what a checkpoint holds."""
+        return {name: value.detach() for name, value in self._outer.named_parameters() if value.requires_grad}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, torch.Tensor]) -> None:
+        """Put a checkpoint's parameters in place (an engine that decodes over them follows)."""
+        for name, value in self._outer.named_parameters():
+            if value.requires_grad:
+                value.copy_(state[name])
+
+    def write(self, out_dir: Path, scratch: Path) -> None:
+        """Write weights and config in the training dtype, the whole output layer in place; or the adapter alone."""
+        if self._params.lora is not None:
+            adapter = scratch / "adapter"
+            self._outer.save_pretrained(str(adapter))
+            write_adapter(adapter, self._model_dir, self._params, out_dir)
+            return
+        self.model.to(getattr(torch, self._params.dtype))
+        self.model.config.use_cache = True
+        self.model.save_pretrained(out_dir)
+
+
+def order(micro: MicroBatch) -> list[int]:
+    """Indices of a micro-batch's decisions as ``Policy.evaluate`` returns them."""
+    return [index for row in micro for index in row]
+
+
+def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Bring a quantised model's other frozen weights (embeddings, norms, biases) to the training dtype.
+
+    peft's preparation makes them float32; what is computed from them, keys and values included, would be so too, and an
+    engine over the model would need twice the memory. Adapters stay as they are.
+    """
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float32 and not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def without_dropout(model: torch.nn.Module) -> None:
+    """Switch all dropout off for good, in training mode too: what is learnt is what was done (spec §6, trap 15)."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+
+
+def weights_hash(model: torch.nn.Module) -> str:
+    """Of all parameters and buffers, to the bit: a frozen model's must never change."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def example(decision: Decision) -> EncodedExample:
+    """A decision as the trainer reads it: the prompt, and its token, whose likelihood is asked for."""
+    ids = [*decision.prompt, decision.token]
+    return EncodedExample(ids, [0.0] * len(decision.prompt) + [1.0])
+
+
+def _weight(layer: Any) -> torch.Tensor:
+    """An output layer's weights; with adapters, those below them (which a fresh adapter doesn't change)."""
+    weight: torch.Tensor = getattr(layer, "base_layer", layer).weight
+    return weight

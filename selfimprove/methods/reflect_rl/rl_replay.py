@@ -1,0 +1,28 @@
+"""Replay of successes: the last few successful episodes, drawn uniformly with replacement (spec reflect_rl §1, RL)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from selfimprove.core.seeds import rng
+from selfimprove.methods.reflect_rl.rl_objective import Trajectory
+
+
+class Replay:
+    """Keeps at most ``size`` successes, the newest. What was drawn carries no importance weight, as in the original."""
+
+    def __init__(self, size: int, kept: Iterable[Trajectory] = ()) -> None:
+        self.kept: deque[Trajectory] = deque(kept, maxlen=size)
+
+    def add(self, episodes: Iterable[Trajectory]) -> None:
+        """Remember those that succeeded."""
+        self.kept.extend(episode for episode in episodes if episode.success)
+
+    def sample(self, count: int, *key: object) -> list[Trajectory]:
+        """``count`` draws, named by ``key``; none as long as nothing has succeeded."""
+        return rng("replay", *key).choices(list(self.kept), k=count) if self.kept else []
+
+    def clear(self) -> None:
+        """Forget all: another level has begun."""
+        self.kept.clear()

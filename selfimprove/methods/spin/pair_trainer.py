@@ -1,0 +1,255 @@
+"""Self-play training: the training loop with SPIN's objective. Both sides of a pair go through one forward pass."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers.training_args import TrainingArguments
+
+from selfimprove.core.errors import UserError
+from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.objective import (
+    FIGURES,
+    FIRST_LOSS,
+    gap,
+    implicit_rewards,
+    over_sequences,
+    pair_losses,
+    token_log_probs,
+)
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.training import EncodedPair, lengths_of, pairs_of, sequences_of
+from selfimprove.training import flash
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
+from selfimprove.training.loading import load_model
+from selfimprove.training.loop import PlannedTrainer
+from selfimprove.training.objective import learnt_positions
+from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
+from selfimprove.training.progress import Progress
+from selfimprove.training.report import PairReport, PairTiming
+from selfimprove.training.rows import END_TO_END, render
+
+TOKEN_ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
+"""How far, in nats, a token's log-probability may be from the one that the same model gave when it was the opponent."""
+
+
+ROUNDING = 1e-6
+"""Relative error of a float32 sum over a sequence."""
+
+
+class PairJob(RunJob):
+    """Training on pairs, as a training process is told of it."""
+
+    kind: Literal["pairs"] = "pairs"
+    params: PairParams
+    opponent_dir: Path
+    opponent: str
+    """the opponent's ``weights_key``"""
+    scores: Path
+
+
+def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Progress | None = None) -> PairReport:
+    """As ``trainer.train``, for the sides of pairs in a row (``pairs.sequences_of``).
+
+    Raises:
+        UserError: the model cannot be loaded, ids that it does not know, or a first loss that is not that of a model
+            against itself.
+    """
+    params = job.params
+    pairs = pairs_of(sequences)
+    with own_threads(job):
+        # Before the process group: a ZeRO-3 run would shard the opponent as it is loaded.
+        folder = opponent.scores_folder(job, job.opponent, job.scores)
+        started = time.monotonic()
+        rank, world = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        scored = opponent.score(job, job.opponent_dir, folder, pairs, rank=rank, world=world, progress=progress)
+        seconds_of_opponent = time.monotonic() - started
+        settings = {"optim": "rmsprop"} if params.optimizer == "rmsprop" else {}
+        arguments = join(job, **settings)
+        trained = pairs[: len(pairs) - job.validation]
+        plan = make_plan(
+            lengths_of(trained),
+            batch_size=params.batch_size,
+            row_tokens=params.row_tokens,
+            micro_batch_tokens=params.micro_batch_tokens,
+            seed=job.seed,
+            epochs=params.epochs,
+            max_tokens=job.max_tokens,
+            world_size=arguments.world_size,
+            group_by_length=params.group_by_length,
+            whole_epochs=True,
+            filled=params.attention not in END_TO_END,
+        )
+        model, rope_factor = load_model(job.model_dir, params, job.seed, dropout=False)
+        check_vocabulary(model, sequences, job.model_dir)
+        trainer = PairTrainer(model, arguments, job, pairs, plan, progress)
+        trainer.read_opponent(folder)
+        seconds = trainer.run()
+        trainer.write_model(job.out_dir)
+    return trainer.report(seconds, rope_factor, seconds_of_opponent, scored)
+
+
+class PairTrainer(PlannedTrainer):
+    """The mean over a step's pairs of SPIN's loss; its figures are ``spin_objective.FIGURES``."""
+
+    _job: PairJob
+    figures = FIGURES
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        arguments: TrainingArguments,
+        job: PairJob,
+        pairs: Sequence[EncodedPair],
+        plan: Plan,
+        progress: Progress | None,
+    ) -> None:
+        self._pairs, self._sequences = pairs, sequences_of(pairs)
+        self._lengths = lengths_of(pairs)
+        self._scored = [(pair.real.trained, pair.generated.trained) for pair in pairs]
+        self._opponent: list[opponent.Score] = []
+        super().__init__(model, arguments, job, plan, progress)
+
+    def read_opponent(self, folder: Path) -> None:
+        """Take the opponent's scores from ``folder`` when every process has scored its share."""
+        self.accelerator.wait_for_everyone()
+        self._opponent = opponent.read_scores(folder, self._pairs, self.args.process_index)
+
+    def micro_batches(self, number: int) -> list[dict[str, Any]]:
+        """Tensors of this process's share of step ``number``, and which pairs they hold."""
+        step = self._plan.steps[number]
+        return [self._render(micro, step.examples) for micro in step.shares[self.args.process_index]]
+
+    def _render(self, micro: MicroBatch, batch: Sequence[int]) -> dict[str, Any]:
+        """A row of pairs is a row of their sides, real before generated; none sees another."""
+        rows = tuple(tuple(side for index in row for side in (2 * index, 2 * index + 1)) for row in micro)
+        scales = {side: 1.0 for row in rows for side in row}
+        inputs: dict[str, Any] = render(rows, self._sequences, scales, self._pad_id, self._job.params.attention)
+        # Numbers, not tensors: on their way DeepSpeed would round those to bfloat16.
+        inputs["pairs"] = [index for row in micro for index in row]
+        inputs["batch"] = len(batch)
+        inputs["batch_tokens"] = sum(self._scored[index][0] for index in batch)
+        return inputs
+
+    def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """SPIN's loss of the micro-batch's pairs, with its figures."""
+        params, held = self._job.params, inputs["pairs"]
+        logits = self.logits_of_learnt(model, inputs)
+        predicting = learnt_positions(inputs["coefficients"])[:, :-1]
+        values = token_log_probs(logits, inputs["input_ids"][:, 1:][predicting])
+
+        def numbers(of: Any) -> torch.Tensor:
+            return torch.tensor(of, dtype=torch.float32, device=values.device)
+
+        lengths = torch.tensor([self._scored[index] for index in held], device=values.device).view(-1, 2)
+        sums = over_sequences(values, lengths.flatten()).view(-1, 2)
+        reference = numbers([self._opponent[index] for index in held]).view(-1, 2)
+        scores, against = (sums / lengths, reference / lengths) if params.average else (sums, reference)
+        # Rounding tells equal sides apart, and an optimiser that scales gradients would blow it up to a whole step.
+        different = numbers([not self._pairs[index].identical for index in held])
+        h = gap(scores, against, reference_free=params.reference_free) * different
+        tokens = inputs["batch_tokens"] if params.reduction == "token_mean" else inputs["batch"] * lengths[:, 0]
+        nll = -(sums[:, 0] / tokens).sum()
+        loss = pair_losses(h, params.beta, params.loss).sum() / inputs["batch"]
+        if params.sft_weight:
+            loss = loss + params.sft_weight * nll
+
+        with torch.no_grad():
+            rewards = implicit_rewards(scores, against, params.beta)
+            means = over_sequences(logits.float().mean(-1), lengths.flatten()).view(-1, 2) / lengths
+            drift = (sums - reference).abs().sum(1) / lengths.sum(1)
+            # Strictly more, which rounding alone is not: a model against itself wins nothing (row 42).
+            won = (rewards[:, 0] - rewards[:, 1] > params.beta * ROUNDING * against.abs().sum(1)).float()
+            columns = [*rewards.T, rewards[:, 0] - rewards[:, 1], won, *scores.T, *means.T]
+            shares = torch.stack(columns).sum(1) / inputs["batch"]
+            figures = torch.stack([loss, *shares, nll, drift.sum() / inputs["batch"]])
+        return loss, figures
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """As for every objective; before the first step changes anything, its loss must be a model's against itself."""
+        total = super().training_step(model, inputs, num_items_in_batch)
+        if self.state.global_step == 0:
+            self.settle()
+            if not self._job.params.other_opponent:
+                first = self._plan.steps[0].examples
+                tokens = sum(sum(self._scored[index]) for index in first) / len(first)
+                check_first(dict(zip(FIGURES, self._figures[0], strict=True)), tokens, len(first), self._job)
+        return total
+
+    @property
+    def items(self) -> int:
+        """Pairs."""
+        return len(self._pairs)
+
+    def held_out(self, batch: range) -> list[dict[str, Any]]:
+        """See ``PlannedTrainer.held_out``."""
+        params, world = self._job.params, self.args.world_size
+        filled = params.attention not in END_TO_END
+        shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
+        return [self._render(micro, batch) for micro in shares[self.args.process_index]]
+
+    def report(self, seconds: float, rope_factor: float | None, opponent_seconds: float, scored: int) -> PairReport:
+        """What was trained, and how the figures went."""
+        plan = self._plan
+        read = [index for step in plan.steps for index in step.examples]
+        here = [index for step in plan.steps[self._resumed_at :] for index in step.examples]
+        return PairReport(
+            steps=len(plan.steps),
+            pairs=plan.examples,
+            tokens=plan.padded_tokens,
+            real_tokens=plan.real_tokens,
+            trained_tokens=sum(sum(self._scored[index]) for index in read),
+            padding=plan.padding,
+            held_out=self._job.validation,
+            first=dict(zip(FIGURES, self._figures[0], strict=True)),
+            curve=[{"step": step, **dict(zip(FIGURES, row, strict=True))} for step, row in self.means()],
+            evaluations=self._evaluations,
+            attention=flash.running(self.accelerator.unwrap_model(self.model)),
+            rope_factor=rope_factor,
+            timing=PairTiming(
+                seconds=seconds,
+                tokens_per_second=sum(self._lengths[index] for index in here) / max(seconds, 1e-9),
+                resumed_at=self._resumed_at,
+                opponent_seconds=opponent_seconds,
+                opponent_scored=scored,
+            ),
+        )
+
+
+def check_first(figures: dict[str, float], tokens: float, pairs: int, job: PairJob) -> None:
+    """The first step's metrics must be those of a model against itself: every reward 0, and the loss that follows.
+
+    What rounding explains: in bfloat16 the tokens' errors are independent, so they add up to the square root of the
+    number of tokens, and their mean over pairs shrinks with the square root of the pairs; four standard deviations are
+    allowed. (Errors that all had one sign would allow a loss of 1.7 in place of 0.69, for 500 tokens and beta 0.1.)
+
+    Args:
+        tokens: scored in a pair, on the mean; pairs: of the step.
+
+    Raises:
+        UserError: they are not, beyond what rounding explains.
+    """
+    params = job.params
+    coarse = params.dtype == "bfloat16" or params.tf32
+    limit = TOKEN_ROUNDING["bfloat16" if coarse else "float32"]
+    spread = 4 * limit * math.sqrt(tokens) if coarse else limit * tokens  # of a pair's sums, in nats
+    loss = figures["loss"] - params.sft_weight * figures["nll/real"]
+    expected = FIRST_LOSS[params.loss]
+    rounding = params.beta * spread * (2 / tokens if params.average else 1) / (math.sqrt(pairs) if coarse else 1)
+    reward = max(abs(figures[f"rewards/{side}"]) for side in ("real", "generated"))
+    away = 0.0 if params.reference_free else abs(loss - expected)
+    if not (figures["drift"] <= spread / tokens and reward <= rounding and away <= rounding):
+        raise UserError(
+            f"the first loss is {loss:.4f} with rewards up to {reward:.4f}, where a model against itself has "
+            f"{expected:.4f} and 0: {job.model_dir} does not score the pairs as the opponent did; delete {job.scores} "
+            "and run again, and check that the model's files are whole."
+        )

@@ -1,0 +1,132 @@
+"""Collects the results of one method's rows: what the table prints and ``results/summary.json`` holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from selfimprove.core.outcomes import Outcome, compare
+from selfimprove.core.params import Section
+from selfimprove.core.records import read_jsonl
+from selfimprove.methods.rows import group_of, place
+
+
+class Matched(Protocol):
+    """A control."""
+
+    @property
+    def match(self) -> str:
+        """The iteration whose training it equals."""
+        ...
+
+
+class Iterated(Protocol):
+    """A method's section with iterations that go on from a base, and controls."""
+
+    @property
+    def iterations(self) -> Mapping[str, Any]:
+        """By name."""
+        ...
+
+    @property
+    def controls(self) -> Mapping[str, Matched]:
+        """By name."""
+        ...
+
+    def lineage(self, name: str) -> list[str]:
+        """The iteration and its ancestors."""
+        ...
+
+
+def summarise(
+    params: Section,
+    rows: Mapping[str, str],
+    results: Path,
+    *,
+    columns: Sequence[str],
+    last: str,
+    solid: Sequence[str],
+    rates: Mapping[str, str],
+    note: str = "",
+) -> dict[str, Any]:
+    """Every row's figures, and the paired differences of row ``last`` to every other one.
+
+    Args:
+        params: the method's section.
+        rows: name -> what it is, in the table's order.
+        results: the folder with one folder a row (train.json) and its place (metrics.json, outcomes.jsonl).
+        columns: metrics that the table shows with their standard errors and compares.
+        solid: rows that are the method itself, drawn in solid lines.
+        rates: metric -> heading of further figures that the table shows without error.
+        note: what the headings of ``rates`` mean.
+
+    Returns:
+        Among the rest ``unlike_last``, if there are any: control -> the iteration whose tokens it read, which is not
+        the last one.
+    """
+    agents = group_of(params, "agents")  # they only play
+    found: dict[str, Any] = {}
+    outcomes: dict[str, list[Outcome]] = {}
+    for name, text in rows.items():
+        folder = results / place(params, name)
+        outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
+        trained = {"real_tokens": 0, "steps": 0} if name in agents else _json(results / name / "train.json")
+        found[name] = {
+            "what": text,
+            "metrics": _json(folder / "metrics.json"),
+            "training_tokens": trained["real_tokens"],
+            "training_steps": trained.get("steps", trained.get("iterations")),
+        }
+    unlike = {name: one.match for name, one in group_of(params, "controls").items() if one.match != last}
+    return {
+        **({"unlike_last": unlike} if unlike else {}),
+        "columns": list(columns),
+        "gains": [],
+        "rates": dict(rates),
+        "note": note,
+        "order": list(found),
+        "solid": list(solid),
+        "rows": found,
+        "last": last,
+        "last_minus": {name: compare(outcomes[last], other) for name, other in outcomes.items() if name != last},
+    }
+
+
+def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """What DVC shows of a method: its headline metric for the last row, and the paired difference to a control.
+
+    The control is ``more_sft`` where there is one, else the table's first row. Errors are standard errors.
+    """
+    metric, rows = summary.get("headline", summary["columns"][0]), summary["order"]
+    mine = summary["rows"][summary["last"]]["metrics"][metric]
+    against = "more_sft" if "more_sft" in rows else rows[0]
+    shown = {metric: mine["mean"], f"{metric} error": mine["se"]}
+    if against in summary["last_minus"]:
+        gain = summary["last_minus"][against][metric]
+        shown |= {f"minus {against}": gain["mean"], f"minus {against} error": gain["se"]}
+    return {method: shown}
+
+
+def iteration_curve(
+    params: Iterated, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
+) -> dict[str, Any]:
+    """The plot of a metric by iteration.
+
+    Its points are rows {row, ``x``, ``metric``, se}: the method from the base (0) on; a control stands at the
+    iteration that it matches. ``y``, ``title`` and ``top`` are what the plot says and how high it reaches.
+    """
+    number = {"base": 0, **{name: len(params.lineage(name)) for name in params.iterations}}
+    number |= {name: number[control.match] for name, control in params.controls.items()}
+    points = []
+    for name in summary["order"]:
+        row = method if name == "base" or name in params.iterations else name
+        figure = summary["rows"][name]["metrics"][metric]
+        points.append({"row": row, x: number[name], metric: figure["mean"], "se": figure["se"]})
+    return {"x": x, "y": y, "title": title, "top": top, "points": points}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value

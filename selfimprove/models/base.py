@@ -1,0 +1,116 @@
+"""Where the base model comes from: from scratch, from a folder, or from the hub at a pinned revision."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+from selfimprove.core.publish import link_copy
+from selfimprove.models.scratch import ScratchArch
+
+SMOLLM2 = "models/smollm2"
+"""The folder that ``make models/smollm2`` writes; params may name it before it is there."""
+
+WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+
+
+class BaseParams(Section):
+    """``model``: null builds ``arch`` from scratch; a folder, or a hub name with its ``revision``, is used.
+
+    It may hold a LoRA adapter in peft's format, which is merged into its base.
+    """
+
+    model: str | None = None
+    revision: str | None = Field(default=None, description="commit of a hub model: a name alone may change")
+    adapter_of: str | None = Field(
+        default=None,
+        description="base of a model that is an adapter: a folder, or a hub model as name@commit; null: the one that "
+        "its adapter_config.json names",
+    )
+    chat_template: str | None = Field(
+        default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"
+    )
+    arch: ScratchArch = ScratchArch()
+
+    @model_validator(mode="after")
+    def _pinned(self) -> BaseParams:
+        if self.model and self.model != SMOLLM2 and not Path(self.model).is_dir() and not self.revision:
+            raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
+        return self
+
+
+class BaseSection(Section):
+    """The ``base`` section: the model that each method starts from."""
+
+    rise: BaseParams
+    agent_r: BaseParams
+    reflect_rl: BaseParams
+    spin: BaseParams
+
+
+def resolve_model(params: BaseParams) -> Path:
+    """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
+
+    Raises:
+        UserError: the hub can't be reached, has no such repository, or wants its licence accepted first; or the
+            folder is yet to be made.
+    """
+    assert params.model is not None
+    folder = Path(params.model)
+    if folder.is_dir():
+        return folder
+    if params.model == SMOLLM2:
+        raise UserError(f"base: {SMOLLM2} does not exist yet; run `make {SMOLLM2}` first.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        path = snapshot_download(
+            params.model, revision=params.revision, allow_patterns=WANTED, token=os.environ.get("HF_TOKEN")
+        )
+    except GatedRepoError:  # a kind of RepositoryNotFoundError, so it comes first
+        raise UserError(
+            f"base: {params.model!r} is gated: accept the licence at https://huggingface.co/{params.model}, then set "
+            "HF_TOKEN to a token of the account that accepted it."
+        ) from None
+    except RepositoryNotFoundError:
+        raise UserError(
+            f"base: the hub has no {params.model!r} at that revision for you; fix the name, or set HF_TOKEN if the "
+            "repository is private."
+        ) from None
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"base: {params.model!r} could not be fetched ({type(error).__name__}); "
+            "check the network, or name a folder that holds the model."
+        ) from None
+    return Path(path)
+
+
+def take_weights(source: Path, folder: Path, *, own: bool) -> None:
+    """Put a model's configuration and safetensors into ``folder``.
+
+    What the hub's cache holds gets a second name (hard link, else copy). A folder of the user's ``own`` is copied: DVC
+    shares the file with its cache and makes it read-only, which must not happen to a file that is not ours.
+
+    Raises:
+        UserError: the source holds no safetensors weights.
+    """
+    files = [*source.glob("*.safetensors"), *source.glob("*.safetensors.index.json")]
+    if not any(file.suffix == ".safetensors" for file in files):
+        raise UserError(f"{source} holds no *.safetensors; convert the model first, other formats are not read.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in [*files, source / "config.json", source / "generation_config.json"]:
+        if file.exists():
+            copy = shutil.copyfile if own else link_copy
+            copy(file.resolve(), folder / file.name)

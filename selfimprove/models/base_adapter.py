@@ -1,0 +1,95 @@
+"""A base model that comes as a LoRA adapter: found with its own base, and merged into it.
+
+Peft's format, as ``save_pretrained`` writes it::
+
+    adapter_model.safetensors
+    adapter_config.json          {"peft_type": "LORA", "base_model_name_or_path": "owner/name", "revision": "1f0c…", …}
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter
+from selfimprove.models.base import BaseParams, resolve_model
+from selfimprove.models.merging import full_weights
+from selfimprove.models.tokenizer import FILES
+
+
+def with_full_weights(model: Path, params: BaseParams, merged: Path) -> Path:
+    """``model`` itself; of an adapter, a folder with full weights and tokenizer (``merged``, which is written then).
+
+    The weights are in the base's own dtype. The tokenizer is the adapter's, if it brings one.
+
+    Raises:
+        UserError: an adapter that does not say of which model, that is no LoRA adapter, or that does not fit its base.
+    """
+    if not is_adapter(model) and not (model / WEIGHTS).is_file():
+        if params.adapter_of is not None:
+            raise UserError(f"base: {model} holds no adapter ({CONFIG}); remove adapter_of, or name the adapter.")
+        return model
+    if (model / BASE).is_file() and params.adapter_of is None:
+        return full_weights(model)
+    config = _config(model)
+    base = _base_of(model, config, params.adapter_of)
+    from selfimprove.models.merge import merge_adapter
+
+    merge_adapter(base, model, "auto").save_pretrained(merged)
+    tokenizer = model if (model / "tokenizer.json").is_file() else base
+    for name in FILES:
+        if (tokenizer / name).is_file():
+            shutil.copyfile(tokenizer / name, merged / name)
+    return merged
+
+
+def _config(model: Path) -> dict[str, Any]:
+    """``adapter_config.json`` of a LoRA adapter in safetensors."""
+    if not is_adapter(model):
+        raise UserError(
+            f"base: {model} holds {WEIGHTS} alone, which does not say of which model it is an adapter; put its "
+            f"{CONFIG} beside it."
+        )
+    if not (model / WEIGHTS).is_file():
+        raise UserError(f"base: {model} holds no {WEIGHTS}; convert the adapter, other formats are not read.")
+    others = sorted(file.name for file in model.glob("*.safetensors") if file.name != WEIGHTS)
+    if others:
+        raise UserError(
+            f"base: {model} holds both a model ({others[0]}) and an adapter; give the one that is meant a folder of "
+            "its own."
+        )
+    try:
+        config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
+        kind = config.get("peft_type")
+    except (ValueError, AttributeError):
+        raise UserError(f"base: {model / CONFIG} is not a JSON object; restore it from its source.") from None
+    if kind != "LORA":
+        raise UserError(f"base: {model} holds an adapter of type {kind!r}; only LoRA adapters can be merged here.")
+    return dict(config)
+
+
+def _base_of(model: Path, config: dict[str, Any], told: str | None) -> Path:
+    """The folder of the adapter's base; one on the hub is downloaded once."""
+    if told is not None and not Path(told).is_dir():
+        name, _, revision = told.partition("@")
+    else:
+        name, revision = told or config.get("base_model_name_or_path") or "", config.get("revision") or ""
+    if not isinstance(name, str) or not name:
+        raise UserError(
+            f"base: {model / CONFIG} does not say of which model this is an adapter; name it with adapter_of."
+        )
+    if not Path(name).is_dir() and not revision:
+        raise UserError(
+            f"base: {model} is an adapter of {name!r}, which is no folder here; name a folder, or a hub model with its "
+            "commit, as adapter_of: name@commit."
+        )
+    base = resolve_model(BaseParams(model=name, revision=revision or None))
+    if is_adapter(base):
+        raise UserError(
+            f"base: {model} is an adapter of {base}, which is an adapter itself; merge that one first, by "
+            "base.<method>.model."
+        )
+    return base

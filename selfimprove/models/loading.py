@@ -1,0 +1,132 @@
+"""Loads a causal language model from a folder: safetensors only, nothing fetched, one sentence when it can't be.
+
+Importing transformers' modelling code costs about 2.5 s beyond torch, whichever class is named (the Auto classes add
+nothing to it); so it is imported here, inside the function, and by nothing light.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from selfimprove.core.errors import UserError
+
+RESTORE = "restore the folder from its source"
+
+
+def load_causal_lm(
+    folder: Path, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+) -> Any:
+    """The model of ``folder`` (a ``transformers.PreTrainedModel``), in evaluation mode, with SDPA attention.
+
+    Raises:
+        UserError: no folder, config or safetensors weights; weights that do not fit the config; an architecture that
+            transformers does not know; no such device.
+    """
+    check_folder(folder)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: cuda, but torch finds no GPU here; set the engine's param device to cpu.")
+    options = {"dtype": getattr(torch, dtype), "attn_implementation": "sdpa"}
+    return load_whole(folder, trust_remote_code=trust_remote_code, **options).to(device).eval()
+
+
+def load_whole(folder: Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
+    """``AutoModelForCausalLM.from_pretrained``, from safetensors files only and without the network or any output.
+
+    The library fills tensors that the files lack, or hold in another shape, with random numbers; here they are refused.
+
+    Args:
+        trust_remote_code: whether Python files in the folder may run.
+        options: further arguments of ``from_pretrained``.
+
+    Raises:
+        UserError: the model does not load, or tensors are missing or of another shape than config.json asks for.
+    """
+    from transformers import AutoModelForCausalLM, logging
+
+    # The library's progress bars and warnings are not for the user; what matters is raised below.
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=True,  # so that the report names them
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # a config may be wrong in any way: heads 0 divide by zero, a text is no number
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        machine = isinstance(error, ImportError | MemoryError | torch.OutOfMemoryError)
+        remedy = "" if machine else f"; {RESTORE}"
+        raise UserError(f"{folder}: the model does not load ({reason}){remedy}.") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise UserError(
+            f"{folder}: the weights lack {len(missing)} of the tensors that config.json asks for ({missing[0]} is the "
+            f"first); {RESTORE}."
+        )
+    for name, found, wanted in sorted(report["mismatched_keys"]):
+        raise UserError(
+            f"{folder}: {name} has the shape {list(found)}, config.json asks for {list(wanted)}; {RESTORE}."
+        )
+    return model
+
+
+def check_folder(folder: Path) -> dict[str, Any]:
+    """The config of a model folder, once config and safetensors weights are seen to be there.
+
+    Raises:
+        UserError: something is missing or the config is not a JSON object; says what.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} does not exist; point the param model at a folder with a model.")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"{folder} holds no config.json; point the param model at a folder with a model.")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error}); restore it from its source.") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} is not a JSON object; restore it from its source.")
+    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise UserError(f"{folder} holds no model.safetensors; only safetensors weights are read, so convert them.")
+    return config
+
+
+def check_vocabulary(folder: Path, model: Any, tokenizer_size: int) -> None:
+    """A tokenizer must not have ids that the model lacks (a model may have more: padded embeddings).
+
+    Raises:
+        UserError: it has; the folder's tokenizer belongs to another model.
+    """
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer_size > rows:
+        raise UserError(
+            f"{folder}: the tokenizer has {tokenizer_size} ids but the model only {rows}; "
+            "put the model's own tokenizer.json into the folder."
+        )
+
+
+def check_context(folder: Path, model: Any, context: int) -> None:
+    """The slots' length must lie within what the model can attend to.
+
+    Raises:
+        UserError: it does not; names the param and the model's limit.
+    """
+    config = model.config.get_text_config()
+    for key in ("max_position_embeddings", "sliding_window"):
+        limit = getattr(config, key, None)
+        if isinstance(limit, int) and 0 < limit < context:
+            raise UserError(f"context: {context} is more than {folder} can hold ({key} {limit}); lower context.")

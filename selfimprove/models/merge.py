@@ -1,0 +1,96 @@
+"""``python -m selfimprove.models.merge models/spin/iter1``: prints where the full weights are; merges an adapter first.
+
+With ``--out`` it is the process in which ``merging.full_weights`` merges.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS
+from selfimprove.models.loading import load_whole
+from selfimprove.models.merging import full_weights
+
+app = typer.Typer(add_completion=False, help="Full weights of a model folder.")
+
+
+def merge(folder: Path, base: Path, out_dir: Path, dtype: str, *, trust_remote_code: bool = False) -> None:
+    """Write the full weights of the adapter in ``folder``, merged into ``base``, and the folder's other files.
+
+    Raises:
+        UserError: the base does not load, or the adapter does not fit it.
+    """
+    merge_adapter(base, folder, dtype, trust_remote_code=trust_remote_code).save_pretrained(out_dir)
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and file.name not in (WEIGHTS, CONFIG, BASE) and not (out_dir / file.name).exists():
+            shutil.copyfile(file, out_dir / file.name)
+
+
+def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: bool = False) -> Any:
+    """The base in ``dtype``, never quantised, with the trained adapter added into its weights.
+
+    Args:
+        adapter: folder with peft's files; its ``config.json``, if there is one, is the merged model's (it may scale
+            the positions).
+        dtype: a torch dtype by name, or ``auto``: the base's own.
+
+    Raises:
+        UserError: the base does not load, or the adapter does not fit it.
+    """
+    import peft
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoConfig
+
+    source = adapter if (adapter / "config.json").is_file() else base
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+    kind = dtype if dtype == "auto" else getattr(torch, dtype)
+    model = load_whole(base, trust_remote_code=trust_remote_code, config=config, dtype=kind)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of missing tensors, which _check_adapter refuses
+            merged = peft.PeftModel.from_pretrained(model, str(adapter))
+        _check_adapter(merged, adapter / WEIGHTS)
+        return merged.merge_and_unload()
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError, AttributeError, SafetensorError) as error:
+        raise UserError(f"the adapter in {adapter} does not fit {base} ({first_line(error)}).") from None
+
+
+def _check_adapter(model: Any, file: Path) -> None:
+    """Peft ignores tensors that the model does not have, and initialises those that the file lacks."""
+    import peft
+    from safetensors import safe_open
+
+    wanted = set(peft.get_peft_model_state_dict(model, save_embedding_layers=False))
+    with safe_open(file, "pt") as weights:
+        found = set(weights.keys())
+    if missing := wanted - found:
+        raise ValueError(f"{file.name} lacks {len(missing)} tensors, such as {min(missing)}")
+    if strange := found - wanted - set(model.state_dict()):
+        raise ValueError(f"{file.name} has {len(strange)} tensors that the model does not, such as {min(strange)}")
+
+
+@app.command()
+def main(
+    folder: Annotated[Path, typer.Argument(help="a model folder")],
+    base: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    out: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    dtype: Annotated[str, typer.Option(hidden=True)] = "",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="run the model's own code")] = False,
+) -> None:
+    """Print the folder that holds the full weights of a model; an adapter is merged first."""
+    if base is not None and out is not None:
+        merge(folder, base, out, dtype, trust_remote_code=trust_remote_code)
+    else:
+        print(full_weights(folder, trust_remote_code=trust_remote_code))
+
+
+if __name__ == "__main__":
+    run(app)

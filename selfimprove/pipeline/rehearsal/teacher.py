@@ -1,0 +1,157 @@
+"""The local teacher: an OpenAI-compatible server in front of the environments' scripted experts.
+
+``python -m selfimprove.pipeline.rehearsal.teacher FOLDER PORT`` serves ``POST /v1/chat/completions`` on 127.0.0.1
+until its standard input ends, which it does when the rehearsal that started it ends, however it ends. The key that
+clients send has to be ``KEY``: a real key in the environment of a rehearsal never leaves it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.envs.remote.server import listen
+from selfimprove.pipeline.rehearsal.experts import answer
+
+KEY = "rehearsal"
+"""The dummy key."""
+
+START_SECONDS = 120.0
+
+
+class Said(BaseModel):
+    """One message of a call."""
+
+    role: str
+    content: str
+
+
+class Call(BaseModel):
+    """What of a chat completion call is read; ``temperature`` and the like mean nothing to an expert."""
+
+    model: str
+    messages: list[Said] = Field(min_length=1)
+    n: int = Field(default=1, ge=1, le=128)
+
+
+def make_app(folder: Path) -> Starlette:
+    """The server's application over a rehearsal's folder.
+
+    Raises:
+        UserError: the folder's params do not fit.
+    """
+    expert = answer(folder)
+
+    async def complete(request: Request) -> JSONResponse:
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            return _error(401, "the key of a rehearsal is wanted")
+        try:
+            call = Call.model_validate_json(await request.body())
+        except ValidationError as error:
+            return _error(400, str(error.errors(include_url=False)[0]["msg"]))
+        dialogue = [Message.model_validate(said.model_dump()) for said in call.messages]
+        texts = [expert(dialogue, index) for index in range(call.n)]
+        return JSONResponse(_completion(call, texts))
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": []})
+
+    return Starlette(
+        routes=[Route("/v1/chat/completions", complete, methods=["POST"]), Route("/v1/models", models)],
+    )
+
+
+@contextmanager
+def serving(folder: Path, port: int, log: Path, python: str = sys.executable) -> Iterator[None]:
+    """The server as a process of its own, answering when the block begins and gone when it ends.
+
+    Args:
+        python: the stages' own interpreter: AutoExplore's repositories are the packages that it has.
+
+    Raises:
+        UserError: it did not start; repeats the end of its log.
+    """
+    command = [python, "-m", "selfimprove.pipeline.rehearsal.teacher", str(folder), str(port)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    assert process.stdin is not None
+    try:
+        _wait(process, port, log)
+        yield
+    finally:
+        process.stdin.close()
+        process.terminate()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=5).raise_for_status()
+            return
+        except httpx.HTTPError:
+            time.sleep(0.1)
+    said = " ".join(log.read_text(encoding="utf-8", errors="replace").split())[-300:]
+    raise UserError(f"rehearse: the local teacher did not start ({said or 'it said nothing'}); see {log}.")
+
+
+def _completion(call: Call, texts: Sequence[str]) -> dict[str, Any]:
+    """The body of an answer; tokens are counted as words."""
+    read = sum(len(said.content.split()) for said in call.messages)
+    written = sum(len(text.split()) for text in texts)
+    return {
+        "id": "rehearsal",
+        "object": "chat.completion",
+        "created": 0,
+        "model": call.model,
+        "choices": [
+            {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            for index, text in enumerate(texts)
+        ],
+        "usage": {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written},
+    }
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, status_code=status)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    try:
+        app, listener = make_app(folder), listen("127.0.0.1", port)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listener])
+
+
+if __name__ == "__main__":
+    main()

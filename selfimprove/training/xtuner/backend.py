@@ -1,0 +1,227 @@
+"""The ``xtuner`` backend: Agent-R's trainer in an environment of its own, under ``finetune``'s contract.
+
+Its pins are years older than ours, so it is another process with another Python. What it learns is decided here: the
+plan of steps is that of our own trainer, and each of XTuner's micro-batches is one conversation, never cut, as ids and
+labels. With what transformers 4.48 divides the summed token loss by, every step's loss is our objective's, to the last
+partial step: steps are filled up to the fixed number of micro-batches that XTuner accumulates. Rows are not shared, so
+``row_tokens`` and ``micro_batch_tokens`` change nothing. XTuner's own ways remain: the learning rate follows its recipe
+(``xtuner_config``), and weight decay, if there is any, falls on norms too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.models.adapters import WEIGHTS as ADAPTER
+from selfimprove.training.checkpoints import newest_whole
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.launch import reason, save_encoded, watch, worker_command
+from selfimprove.training.loading import load_config
+from selfimprove.training.objective import effective_weight, example_scales
+from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.progress import Progress
+from selfimprove.training.report import Timing, TrainReport
+from selfimprove.training.trainer import Job
+from selfimprove.training.xtuner.config import XtunerRun, accumulation, config_text, zero2_text
+from selfimprove.training.xtuner.models import WEIGHTS, read_trained, write_start
+
+ENVIRONMENT = Path(".venvs/xtuner")
+"""Where ``make env-xtuner`` puts it, below the repository's root; its ``.ready-*`` says that it is whole."""
+
+LAUNCHER = "selfimprove.training.xtuner.launch"
+FILLING_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Micro-batches in the order in which XTuner's sampler deals them to the processes.
+
+    ``order`` holds for each one the index of its example, -1 for a filling; ``divisors`` what the sum of its token
+    losses is divided by.
+    """
+
+    order: list[int]
+    divisors: list[float]
+    accumulation: int
+
+
+def train_with_xtuner(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
+    """Train in XTuner's environment and write the model's weights and config to ``job.out_dir``.
+
+    Goes on from the newest whole checkpoint in ``job.checkpoints``.
+
+    Raises:
+        UserError: the environment is missing, ids that the model does not know, an example whose messages are learnt
+            with different weights, or training failed (with the log's last words).
+    """
+    started = time.monotonic()
+    python = environment_python()
+    params, folder = job.params, job.checkpoints.absolute()
+    config, rope_factor = load_config(job.model_dir, params)
+    _check_vocabulary(int(config.get_text_config().vocab_size), examples, job.model_dir)
+    plan = make_plan(
+        [len(example.ids) for example in examples],
+        batch_size=params.batch_size,
+        row_tokens=params.row_tokens,
+        micro_batch_tokens=params.micro_batch_tokens,
+        seed=job.seed,
+        epochs=params.epochs,
+        max_tokens=job.max_tokens,
+        group_by_length=params.group_by_length,
+    )
+    layout = lay_out(plan, examples, job)
+    run = XtunerRun(
+        folder=folder,
+        params=params,
+        seed=job.seed,
+        threads=job.threads,
+        iterations=len(layout.order) // params.launcher.processes,
+        accumulation=layout.accumulation,
+    )
+    write_start(job.model_dir, run.model, config.rope_parameters if rope_factor is not None else None)
+    resumed_at = _write_run(run, examples, layout)
+    log_file = folder / "worker.log"
+    code = watch(_command(python, run), _environment(job), log_file, progress)
+    if code != 0 or not (run.trained / (WEIGHTS if params.lora is None else ADAPTER)).is_file():
+        raise UserError(f"xtuner: training ended with code {code}; the end of {log_file} says: {reason(log_file)}")
+    read_trained(run.trained, job.model_dir, config, params, job.out_dir)
+    last = newest_whole(folder)
+    assert last is not None
+    losses = json.loads((last / "losses.json").read_text(encoding="utf-8"))
+    seconds = time.monotonic() - started
+    return _report(job, plan, layout, examples, losses, rope_factor, seconds, resumed_at)
+
+
+def environment_python() -> Path:
+    """The Python of XTuner's environment.
+
+    Raises:
+        UserError: it has not been made, or not been finished.
+    """
+    folder = _root() / ENVIRONMENT
+    python = folder / "bin" / "python"
+    if not python.is_file() or not list(folder.glob(".ready-*")):
+        raise UserError(
+            "finetune.backend: xtuner needs its own environment, which is not there; run 'make env-xtuner' (with "
+            "XTUNER=gpu for GPUs), or set finetune.backend: trainer."
+        )
+    return python
+
+
+def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: Job) -> Layout:
+    """Deal each step's examples to processes and micro-batches, longest first, so that those of a moment are alike.
+
+    Raises:
+        UserError: an example's learnt tokens have different weights: XTuner's labels only say learnt or not.
+    """
+    processes = job.params.launcher.processes
+    count = accumulation(job.params, max((len(step.examples) for step in plan.steps), default=1))
+    order: list[int] = []
+    divisors: list[float] = []
+    for step in plan.steps:
+        batch = [examples[index] for index in step.examples]
+        scales = example_scales(batch, job.params.reduction, job.weight_normalization)
+        dealt = sorted(zip(step.examples, scales, strict=True), key=lambda pair: -len(examples[pair[0]].ids))
+        for index, scale in dealt:
+            weights = {weight for weight in examples[index].token_weights if weight}
+            if len(weights) > 1:
+                raise UserError(
+                    f"an example's messages are learnt with different weights ({', '.join(map(str, sorted(weights)))})"
+                    ", but XTuner only knows learnt or not; set finetune.backend: trainer."
+                )
+            order.append(index)
+            divisors.append(1.0 / (weights.pop() * scale * count * processes))
+        filling = count * processes - len(batch)
+        order += [-1] * filling
+        divisors += [1.0] * filling
+    return Layout(order, divisors, count)
+
+
+def _write_run(run: XtunerRun, examples: Sequence[EncodedExample], layout: Layout) -> int:
+    """Write everything that the launcher reads; returns how many steps an earlier call has done."""
+    import numpy as np
+
+    save_encoded(run.folder / "examples.npz", examples)
+    np.savez(run.folder / "order.npz", order=np.array(layout.order), divisors=np.array(layout.divisors))
+    (run.folder / "config.py").write_text(config_text(run), encoding="utf-8")
+    (run.folder / "zero.json").write_text(zero2_text(run.params), encoding="utf-8")
+    (run.folder / "run.json").write_text(run.model_dump_json(), encoding="utf-8")
+    for name in (WEIGHTS, ADAPTER):
+        (run.trained / name).unlink(missing_ok=True)
+    checkpoint = newest_whole(run.folder)
+    return int(checkpoint.name.removeprefix("checkpoint-")) // run.accumulation if checkpoint else 0
+
+
+def _command(python: Path, run: XtunerRun) -> list[str]:
+    run_file = run.folder / "run.json"
+    if run.params.launcher.processes == 1:
+        return [str(python), "-m", LAUNCHER, str(run_file)]
+    command = worker_command(run_file, run.params.launcher)
+    return [str(python), *command[1:-2], LAUNCHER, str(run_file)]
+
+
+def _environment(job: Job) -> dict[str, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+    # This repository and nothing of the main environment's packages.
+    environment |= {"PYTHONPATH": str(_root()), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    if job.params.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    return environment
+
+
+def _root() -> Path:
+    return Path(__file__).resolve().parents[3]
+
+
+def _check_vocabulary(known: int, examples: Sequence[EncodedExample], where: Path) -> None:
+    highest = max(max(example.ids) for example in examples)
+    if highest >= known:
+        raise UserError(
+            f"{where}: the tokenizer writes id {highest}, but the model knows only {known} ids; "
+            "put the model's own tokenizer files beside its weights."
+        )
+
+
+def _report(
+    job: Job,
+    plan: Plan,
+    layout: Layout,
+    examples: Sequence[EncodedExample],
+    losses: Sequence[float],
+    rope_factor: float | None,
+    seconds: float,
+    resumed_at: int,
+) -> TrainReport:
+    every = job.params.logging_steps
+    windows = [losses[start : start + every] for start in range(0, len(losses), every)]
+    curve: list[tuple[int, float]] = []
+    for window in windows:
+        curve.append(((curve[-1][0] if curve else 0) + len(window), sum(window) / len(window)))
+    read = [index for step in plan.steps for index in step.examples]
+    here = sum(len(examples[index].ids) for step in plan.steps[resumed_at:] for index in step.examples)
+    tokens = plan.real_tokens + FILLING_TOKENS * layout.order.count(-1)
+    stretched = 0.0
+    for step in plan.steps:
+        batch = [examples[index] for index in step.examples]
+        scales = example_scales(batch, job.params.reduction, job.weight_normalization)
+        stretched += effective_weight(batch, scales) * len(batch)
+    return TrainReport(
+        steps=len(plan.steps),
+        examples=plan.examples,
+        tokens=tokens,
+        real_tokens=plan.real_tokens,
+        trained_tokens=sum(examples[index].trained for index in read),
+        padding=1.0 - plan.real_tokens / tokens,
+        mean_weight=stretched / max(1, plan.examples),
+        raw_mean_weight=sum(examples[index].weight for index in read) / max(1, len(read)),
+        loss=curve,
+        attention=job.params.attention,
+        rope_factor=rope_factor,
+        timing=Timing(seconds=seconds, tokens_per_second=here / max(seconds, 1e-9), resumed_at=resumed_at),
+    )

@@ -1,0 +1,221 @@
+"""XTuner's configuration from our params: the recipe's settings, our data, our checkpoints. Plain text, no torch.
+
+Agent-R was trained with a copy of XTuner's stock full-parameter recipe (spec agent_r §4). As params that is ::
+
+    finetune:
+      backend: xtuner
+      device: cuda
+      dtype: float16                            # or bfloat16
+      epochs: 3.0
+      batch_size: 16                            # on one GPU: 16 micro-batches of one conversation are accumulated
+      max_length: 8192
+      lr: 2e-5
+      schedule: cosine
+      warmup_ratio: 0.03
+      launcher: {kind: deepspeed, zero_stage: 2}
+
+XTuner brings the loop, the model, the optimiser, the schedule, mixed precision, ZeRO-2 and the checkpoints. What it
+reads is ours (``xtuner_parts``), and so it is not told of epochs, shuffling, templates or packing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.zero import zero_config
+
+START_FACTOR = 1e-5
+"""Share of the learning rate that the recipe's warm-up starts from."""
+
+
+class XtunerRun(BaseModel):
+    """One run as the launcher reads it from ``run.json``; paths are absolute.
+
+    ``iterations`` counts the micro-batches that each process computes, fillings included; ``accumulation`` of them make
+    one optimiser step, the same number in every step.
+    """
+
+    folder: Path
+    """holds config.py, zero.json, the data, the model to start from, the checkpoints and at last the trained weights"""
+    params: FinetuneParams
+    seed: int
+    threads: int
+    iterations: int
+    accumulation: int
+
+    @property
+    def model(self) -> Path:
+        """The model to start from, as transformers 4.48 reads it."""
+        return self.folder / "start"
+
+    @property
+    def trained(self) -> Path:
+        """Where the launcher leaves the trained weights (or adapters), in float32."""
+        return self.folder / "trained"
+
+
+def unsupported(params: FinetuneParams) -> str | None:
+    """What of the params the backend does not have, as the end of a sentence; None if it has everything."""
+    launcher = params.launcher
+    gpu = params.device == "cuda"
+    refusals = {
+        f"launcher.kind: {launcher.kind} (single and deepspeed work)": launcher.kind not in ("single", "deepspeed"),
+        f"launcher.zero_stage: {launcher.zero_stage} (2 works)": launcher.kind == "deepspeed"
+        and launcher.zero_stage != 2,
+        f"launcher.nodes: {launcher.nodes} (1 works)": launcher.nodes > 1,
+        f"launcher.processes: {launcher.processes} on device: cpu (1 works)": launcher.processes > 1 and not gpu,
+        "launcher.offload": launcher.offload,
+        f"dtype: {params.dtype} on device: cpu (float32 works)": params.dtype != "float32" and not gpu,
+        "tf32": params.tf32,
+        "validation": params.validation > 0,
+        "warmup_steps": params.warmup_steps > 0,
+        f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
+        "lora.quantize": params.lora is not None and params.lora.quantize != "none",
+    }
+    return next((name for name, refused in refusals.items() if refused), None)
+
+
+def schedulers(params: FinetuneParams, iterations: int) -> list[dict[str, Any]]:
+    """The recipe's learning rates, which change with every micro-batch: linear warm-up, then down to 0.
+
+    A warm-up of fewer than two micro-batches is left out: mmengine would stay at its start for ever.
+    """
+    warm = round(params.warmup_ratio * iterations)
+    warm = warm if warm > 1 else 0
+    stages: list[dict[str, Any]] = []
+    if warm:
+        stages.append({"type": "LinearLR", "start_factor": START_FACTOR, "begin": 0, "end": warm})
+    if params.schedule == "cosine":
+        stages.append({"type": "CosineAnnealingLR", "eta_min": 0.0, "begin": warm, "end": iterations})
+    elif params.schedule == "linear":
+        # One further than the last, which would else be trained at a rate of 0.
+        stages.append(
+            {"type": "LinearLR", "start_factor": 1.0, "end_factor": 0.0, "begin": warm, "end": iterations + 1}
+        )
+    return [{**stage, "by_epoch": False} for stage in stages]
+
+
+def accumulation(params: FinetuneParams, largest_step: int) -> int:
+    """Micro-batches that each process adds up in a step of at most ``largest_step`` examples."""
+    return math.ceil(largest_step / params.launcher.processes)
+
+
+def zero2_text(params: FinetuneParams) -> str:
+    """DeepSpeed's file: our own ZeRO-2 settings, and float16 with a dynamic loss scale where it is asked for.
+
+    XTuner fills in the micro-batch, accumulation and clipping, but not the whole batch.
+    """
+    config = zero_config(params)
+    del config["train_batch_size"]
+    config["fp16"] = {"enabled": params.dtype == "float16", "initial_scale_power": 16}
+    return json.dumps(config, indent=2) + "\n"
+
+
+def config_text(run: XtunerRun) -> str:
+    """The config file (Python, as mmengine reads it); values are written as literals, never as code."""
+    params = run.params
+    deepspeed = params.launcher.kind == "deepspeed"
+    checkpoint = "checkpoint-{}" if deepspeed else "checkpoint-{}/state.pth"  # DeepSpeed writes a folder
+    wrapper, precision = "OptimWrapper", ""
+    if params.dtype != "float32":
+        scale = "dynamic" if params.dtype == "float16" else 1.0
+        wrapper, precision = "AmpOptimWrapper", f"dtype={params.dtype!r}, loss_scale={scale!r}, "
+    lora = "None"
+    if params.lora is not None:
+        targets = None if params.lora.targets == "all-linear" else params.lora.targets
+        lora = (
+            f"dict(type=LoraConfig, r={params.lora.rank}, lora_alpha={params.lora.alpha}, "
+            f"lora_dropout={params.lora.dropout!r}, target_modules={targets!r}, bias='none', task_type='CAUSAL_LM')"
+        )
+    rates = schedulers(params, run.iterations)
+    listed = "".join(
+        f"    dict(type={rate['type']}, "
+        + ", ".join(f"{key}={value!r}" for key, value in rate.items() if key != "type")
+        + "),\n"
+        for rate in rates
+    )
+    every = max(1, params.logging_steps * run.accumulation)
+    return f"""\
+# Written by selfimprove.training.xtuner.config from the finetune params; run by selfimprove.training.xtuner.launch.
+from mmengine.dataset import DefaultSampler
+from mmengine.hooks import CheckpointHook, DistSamplerSeedHook, IterTimerHook, LoggerHook, ParamSchedulerHook
+from mmengine.optim import AmpOptimWrapper, CosineAnnealingLR, LinearLR, OptimWrapper
+from peft import LoraConfig
+from torch.optim import AdamW
+from transformers import AutoModelForCausalLM
+from xtuner.engine.runner import TrainLoop
+from xtuner.model import SupervisedFinetune
+
+from selfimprove.training.xtuner.parts import MicroBatches, StepHook, collate
+
+model = dict(
+    type=SupervisedFinetune,
+    use_varlen_attn=False,
+    use_activation_checkpointing={params.gradient_checkpointing!r},
+    llm=dict(
+        type=AutoModelForCausalLM.from_pretrained,
+        pretrained_model_name_or_path={str(run.model)!r},
+        attn_implementation={params.attention!r},
+        trust_remote_code={params.trust_remote_code!r},
+        use_safetensors=True,
+        local_files_only=True,
+    ),
+    lora={lora},
+)
+train_dataloader = dict(
+    batch_size=1,
+    num_workers=0,
+    dataset=dict(type=MicroBatches, folder={str(run.folder)!r}),
+    sampler=dict(type=DefaultSampler, shuffle=False),
+    collate_fn=dict(type=collate),
+)
+train_cfg = dict(type=TrainLoop, max_iters={run.iterations})
+optim_wrapper = dict(
+    type={wrapper},
+    {precision}accumulative_counts={run.accumulation},
+    optimizer=dict(type=AdamW, lr={params.lr!r}, betas={tuple(params.betas)!r}, weight_decay={params.weight_decay!r}),
+    clip_grad=dict(max_norm={params.grad_clip!r}, error_if_nonfinite=False),
+)
+param_scheduler = [
+{listed}]
+default_hooks = dict(
+    timer=dict(type=IterTimerHook),
+    logger=dict(type=LoggerHook, log_metric_by_epoch=False, interval={every}),
+    param_scheduler=dict(type=ParamSchedulerHook),
+    # The hook below seals what this one has written, and drops the old ones.
+    checkpoint=dict(
+        type=CheckpointHook,
+        by_epoch=False,
+        interval={params.save_steps * run.accumulation},
+        max_keep_ckpts=-1,
+        filename_tmpl={checkpoint!r},
+    ),
+    sampler_seed=dict(type=DistSamplerSeedHook),
+)
+custom_hooks = [
+    dict(
+        type=StepHook,
+        accumulation={run.accumulation},
+        keep={params.save_total_limit},
+        seed={run.seed},
+        priority="LOWEST",
+    )
+]
+env_cfg = dict(
+    cudnn_benchmark=False,
+    mp_cfg=dict(mp_start_method="fork", opencv_num_threads=0),
+    dist_cfg=dict(backend={"nccl" if params.device == "cuda" else "gloo"!r}),
+)
+randomness = dict(seed={run.seed % 2**32}, deterministic=False)
+log_processor = dict(by_epoch=False)
+log_level = "INFO"
+visualizer = None
+load_from = None
+resume = False
+"""

@@ -1,0 +1,146 @@
+"""Runs XTuner's own ``train`` in XTuner's environment; started as ``python -m selfimprove.training.xtuner.launch``.
+
+In this process rather than by the ``xtuner`` command, which exits 0 whatever happened. Two gaps of XTuner are bridged
+where there is no GPU: it calls ``torch.cpu.is_bf16_supported``, which torch does not have, and imports torchvision for
+data sets of images, of which no build for CPUs exists.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import os
+import runpy
+import socket
+import sys
+import threading
+import types
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import aside
+from selfimprove.models.adapters import WEIGHTS as ADAPTER
+from selfimprove.training.checkpoints import newest_whole
+from selfimprove.training.worker import _leave_with_launcher as leave_with_launcher
+from selfimprove.training.xtuner.config import XtunerRun
+from selfimprove.training.xtuner.models import WEIGHTS
+
+
+def main(run_file: Path) -> int:
+    """Train, or go on training, and leave the trained weights in ``run.trained``. Returns the exit code."""
+    threading.Thread(target=leave_with_launcher, daemon=True).start()
+    run = XtunerRun.model_validate_json(run_file.read_text(encoding="utf-8"))
+    try:
+        train(run)
+        if os.environ.get("RANK", "0") == "0":
+            export(run)
+    except UserError as error:
+        print(f"error: {error}", flush=True)
+        return 2
+    return 0
+
+
+def train(run: XtunerRun) -> None:
+    """XTuner's ``train`` from the newest whole checkpoint."""
+    import torch
+
+    if run.params.device == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "finetune.device: cuda, but XTuner's environment finds no GPU; set cpu, or build it for GPUs with "
+            "'make env-xtuner XTUNER=gpu'."
+        )
+    torch.set_num_threads(run.threads)
+    bridge()
+    arguments = [str(run.folder / "config.py"), "--work-dir", str(run.folder)]
+    checkpoint = newest_whole(run.folder)
+    single_file = run.params.launcher.kind == "single"
+    if checkpoint is not None:
+        arguments += ["--resume", str(checkpoint / "state.pth" if single_file else checkpoint)]
+    if run.params.launcher.kind == "deepspeed":
+        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # DeepSpeed's checkpoints hold objects of its own
+        arguments += ["--deepspeed", str(run.folder / "zero.json")]
+        if run.params.launcher.processes > 1:
+            arguments += ["--launcher", "pytorch"]
+        else:
+            _meet_alone()
+    sys.argv = ["train", *arguments]
+    runpy.run_module("xtuner.tools.train", run_name="__main__", alter_sys=True)
+
+
+def export(run: XtunerRun) -> None:
+    """Write the last checkpoint's weights as safetensors in float32, under the names that transformers gives them.
+
+    XTuner's ``pth_to_hf`` is not used: it reads ZeRO's checkpoints in float16 whatever it is asked for.
+
+    Raises:
+        UserError: training ended before its last checkpoint.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    checkpoint = newest_whole(run.folder)
+    if checkpoint is None or checkpoint.name != f"checkpoint-{run.iterations}":
+        raise UserError(f"XTuner ended without its last checkpoint (checkpoint-{run.iterations} in {run.folder}).")
+    if run.params.launcher.kind == "deepspeed":
+        from xtuner.utils.zero_to_any_dtype import get_state_dict_from_zero_checkpoint
+
+        state: dict[str, Any] = get_state_dict_from_zero_checkpoint(
+            str(checkpoint.parent), checkpoint.name, dtype=torch.float32
+        )
+    else:
+        state = torch.load(checkpoint / "state.pth", map_location="cpu", weights_only=True)["state_dict"]
+    tensors: dict[str, torch.Tensor] = {}
+    places = set()
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in places:  # a tied output layer is the embedding: written once
+            places.add(tensor.data_ptr())
+            tensors[name.removeprefix("llm.").replace(".default.weight", ".weight")] = tensor.float().contiguous()
+    run.trained.mkdir(exist_ok=True)
+    file = run.trained / (WEIGHTS if run.params.lora is None else ADAPTER)
+    with aside(file) as part:
+        save_file(tensors, part, metadata={"format": "pt"})
+
+
+def bridge() -> None:
+    """Put in what XTuner misses on a machine without GPU; changes nothing where it is there."""
+    import torch
+
+    if not hasattr(torch.cpu, "is_bf16_supported"):
+        torch.cpu.is_bf16_supported = lambda: True  # type: ignore[attr-defined]
+    if importlib.util.find_spec("torchvision") is not None:
+        return
+    from transformers.utils.import_utils import is_torchvision_available
+
+    is_torchvision_available()  # transformers remembers that there is none
+    modes = enum.Enum("modes", ["NEAREST", "BILINEAR", "BICUBIC"])
+    functional = _module("torchvision.transforms.functional", InterpolationMode=modes)
+    transforms = _module("torchvision.transforms", functional=functional, InterpolationMode=modes)
+    _module("torchvision", transforms=transforms, __version__="0+none")
+
+
+def _module(name: str, **contents: Any) -> types.ModuleType:
+    module = types.ModuleType(name)
+    module.__dict__.update(contents, __path__=[], __spec__=ModuleSpec(name, None, is_package=True))
+    sys.modules[name] = module
+    return module
+
+
+def _meet_alone() -> None:
+    """What DeepSpeed asks of its environment, for a group of one process, which needs no helper for shared memory.
+
+    (On a CPU it would compile one first, for a minute or two.)
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(alone)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

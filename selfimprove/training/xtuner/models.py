@@ -1,0 +1,132 @@
+"""A model folder on its way to XTuner's transformers 4.48 and back.
+
+There: transformers 5 writes the base of its rotary positions, and how they are stretched, under ``rope_parameters``.
+4.48 does not know the name and would take the base for 10,000 without a word, so config and tokenizer are written
+anew; the weights are linked, not copied. Back: the trained weights are read by the main environment's transformers and
+saved as our own trainer saves them; tokenizer files never travel.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selfimprove.core.errors import UserError
+
+if TYPE_CHECKING:
+    from selfimprove.training.config import FinetuneParams
+
+WEIGHTS = "model.safetensors"
+NEW_TOKENIZER_KEYS = ("backend", "is_local", "local_files_only")
+
+
+def write_start(model_dir: Path, folder: Path, rope: Mapping[str, Any] | None) -> None:
+    """Write ``folder``: the model as transformers 4.48 reads it.
+
+    Args:
+        rope: the rotary positions to train with, as transformers 5 names them (None: as the model's config has them).
+
+    Raises:
+        UserError: positions that 4.48 cannot be told of.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    written = {"config.json", "tokenizer_config.json"}
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    if rope is not None:
+        config = {**config, "rope_parameters": dict(rope)}
+    try:
+        _write(folder / "config.json", config_for_448(config))
+    except ValueError as error:
+        raise UserError(f"{model_dir}/config.json: {error}; set finetune.backend: trainer.") from None
+    tokenizer, template = model_dir / "tokenizer_config.json", model_dir / "chat_template.jinja"
+    if tokenizer.is_file():
+        text = template.read_text(encoding="utf-8") if template.is_file() else None
+        _write(
+            folder / tokenizer.name, tokenizer_config_for_448(json.loads(tokenizer.read_text(encoding="utf-8")), text)
+        )
+    for file in sorted(model_dir.iterdir()):
+        if file.is_file() and file.name not in written:
+            (folder / file.name).symlink_to(file.resolve())
+
+
+def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's ``config.json`` in the words of transformers 4.48; one that is already is unchanged.
+
+    Raises:
+        ValueError: rotary positions that differ between layers.
+    """
+    old = dict(config)
+    if "dtype" in old:
+        old["torch_dtype"] = old.pop("dtype")
+    rope = dict(old.pop("rope_parameters", None) or {})
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        raise ValueError("rotary positions that differ between layers, which XTuner's transformers does not know")
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in rope:
+            old[key] = rope.pop(key)
+    if rope:
+        old["rope_scaling"] = None if rope.get("rope_type", "default") == "default" else rope
+    return old
+
+
+def tokenizer_config_for_448(config: Mapping[str, Any], template: str | None) -> dict[str, Any]:
+    """A model's ``tokenizer_config.json`` in the words of 4.48, with the chat template from its own file."""
+    old = {key: value for key, value in config.items() if key not in NEW_TOKENIZER_KEYS}
+    if old.get("tokenizer_class") == "TokenizersBackend":
+        old["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(old.get("extra_special_tokens"), list):
+        old["additional_special_tokens"] = old.pop("extra_special_tokens")
+    if template is not None:
+        old["chat_template"] = template
+    return old
+
+
+def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetuneParams, out_dir: Path) -> None:
+    """Write weights and config, or the adapter, to ``out_dir`` as our trainer does.
+
+    Args:
+        trained: the launcher's folder of float32 weights, or of adapters.
+        config: the model's, as transformers 5 has it, with the positions that were trained with.
+
+    Raises:
+        UserError: the weights are not those of this model.
+    """
+    import torch
+
+    from selfimprove.models.loading import load_whole
+    from selfimprove.training.loading import write_adapter
+
+    if params.lora is not None:
+        import peft
+
+        adapters = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=params.lora.rank,
+            lora_alpha=params.lora.alpha,
+            lora_dropout=params.lora.dropout,
+            target_modules=params.lora.targets,
+        )
+        adapters.save_pretrained(str(trained))
+        write_adapter(trained, model_dir, params, out_dir)
+        return
+    config.save_pretrained(trained)
+    generation = model_dir / "generation_config.json"
+    if generation.is_file():
+        shutil.copyfile(generation, trained / generation.name)
+    dtype = getattr(torch, params.dtype)
+    try:
+        model = load_whole(trained, trust_remote_code=params.trust_remote_code, config=config, dtype=dtype)
+    except UserError as error:
+        raise UserError(
+            f"XTuner trained other weights than {model_dir} has ({error}); set finetune.backend: trainer."
+        ) from None
+    model.config.use_cache = True
+    model.save_pretrained(out_dir)
+
+
+def _write(file: Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

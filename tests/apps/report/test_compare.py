@@ -1,0 +1,77 @@
+"""``make compare``: a run a row, headline metrics with errors, and what each run changed."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from selfimprove.apps.report.compare import read_runs, table_of
+from selfimprove.apps.report.table import fitted
+from selfimprove.methods.summary import headline_metrics
+
+
+def data(lr: float, mean: float, **more: Any) -> dict[str, Any]:
+    """A revision as ``dvc exp show --json`` has it."""
+    rise = {"m1@t5": mean, "m1@t5 error": 0.021, "minus more_sft": mean - 0.7, "minus more_sft error": 0.024}
+    missing = {"error": {"type": "FileNotFoundError", "msg": "no"}}
+    return {
+        "params": {"params.yaml": {"data": {"run": {"seed": 17}, "rise": {"iter2": {"lr": lr}}, **more}}},
+        "metrics": {"results/headline/rise.json": {"data": {"rise": rise}}, "results/headline/spin.json": missing},
+    }
+
+
+def shown(workspace: dict[str, Any]) -> list[dict[str, Any]]:
+    run = {"rev": "5787e96eb7", "name": "chill-maya", "data": data(2e-3, 0.75)}
+    experiment = {"name": "chill-maya", "revs": [run]}
+    commit = {"rev": "59bc59c500", "name": "main", "data": data(1e-3, 0.696), "experiments": [experiment]}
+    return [{"rev": "workspace", "name": None, "data": workspace}, commit]
+
+
+def printed(workspace: dict[str, Any], width: int = 80) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
+    for part in fitted(table_of(list(read_runs(shown(workspace)))), console):
+        console.print(part)
+    return console.export_text()
+
+
+def test_the_commit_comes_first_then_its_experiments_with_what_they_changed() -> None:
+    text = printed(data(1e-3, 0.696))
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines if "±" in line and "mean" not in line] == ["main", "chill-maya"]
+    assert "0.696±0.021" in text
+    assert "-0.004±0.024" in text
+    assert "+0.050±0.024" in text
+    assert "chill-maya: rise.iter2.lr: 0.001 → 0.002" in text
+    assert "workspace" not in text  # it is the commit
+
+
+def test_a_workspace_that_differs_is_a_row_and_a_param_that_came_is_told() -> None:
+    text = printed(data(1e-3, 0.71, extra={"x": 1}))
+    assert "0.710±0.021" in text
+    assert "workspace: extra.x: none → 1" in text
+
+
+def test_it_fits_eighty_columns_whatever_the_number_of_methods() -> None:
+    assert max(map(len, (line.rstrip() for line in printed(data(3e-3, 0.7)).splitlines()))) <= 80
+
+
+def test_a_name_cannot_write_markup() -> None:
+    run = shown(data(1e-3, 0.696))
+    run[1]["experiments"][0]["revs"][0]["name"] = "[red]x[/red]"
+    console = Console(width=80, file=StringIO(), record=True)
+    console.print(table_of(list(read_runs(run))))
+    assert "[red]x[/red]" in console.export_text()
+
+
+def test_the_headline_is_the_last_row_and_its_paired_difference_to_more_of_the_same_training() -> None:
+    figure, gain = {"mean": 0.7, "se": 0.02, "n": 9}, {"mean": -0.1, "se": 0.03, "n": 9}
+    summary = {
+        "columns": ["em"], "order": ["base", "more_sft", "iter1"], "last": "iter1",
+        "rows": {"iter1": {"metrics": {"em": figure}}},
+        "last_minus": {"base": {"em": figure}, "more_sft": {"em": gain}},
+    }  # fmt: skip
+    assert headline_metrics("spin", summary) == {
+        "spin": {"em": 0.7, "em error": 0.02, "minus more_sft": -0.1, "minus more_sft error": 0.03}
+    }

@@ -1,0 +1,215 @@
+"""The summary: every row in order, its own figures, and paired differences of the last iteration to each other row."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from ruamel.yaml import YAML
+
+from selfimprove.apps.report.table import (
+    SUMMARIES,
+    difference_table,
+    draw,
+    fitted,
+    overview,
+    read_summaries,
+    results_table,
+)
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Outcome
+from selfimprove.core.records import mean_and_error, write_jsonl
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
+from selfimprove.methods.rows import place
+from selfimprove.pipeline.profiles import compose
+
+ROOT = Path(__file__).resolve().parents[3]
+ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
+COLUMNS = ["m1@t1", "m5@t1", "m1@t5", "p1@t5"]
+
+
+def params(**evaluate: Any) -> RiseParams:
+    values = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))["rise"]
+    values["evaluate"] |= evaluate
+    return RiseParams.model_validate(values)
+
+
+def solved(row: int, problem: int) -> float:
+    """Row r solves the first 20 + 10r of 100 problems."""
+    return float(problem < 20 + 10 * row)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for number, row in enumerate(ROWS):
+        folder = tmp_path / place(params(), row)
+        folder.mkdir(parents=True)
+        outcomes = [Outcome(id=f"p{i}", values=dict.fromkeys(COLUMNS, solved(number, i))) for i in range(100)]
+        write_jsonl(folder / "outcomes.jsonl", outcomes[::-1] if number % 2 else outcomes)  # pairs are by id
+        figure = mean_and_error(solved(number, i) for i in range(100))
+        zero = {"mean": 0.0, "se": 0.0, "n": 100}
+        metrics = {
+            **dict.fromkeys(COLUMNS, figure), **{f"accuracy@t{t}": figure for t in range(1, 6)}, "m1@t5-m1@t1": zero,
+            "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
+        }  # fmt: skip
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        (tmp_path / row).mkdir(exist_ok=True)
+        (tmp_path / row / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
+    return tmp_path
+
+
+def test_rows_come_base_first_then_controls_then_iterations_and_say_what_they_are() -> None:
+    rows = rise_rows(params())
+    assert list(rows) == ROWS
+    assert rows["iter1"] == "RISE from base, distilled from teacher"
+    assert rows["iter2"] == "RISE from iter1, self-distilled"
+    assert all("tokens of iter2" in rows[name] for name in ROWS[1:4])
+
+
+def test_columns_follow_the_turn_and_sample_counts() -> None:
+    assert headline(params()) == tuple(COLUMNS)
+    assert headline(params(max_turns=3, parallel_samples=7)) == ("m1@t1", "m7@t1", "m1@t3", "p1@t3")
+    assert headline(params(max_turns=1)) == ("m1@t1", "m5@t1")
+    assert headline(params(oracle=True)) == ("m1@t1", "m5@t1", "p1@t5")  # no majority over turns that were not played
+    assert headline(params(parallel_samples=1)) == ("m1@t1", "m1@t5", "p1@t5")
+
+
+def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(results: Path) -> None:
+    summary = summarise_rise(params(), results)
+    assert (summary["order"], summary["columns"], summary["last"]) == (ROWS, COLUMNS, "iter2")
+    for number, row in enumerate(ROWS):
+        assert summary["rows"][row]["metrics"]["m1@t1"]["mean"] == pytest.approx(0.2 + 0.1 * number)
+        assert summary["rows"][row]["training_tokens"] == 1000 * number
+        assert summary["rows"][row]["training_steps"] == number
+    assert list(summary["last_minus"]) == ROWS[:-1]
+    for number, row in enumerate(ROWS[:-1]):
+        differences = [solved(5, i) - solved(number, i) for i in range(100)]
+        assert summary["last_minus"][row]["m1@t5"] == pytest.approx(mean_and_error(differences))
+
+
+def test_runs_over_different_panels_are_not_compared(results: Path) -> None:
+    write_jsonl(results / "controls/more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
+    with pytest.raises(UserError, match="evaluate both on the same panel"):
+        summarise_rise(params(), results)
+
+
+def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
+    table = turn_rows(summarise_rise(params(), results))
+    assert [(line["row"], line["turn"]) for line in table] == [(row, t) for row in ROWS for t in range(1, 6)]
+    assert table[-1]["accuracy"] == pytest.approx(0.7)
+
+
+def test_rise_13_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(
+    results: Path, tmp_path: Path
+) -> None:
+    for row in ROWS:
+        file = results / place(params(), row) / "metrics.json"
+        metrics = json.loads(file.read_text())
+        kept = {name: figure for name, figure in metrics.items() if not name.startswith(("accuracy@", "m1@t5"))}
+        solved_by = {f"p1@t{turn}": metrics["p1@t5"] for turn in range(2, 6)}
+        file.write_text(json.dumps(kept | solved_by))
+    summary = summarise_rise(params(oracle=True), results)
+    assert summary["headline"] == "p1@t5"
+    assert [line["turn"] for line in turn_rows(summary)] == [1, 2, 3, 4, 5] * len(ROWS)
+    console = Console(width=200, record=True, file=StringIO())
+    for table in (results_table("rise", summary), overview({"rise": summary})):
+        console.print(table)
+    assert "p1@t5" in console.export_text()
+    draw({"rise": summary}, tmp_path / "report")
+    assert (tmp_path / "report" / "rise-solved-by-turn-with-an-oracle.png").is_file()
+
+
+def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_errors(
+    results: Path, tmp_path: Path
+) -> None:
+
+    summary = summarise_rise(params(), results)
+    console = Console(width=200, record=True, file=StringIO())
+    for table in (results_table("rise", summary), difference_table("rise", summary)):
+        console.print(table)
+    text = console.export_text()
+    assert "n = 100" in text
+    assert ".700±.046" in text  # iter2: the root of 0.7 * 0.3 / 99
+    lines = [line for line in text.splitlines() if "base" in line and "±" in line]
+    assert "+.500±.050*" in lines[-1]  # 10 standard errors
+
+
+def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path, tmp_path: Path) -> None:
+    summary, plot = summarise_rise(params(), results), tmp_path / "plots/rise-accuracy-by-turn.png"
+
+    def drawn() -> int:
+        draw({"rise": summary}, plot.parent)
+        assert plot.read_bytes().startswith(b"\x89PNG")
+        assert {path.name for path in plot.parent.iterdir()} == {plot.name, "rise-rows.png"}
+        return plot.stat().st_ino
+
+    first = drawn()
+    assert drawn() == first
+    summary["curve"]["points"][0]["accuracy"] += 0.1
+    second = drawn()
+    assert second != first
+    plot.write_bytes(b"\x89PNG")
+    assert drawn() != second
+    assert len(plot.read_bytes()) > 1000
+
+
+def test_methods_come_in_the_pipelines_order_as_far_as_they_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for method in ("agent_r", "rise", "spin"):
+        SUMMARIES.mkdir(parents=True, exist_ok=True)
+        (SUMMARIES / f"{method}.json").write_text(json.dumps({"is": method}))
+    assert list(read_summaries([])) == ["rise", "agent_r", "spin"]
+    assert read_summaries(["spin", "reflect_rl"]) == {"spin": {"is": "spin"}}
+
+
+def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_distance_to_the_last(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(results)
+    summary = summarise_rise(params(), results)
+    assert summary["headline"] == "m1@t5"
+    text = StringIO()
+    Console(file=text, width=140).print(overview({"rise": summary, "other": summary}))
+    lines = [line.split() for line in text.getvalue().splitlines() if "m1@t5" in line]
+    assert [line[0] for line in lines] == ["rise"] * len(ROWS) + ["other"] * len(ROWS)
+    assert [line[2] for line in lines[: len(ROWS)]] == ROWS
+    assert "(last)" in lines[len(ROWS) - 1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 118, 200])
+def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: int) -> None:
+    summary = summarise_rise(params(), results)
+    for table in (results_table("rise", summary), difference_table("rise", summary), overview({"rise": summary})):
+        narrow = Console(width=width, file=StringIO(), record=True)
+        parts = fitted(table, narrow)
+        for part in parts:
+            narrow.print(part)
+        text = narrow.export_text()
+        assert "…" not in text
+        assert all(len(line.rstrip()) <= width for line in text.splitlines())
+        cells = [str(cell) for column in table.columns for cell in [column.header, *column.cells] if str(cell).strip()]
+        assert all(cell.strip() in text for cell in cells)
+        assert all(str(column.header) in text for column in table.columns)
+        assert len(parts) == 1 or width < 118
+    assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
+
+
+def test_controls_that_match_another_iteration_than_the_last_are_warned_of(results: Path) -> None:
+    fair = summarise_rise(params(), results)
+    assert "unlike_last" not in fair
+    assert "WARNING" not in str(results_table("rise", fair).caption)
+    values = params().model_dump(mode="json")
+    values["controls"]["single_turn"]["match"] = "iter1"
+    summary = summarise_rise(RiseParams.model_validate(values), results)
+    assert summary["unlike_last"] == {"single_turn": "iter1"}
+    assert (
+        "WARNING: single_turn read as many tokens as iter1, not as iter2 (last): no fair comparison; "
+        "set rise.controls.single_turn.match: iter2"
+    ) in str(results_table("rise", summary).caption)

@@ -1,0 +1,52 @@
+"""`make demo` runs a method end to end, draws its picture, and leaves the user's params and results alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from ruamel.yaml import YAML
+
+from selfimprove.apps.demo import demo
+from selfimprove.core.errors import UserError
+from selfimprove.pipeline.profiles import composed
+from tests.support.repo_copy import ROOT, copy_repo, environment
+
+
+def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = copy_repo(tmp_path / "repo", "default")
+    small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
+    one = small["reflect_rl"]
+    one["sft"] |= {"plain": None, "untrained": None}
+    one["iterations"] |= {"rl_only": None, "no_reflection": None}
+    one["controls"] = {"more_sft": None}
+    YAML().dump(small, root / "profiles/tiny.yaml")
+    before = (root / "params.yaml").read_bytes()
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    assert demo(root, "tiny") == 0
+    shown = capfd.readouterr().out
+    assert "reflect_rl-finetune@reflect_rl" in shown
+    assert "reflect_rl-finetune@reflect_rl' (stage " in (root / ".rehearsal/demo/log.txt").read_text()
+    assert "reflect_rl-sft@policy: " in (root / ".rehearsal/demo/.scratch/logs/reflect_rl-sft@policy.log").read_text()
+    assert all(row in shown for row in ("chance", "policy", "reflect_rl", "report/demo.png"))
+    assert (root / "report/demo.png").read_bytes().startswith(b"\x89PNG")
+    assert (root / "params.yaml").read_bytes() == before
+    assert not (root / "dvc.lock").exists()
+    assert not (root / "results/summary").exists()
+
+
+def test_a_second_demo_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".rehearsal/demo").mkdir(parents=True)
+    with FileLock(tmp_path / ".rehearsal/demo/lock"), pytest.raises(UserError, match="another `make demo`"):
+        demo(tmp_path)
+
+
+def test_the_profile_plays_the_same_game_as_the_default_in_a_single_run() -> None:
+    params, default = composed("demo"), composed("default")
+    assert params["reflect_rl"]["env"] == default["reflect_rl"]["env"]
+    assert list(params["reflect_rl"]["iterations"]) == ["reflect_rl"]
+    assert not params["reflect_rl"]["controls"]

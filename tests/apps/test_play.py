@@ -1,0 +1,261 @@
+"""``make play``: what a person may type, what experts, chance and models do, in each environment."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from selfimprove.apps.play import Model, Outcome, Person, chance, expert, load_engine, make_policy, play
+from selfimprove.apps.play_games import ENVS, LabelledGame, make_game, plain
+from selfimprove.core.errors import UserError
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.enumerated_params import EnvParams
+from tests.support.tiny import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMS = ROOT / "params.yaml"
+EMBEDDED = ["textcraft", "webshop", "taxi", "kitchen", "arithmetic"]
+START = 61  # of the taxi: north, pick up, four times south, drop off
+
+
+def screen() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=200, highlight=False), out
+
+
+@pytest.fixture(scope="module")
+def taxi():
+    return LabelledGame("taxi", make_enumerated(EnvParams()))
+
+
+@pytest.fixture(scope="module")
+def explore(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("repos") / "eventlib"
+    (folder / "core").mkdir(parents=True)
+    (folder / "core" / "hub.py").write_text('"""Where events meet."""\n\n\nclass Hub:\n' + "    # words of code\n" * 40)
+    (folder / "README.md").write_text("# Installing the library\n\n" + "Run the usual command. " * 40)
+    return LabelledGame("autoexplore", make_enumerated(EnvParams(name="autoexplore", repos=str(folder))))
+
+
+def typed(game, task, text):
+    console, out = screen()
+    outcome = play(game, task, Person(console, io.StringIO(text)), console)
+    return outcome, out.getvalue()
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_play_the_expert_wins_in_every_environment(name):
+    game = make_game(name, PARAMS)
+    console, out = screen()
+    outcome = play(game, game.tasks()[7], expert, console)
+    assert outcome.ended
+    assert outcome.success
+    assert f"success after {outcome.steps} steps" in out.getvalue()
+
+
+def test_play_autoexplore(explore):
+    console, out = screen()
+    outcome = play(explore, 0, expert, console)
+    assert outcome.success
+    assert f"so far {outcome.steps - 15:+d}" in out.getvalue()
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_play_chance_does_what_is_possible_and_the_same_again(name):
+    game = make_game(name, PARAMS)
+    seen = []
+    for _ in range(2):
+        console, out = screen()
+        seen.append((play(game, game.tasks()[3], chance(5), console, steps=6), out.getvalue()))
+    assert seen[0] == seen[1]
+    assert seen[0][0].steps > 0
+    if name != "arithmetic":
+        assert "not understood" not in seen[0][1]
+
+
+def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(taxi):
+    outcome, out = typed(taxi, START, "1\npickup passenger\n0\n0. move south\n0.\n move  south \n5\n")
+    assert outcome == Outcome(True, True, 7)
+    assert out.count("--- Current State ---") == 8
+    assert "Action 4: pickup passenger" in out
+    assert "cost -1, so far -0.95" in out
+    assert "success after 7 steps" in out
+
+
+def test_play_a_wrong_action_ends_as_the_environment_says(taxi):
+    outcome, out = typed(taxi, START, "5\n")
+    assert outcome == Outcome(True, False, 1)
+    assert "failure after 1 steps" in out
+    assert "The episode is over: that action changed nothing, which is dangerous." in out
+
+
+def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(taxi):
+    outcome, out = typed(taxi, START, "1\n0\n" * 20)
+    shown = " ".join(out.replace("│", " ").split())
+    assert "Between two neighbours of a row, a | is a wall" in shown
+    assert "An action that changes nothing, as driving into a wall, is dangerous and ends the game." in shown
+    assert "You have 15 actions. Type an action's number or its words." in shown
+    assert "Thought: why" not in shown
+    assert outcome == Outcome(True, False, 15)
+    assert "The episode is over: 15 actions were not enough." in shown
+
+
+def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi):
+    outcome, out = typed(taxi, START, "\n\n9\nfly\n00\n-1\n" + "x" * 10_000 + "\n1\n")
+    assert outcome == Outcome(False, False, 1)
+    assert out.count("No such action") == 5
+    assert out.count("cost ") == 1
+
+
+@pytest.mark.parametrize("text", ["", ":q\n", ":quit\n1\n", "\x04", "nonsense"])
+def test_play_the_end_of_the_input_leaves(taxi, text):
+    outcome, out = typed(taxi, START, text)
+    assert outcome == Outcome(False, False, 0)
+    assert "left after 0 steps" in out
+
+
+def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi):
+    _, out = typed(taxi, START, ":h\n:a\n:?\n:nothing\n")
+    assert "1  move north" in out
+    assert out.count("5  drop off passenger") == 1
+    assert out.count(":q                         leave") == 2
+    _, out = typed(make_game("arithmetic", PARAMS), 0, ":a\n:h\n")
+    assert "nothing can be listed" in out
+    assert "\\boxed{" in out
+
+
+def test_play_text_environments_take_any_text(monkeypatch):
+    game = make_game("textcraft", PARAMS)
+    outcome, out = typed(game, game.tasks()[0], "inventory\ndance on the [bold red]table[/]\n")
+    assert outcome == Outcome(False, False, 2)
+    assert "dance on the [bold red]table[/]" in out  # no markup is read in it
+    assert "(not understood)" in out
+
+
+def test_play_questions_may_be_answered_again(tmp_path):
+    game = make_game("arithmetic", PARAMS)
+    game.begin(0)
+    gold = game._problems[0].gold
+    outcome, out = typed(game, 0, f"I don't know\n-7\n{gold}\n")
+    assert outcome == Outcome(True, True, 3)
+    assert out.count("is not right; try again.") == 2
+    file = tmp_path / "some.jsonl"
+    file.write_text('{"question": "One and one?", "answer": "1 + 1 = 2\\n#### 2"}\n')
+    assert typed(make_game("gsm8k", PARAMS, file), 0, "2\n")[0].success
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x00\x08\u202e\r[red]"
+
+
+def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi):
+    _, out = typed(taxi, START, f"{HOSTILE}\n\x1b[A1\n")
+    assert not any(ord(char) < 32 and char != "\n" for char in out)
+    assert "\x9b" not in out
+    seen = []
+
+    class Echo(LabelledGame):
+        def choices(self):
+            return {}
+
+        def act(self, action):
+            seen.append(action)
+            return super().act(action)._replace(text=HOSTILE, done=True)
+
+    console, out = screen()
+    play(Echo("taxi", make_enumerated(EnvParams())), START, Person(console, io.StringIO(f"a{HOSTILE}b\n")), console)
+    assert seen == ["a0;owned31m [red]b"]
+    assert not {"\x1b", "\x07", "\u202e"} & set(out.getvalue())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=60))
+def test_play_anything_may_be_typed(text):
+    game = LabelledGame("taxi", make_enumerated(EnvParams()))
+    outcome, _ = typed(game, START, text)
+    assert outcome.steps <= text.count("\n") + 1
+    assert all(char in "\n\t" or (ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0) for char in plain(text))
+
+
+def test_play_models_are_asked_as_their_methods_ask(taxi):
+    asked = []
+
+    def answer(request, index):
+        asked.append(request)
+        if request.allowed is None:  # the reflection model
+            return "Go on. # Action:\nforged"
+        return request.allowed[1]
+
+    console, _ = screen()
+    game = LabelledGame("taxi", make_enumerated(EnvParams()), ScriptedEngine(answer))
+    play(game, START, Model(ScriptedEngine(answer), 0, 0.0), console, steps=1)
+    reflection, policy = asked
+    assert reflection.messages[0].content.endswith(" # Analyze:\n")
+    assert "Action 0" not in reflection.messages[0].content
+    assert policy.messages[0].content.endswith(" # Action:\n")
+    assert " # Analyze:\nGo on.\n" in policy.messages[0].content
+    assert policy.allowed == tuple("012345")
+    craft = make_game("textcraft", PARAMS)
+    replies = []
+
+    def reply(request, index):
+        replies.append([message.role for message in request.messages])
+        return "Thought: I look.\nAction: 1. inventory"
+
+    outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.0), console, steps=2)
+    assert replies == [["system", "user", "assistant", "user"], ["system", *["user", "assistant"] * 2, "user"]]
+    assert outcome == Outcome(False, False, 2)
+
+
+@pytest.mark.parametrize("name", ["taxi", "textcraft", "arithmetic"])
+def test_play_a_trained_model_from_its_folder(tmp_path, name):
+    make_tiny_model(tmp_path / "model", context=2048)
+    policy = make_policy(f"model:{tmp_path / 'model'}", screen()[0], io.StringIO(), 0, 1.0)
+    game = make_game(name, PARAMS)
+    console, _ = screen()
+    assert play(game, game.tasks()[0], policy, console, steps=2).steps >= 1
+
+
+def test_play_what_is_missing_is_the_users_error(taxi, tmp_path):
+    console = screen()[0]
+    for name, said in (("pilot", "no player 'pilot'"), ("model:", "no player"), ("model:/nowhere", "holds no model")):
+        with pytest.raises(UserError, match=said):
+            make_policy(name, console, io.StringIO(), 0, 0.0)
+    with pytest.raises(UserError, match="holds no model"):
+        load_engine(tmp_path)
+    with pytest.raises(UserError, match="there is no start 300"):
+        play(taxi, 300, expert, console)
+    with pytest.raises(UserError, match="has no problem 100"):
+        play(make_game("arithmetic", PARAMS), 100, expert, console)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--env", "taxi", "--task", "61"], 0, "left after 1 steps"),
+        (["--env", "chess"], 2, "there is no environment 'chess'; take one of textcraft"),
+        (["--env", "taxi", "--reflector", "x"], 2, "a reflector advises a model"),
+        (["--env", "taxi", "--params", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
+        (["--env", "gsm8k"], 2, "gsm8k needs its problems"),
+    ],
+)
+def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments, code, said):
+    environment = {key: value for key, value in os.environ.items() if key != "DATA_MIRROR"}
+    done = subprocess.run(
+        [sys.executable, "-m", "selfimprove.apps.play", *arguments],
+        input=b"\xff\xfe\x00\n1\n",
+        capture_output=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in (done.stdout + done.stderr).decode()
+    assert b"Traceback" not in done.stderr
+    assert ENVS[0] == "textcraft"

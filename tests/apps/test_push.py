@@ -1,0 +1,223 @@
+"""``make push``: the card says what a row is, nothing is sent unasked, and a local hub gets exactly the row's files."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.models.adapters import complete, take_adapter
+from selfimprove.models.card import escaped, fenced
+from tests.models.test_base_adapter import make_adapter
+from tests.pipeline.workbench import write_params
+from tests.support.tiny import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "2" * 40
+TOKEN = "hf_a_secret_of_the_test"
+
+
+@dataclass
+class Hub:
+    """A stand-in for the hub: the calls that creating a repository and committing files make."""
+
+    url: str = ""
+    token: str = TOKEN
+    created: dict[str, Any] = field(default_factory=dict)
+    stored: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def answer(self, method: str, path: str, body: bytes) -> Any:
+        if method == "PUT":
+            self.stored[path.rpartition("/")[2]] = body
+            return {}
+        told = [json.loads(line) for line in body.splitlines()] if path.endswith("commit/main") else json.loads(body)
+        if path == "/api/repos/create":
+            if told["organization"] == "gone":
+                raise ConnectionAbortedError
+            self.created = told
+            return {"url": f"{self.url}/owner/name"}
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
+        if path.endswith("preupload/main"):
+            large = lambda name: "lfs" if name.endswith(".safetensors") else "regular"  # noqa: E731
+            modes = [{"path": f["path"], "uploadMode": large(f["path"]), "shouldIgnore": False} for f in told["files"]]
+            return {"files": modes}
+        if path.endswith("objects/batch"):
+            upload = [
+                {**one, "actions": {"upload": {"href": f"{self.url}/store/{one['oid']}"}}} for one in told["objects"]
+            ]
+            return {"transfer": "basic", "objects": upload}
+        assert path == "/api/models/owner/name/commit/main", path
+        for row in told[1:]:
+            value = row["value"]
+            self.files[value["path"]] = (
+                base64.b64decode(value["content"]) if row["key"] == "file" else self.stored[value["oid"]]
+            )
+        return {"commitUrl": f"{self.url}/owner/name/commit/{COMMIT}", "commitOid": COMMIT}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            allowed = self.command == "PUT" or self.headers.get("Authorization") == f"Bearer {hub.token}"
+            try:
+                found = hub.answer(self.command, self.path.partition("?")[0], body) if allowed else {}
+            except ConnectionAbortedError:
+                return
+            answer = json.dumps(found).encode()
+            self.send_response(200 if allowed else 403)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_PUT = do_POST
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout in which ``rise/iter1`` is an adapter of a base from the hub, ``rise/iter2`` one of another row."""
+    folder = tmp_path_factory.mktemp("checkout")
+    base = make_tiny_model(folder / "models" / "base" / "rise", hidden=32)
+    for name in ("iter1", "iter2"):
+        out = folder / "models" / "rise" / name
+        take_adapter(make_adapter(base, folder / "peft"), out)
+        complete(base if name == "iter1" else shutil.copytree(base, out.with_name("base")), out, "float32")
+    metrics = {"m1@t1": {"mean": 0.25, "se": 0.0125, "n": 500}, "counters": {"<img src=x>|": {"mean": 1, "se": 0.5}}}
+    (folder / "results" / "rise" / "iter1").mkdir(parents=True)
+    (folder / "results" / "rise" / "iter1" / "metrics.json").write_text(json.dumps(metrics))
+    (folder / "data").mkdir()
+    shutil.copyfile(ROOT / "data" / "sources.yaml", folder / "data" / "sources.yaml")
+    return folder
+
+
+@pytest.fixture
+def checkout(trained: Path, tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(trained, tmp_path / "checkout"))
+    params = {
+        "base": {"rise": {"model": "lab/base-7b", "revision": COMMIT}},
+        "rise": {"tasks": {"source": "gsm8k"}, "iterations": {"iter1": {"finetune": {"lora": {"rank": 2}}}}},
+    }
+    write_params(folder, params)
+    return folder
+
+
+def push(folder: Path, *arguments: str, hub: Hub | None = None, token: str | None = TOKEN) -> Any:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(folder / "hf")}
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        environment.pop(name, None)
+    environment |= {"HF_TOKEN": token} if token else {}
+    environment |= {"HF_ENDPOINT": hub.url} if hub else {}
+    command = [sys.executable, "-m", "selfimprove.apps.push", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_nothing_is_sent_unasked_and_the_card_says_what_the_row_is(checkout: Path, hub: Hub) -> None:
+    done = push(checkout, "models/rise/iter1", "--to", "owner/name", hub=hub, token=None)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing was sent. CONFIRM=yes uploads these files to owner/name" in done.stdout
+    assert "adapter_model.safetensors" in done.stdout
+    assert not hub.created
+    card = (checkout / ".scratch/push/owner--name/README.md").read_text()
+    for part in (
+        "base_model: lab/base-7b", "library_name: peft", f"at revision {COMMIT}", "arXiv 2407.18219",
+        "GSM8K, grade-school word problems \\(Cobbe et al. 2021\\)", "(licence: MIT)", "rank: 2", "Commit of the code:",
+        "| m1@t1 | 0.25 | 0.013 | 500 |", 'PeftModel.from_pretrained(base, "owner/name")', "## Licence",
+    ):  # fmt: skip
+        assert part in card, part
+    assert "<img" not in card.replace("\\<img", "")
+    assert str(checkout) not in card
+
+
+def test_a_confirmed_push_sends_an_adapter_with_its_public_base_and_no_secret(checkout: Path, hub: Hub) -> None:
+    done = push(checkout, "models/rise/iter1/", "--to", "owner/name", "--confirm", hub=hub)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"pushed: {hub.url}/owner/name/commit/{COMMIT}"
+    assert hub.created["name"] == "name"
+    assert hub.created["organization"] == "owner"
+    assert hub.created.get("private") or hub.created.get("visibility") == "private"
+    row = checkout / "models" / "rise" / "iter1"
+    kept = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    present = {name for name in kept if (row / name).is_file()}
+    assert set(hub.files) == {"README.md", "adapter_model.safetensors", "adapter_config.json"} | present
+    assert hub.files["adapter_model.safetensors"] == (row / "adapter_model.safetensors").read_bytes()
+    config = json.loads(hub.files["adapter_config.json"])
+    assert (config["base_model_name_or_path"], config["revision"]) == ("lab/base-7b", COMMIT)
+    assert not [name for name, content in hub.files.items() if TOKEN.encode() in content]
+
+
+def test_an_adapter_of_a_base_that_nobody_else_has_is_pushed_with_full_weights(checkout: Path, hub: Hub) -> None:
+    done = push(checkout, "models/rise/iter2", "--to", "owner/name", "--confirm", "--public", hub=hub)
+    assert done.returncode == 0, done.stderr
+    assert hub.created.get("private") is not True
+    assert hub.created.get("visibility") != "private"
+    assert "model.safetensors" in hub.files
+    assert not [name for name in hub.files if name.startswith("adapter")]
+    card = hub.files["README.md"].decode()
+    assert "library_name: transformers" in card
+    assert "Not evaluated yet." in card
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "sentence"),
+    [
+        (("models/rise/iter1", "--to", "owner/name", "--confirm"), None, "push: HF_TOKEN is not set"),
+        (("models/rise/iter1", "--to", "owner/name", "--confirm"), "wrong", "the hub refuses owner/name (status 403)"),
+        (
+            ("models/rise/iter1", "--to", "gone/name", "--confirm"),
+            TOKEN,
+            "the hub is not to be reached (Remote",
+        ),
+        (("models/rise/iter1", "--to", "name"), None, "push: TO='name' is not of the form owner/name."),
+        (("models/rise/iter9", "--to", "owner/name"), None, "models/rise/iter9 holds no model (config.json)"),
+        (("results/rise/iter1", "--to", "owner/name"), None, "is not the folder of a trained row"),
+        (("models/../../x", "--to", "owner/name"), None, "is not the folder of a trained row"),
+        (("", "--to", ""), None, "push: name what and where"),
+    ],
+)
+def test_what_cannot_be_pushed_is_one_sentence(
+    checkout: Path, hub: Hub, arguments: tuple[str, ...], token: str | None, sentence: str
+) -> None:
+    done = push(checkout, *arguments, hub=hub, token=token)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert sentence in done.stderr
+    assert not hub.files
+
+
+def test_a_base_with_markdown_in_its_name_is_no_link(checkout: Path) -> None:
+    write_params(checkout, {"base": {"rise": {"model": "x](http://evil)/<b>", "revision": COMMIT}}})
+    assert push(checkout, "models/rise/iter1", "--to", "owner/name").returncode == 0
+    card = (checkout / ".scratch/push/owner--name/README.md").read_text()
+    assert "**Base:** a model from a folder" in card
+    assert "evil" not in card
+
+
+def test_text_of_others_is_shown_and_never_acted_on() -> None:
+    assert escaped("a|b <script>\n`x` [l](u)\x1b[31m") == r"a\|b \<script\> \`x\` \[l\]\(u\) \[31m"
+    assert fenced("a: ```\nb\x1b: 1", "yaml") == "````yaml\na: ```\nb: 1\n````"

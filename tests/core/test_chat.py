@@ -1,0 +1,247 @@
+"""One chat format: what a model saw is, id for id, a prefix of what it learns (RISE row 45; traps 13-15).
+
+The templates of well-known model families are written here in small: their joints (begin-of-text, spaces and newlines
+around contents, who is trimmed, where the end-of-turn token stands) are theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from tests.support.tiny import LINES, train_tokenizer
+
+HEADER = "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n"
+TEMPLATES = {
+    "plain": (NAMED_TEMPLATES["plain"], "<|end|>"),
+    "zephyr": (NAMED_TEMPLATES["zephyr"], "</s>"),
+    "rise": (NAMED_TEMPLATES["rise"], "</s>"),
+    "llama2": (
+        "{% if messages[0]['role'] == 'system' %}{% set system = '<<SYS>>\\n' + messages[0]['content'] + "
+        "'\\n<</SYS>>\\n\\n' %}{% set turns = messages[1:] %}{% else %}{% set system = '' %}{% set turns = messages %}"
+        "{% endif %}{% for message in turns %}"
+        "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set content = (system if loop.index0 == 0 else '') + message['content'] %}"
+        "{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}"
+        "{% else %}{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}",
+        "</s>",
+    ),
+    "llama3": (
+        "{{ bos_token }}{% for message in messages %}" + HEADER + "{{ message['content'] | trim }}<|eot_id|>"
+        "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        "<|eot_id|>",
+    ),
+    "mistral": (
+        "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}"
+        "{{ '[INST] ' + message['content'] + ' [/INST]' }}{% else %}{{ message['content'] + eos_token + ' ' }}"
+        "{% endif %}{% endfor %}",
+        "</s>",
+    ),
+}
+SPECIAL = [
+    "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<s>", "</s>", "<|eot_id|>",
+    "<|start_header_id|>", "<|end_header_id|>",
+]  # fmt: skip
+MARKERS = [*SPECIAL, "[INST]", " [/INST] ", "<<SYS>>", "\x020\x03", "{{ 1 }}", "\n", " ", "3 + 4 = 7", "é", "\ud7ff"]
+TEXT = st.lists(st.sampled_from(MARKERS) | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)).map("".join)
+
+
+def make(template: str, tokenizer: Tokenizer, special: dict[str, str]) -> ChatFormat:
+    return ChatFormat(tokenizer, template, special, "here")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator([*LINES, "[INST] Hi [/INST] Hi", "user assistant system\n\n"] * 3, trainer)
+    return made
+
+
+@pytest.fixture(scope="module", params=list(TEMPLATES))
+def chat(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> ChatFormat:
+    template, end = TEMPLATES[request.param]
+    eos = "</s>" if end != "<|end|>" else end
+    made = make(template, tokenizer, {"bos_token": "<s>", "eos_token": eos, "pad_token": "<|pad|>"})
+    assert made.end_id == tokenizer.token_to_id(end)
+    assert made.stop_ids == {tokenizer.token_to_id(end), tokenizer.token_to_id(eos)}
+    return made
+
+
+def ids_of(chat: ChatFormat, text: str) -> list[int]:
+    return chat.content_ids(Message(role="user", content=text))
+
+
+DIALOGUE = st.lists(TEXT, min_size=2, max_size=6).map(lambda texts: texts[: len(texts) // 2 * 2])
+
+
+@given(texts=DIALOGUE, generated=st.lists(st.integers(10, 300), max_size=5), finish=st.sampled_from(["stop", "length"]))
+def test_rise_45_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
+    chat: ChatFormat, texts: list[str], generated: list[int], finish: str
+) -> None:
+    messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
+    messages[-1] = Message(role="assistant", content="x", token_ids=generated, finish=finish)
+    for turn in range(1, len(messages), 2):
+        prompt = chat.encode(messages[:turn], add_generation_prompt=True).ids
+        whole = chat.encode(messages)
+        assert whole.ids[: len(prompt)] == prompt
+        # What the model must write itself starts right there.
+        assert whole.spans[turn].start == len(prompt)
+    # The ids as generated follow the prompt at once, and then the end of the turn, if the model wrote it.
+    assert whole.ids[len(prompt) : len(prompt) + len(generated)] == generated
+    span = whole.spans[-1]
+    assert (span.end, span.stop) == (len(prompt) + len(generated), span.end + (finish == "stop"))
+    if finish == "stop":
+        assert whole.ids[span.end] == chat.end_id
+
+
+@given(texts=DIALOGUE)
+def test_trap_15_content_cannot_forge_a_role_marker_or_an_end_of_turn(chat: ChatFormat, texts: list[str]) -> None:
+    def specials(contents: list[str]) -> list[int]:
+        roles = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(contents)]
+        return [i for i in chat.encode(roles).ids if i < len(SPECIAL)]
+
+    assert specials(texts) == specials(["x"] * len(texts))
+
+
+@given(texts=DIALOGUE)
+def test_spans_hold_the_contents_and_an_assistant_s_ends_with_the_end_of_turn(
+    chat: ChatFormat, texts: list[str]
+) -> None:
+    messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
+    encoded = chat.encode(messages)
+    last = 0
+    for message, span in zip(messages, encoded.spans, strict=True):
+        assert last <= span.start <= span.end <= span.stop <= len(encoded.ids)
+        content = chat.content_ids(message)
+        assert encoded.ids[span.end - len(content) : span.end] == content
+        if message.role == "assistant":
+            assert encoded.ids[span.stop - 1] == chat.end_id
+            assert chat.end_id not in encoded.ids[span.start : span.stop - 1]
+        last = span.stop
+
+
+def test_generated_ids_are_used_as_they_are_even_where_the_tokenizer_would_cut_otherwise(
+    chat: ChatFormat, tokenizer: Tokenizer
+) -> None:
+    odd = [i for letter in "12 * 5 = 60" for i in tokenizer.encode(letter).ids]
+    message = Message(role="assistant", content="12 * 5 = 60", token_ids=odd, finish="stop")
+    assert chat.content_ids(message) == odd
+    assert odd != ids_of(chat, "12 * 5 = 60")
+    assert chat.decode(odd) == "12 * 5 = 60"
+    question = Message(role="user", content="?")
+    later = chat.encode([question, message, question], add_generation_prompt=True).ids
+    first = chat.encode([question], add_generation_prompt=True).ids
+    assert later[: len(first) + len(odd) + 1] == [*first, *odd, chat.end_id]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_who_strips_contents_in_the_template_strips_them_in_the_ids(name: str, tokenizer: Tokenizer) -> None:
+    chat = make(TEMPLATES[name][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    trims = name in ("llama2", "llama3")
+    assert (ids_of(chat, " \n7 ") == ids_of(chat, "7")) is trims
+
+
+def test_a_system_message_keeps_its_place(tokenizer: Tokenizer) -> None:
+    chat = make(TEMPLATES["llama2"][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    messages = [Message(role="system", content="Be brief."), Message(role="user", content="Hi")]
+    text = tokenizer.decode(chat.encode(messages, add_generation_prompt=True).ids, skip_special_tokens=False)
+    assert text == "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"
+
+
+def test_a_template_that_asks_in_other_words_than_it_writes_is_refused(tokenizer: Tokenizer) -> None:
+    thinks = NAMED_TEMPLATES["plain"].replace("{% endif %}", "<think>{% endif %}")
+    chat = make(thinks, tokenizer, {"eos_token": "<|end|>"})
+    with pytest.raises(UserError, match=r"asks for a reply with '.*<think>' but writes"):
+        chat.encode([Message(role="user", content="a"), Message(role="assistant", content="b")])
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", "no end-of-turn token"),
+        ("{{ messages[-1]['content'] }}</s>", "does not write every message once and in order"),
+        ("{% for m in messages | reverse %}{{ m['content'] }}</s>{% endfor %}", "once and in order"),
+        ("{% for m in messages %}{{ m['content'] }}{{ m['content'] }}</s>{% endfor %}", "once and in order"),
+        ("{{ raise_exception('no') }}", "refuses the dialogue (no)"),
+        ("{{ messages[0].__class__.__mro__ }}", "refuses the dialogue"),
+        ("{{ messages[0]['content'] + 1 }}", "refuses the dialogue"),
+        ("{% for m in messages %}", "not a Jinja template"),
+    ],
+)
+def test_a_template_that_cannot_be_learnt_from_is_refused(template: str, said: str, tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError) as caught:
+        make(template, tokenizer, {"eos_token": "</s>"})
+    assert said in str(caught.value)
+    assert "chat_template" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_may_refuse_some_dialogues_only(tokenizer: Tokenizer) -> None:
+    chat = make(TEMPLATES["llama2"][0], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    with pytest.raises(UserError, match=r"here: the chat template refuses the dialogue \(roles must alternate\)"):
+        chat.encode([Message(role="user", content="a"), Message(role="user", content="b")])
+
+
+def test_rise_45_the_template_is_the_model_s_own_a_named_one_or_a_file(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "model")
+    own = ChatFormat.load(tmp_path / "model")
+    messages = [Message(role="user", content="Hi")]
+    assert own.decode(own.encode(messages).ids) == "Hi"
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}!{{ m['content'] }}<|end|>{% endfor %}")
+    assert ChatFormat.load(tmp_path / "model", str(tmp_path / "t.jinja")).encode(messages).ids[0] == ids_of(own, "!")[0]
+    assert ChatFormat.load(tmp_path / "model", "plain").encode(messages) == own.encode(messages)
+    shutil.copy(tmp_path / "t.jinja", tmp_path / "model/chat_template.jinja")  # the file beside the weights comes first
+    assert ChatFormat.load(tmp_path / "model").encode(messages) != own.encode(messages)
+
+
+def test_a_folder_without_tokenizer_or_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer.json does not exist; point the param"):
+        ChatFormat.load(tmp_path)
+    train_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="'zefyr' is neither one of plain, zephyr, rise, react, text nor a file"):
+        ChatFormat.load(tmp_path, "zefyr")
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"has no chat template; name one with the param chat_template \(plain, zephyr"):
+        ChatFormat.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer_config.json is not JSON"):
+        ChatFormat.load(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match=r"tokenizer.json is not a tokenizer file"):
+        ChatFormat.load(tmp_path)
+
+
+def test_padding_has_an_id_of_its_own(tokenizer: Tokenizer) -> None:
+    chat = make(TEMPLATES["plain"][0], tokenizer, {"pad_token": "<|pad|>", "eos_token": "<|end|>"})
+    assert chat.pad_id == tokenizer.token_to_id("<|pad|>") != chat.end_id
+    without = make(TEMPLATES["plain"][0], tokenizer, {"eos_token": "<|end|>"})
+    assert without.pad_id == without.end_id
+
+
+def test_rise_36_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path)
+    rise = ChatFormat.load(tmp_path, "rise")
+    turns = [("user", "example"), ("assistant", "worked"), ("user", "problem")]
+    ids = rise.encode([Message(role=role, content=text) for role, text in turns], add_generation_prompt=True).ids
+    end = rise.end_text
+    assert rise._tokens.decode(ids, skip_special_tokens=False) == (
+        f"<|system|>\nexample{end}\n<|assistant|>\nworked{end}\n<|user|>\nproblem{end}\n<|assistant|>\n"
+    )

@@ -1,0 +1,65 @@
+"""Chat templates that somebody else wrote: whatever they do, the answer is one sentence, in bounded time and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.core import chat_template
+from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
+from selfimprove.core.errors import UserError
+from tests.support.tiny import train_tokenizer
+
+PLAIN = NAMED_TEMPLATES["plain"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(folder)
+    return folder
+
+
+def refused(tokenizer: Path, tmp_path: Path, template: str) -> str:
+    file = tmp_path / "template.jinja"
+    file.write_text(template)
+    with pytest.raises(UserError) as caught:
+        ChatFormat.load(tokenizer, str(file))
+    assert str(caught.value).endswith("name another with the param chat_template.")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        ("{{ 1 / 0 }}", "refuses the dialogue (division by zero)"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "refuses the dialogue (maximum recursion depth"),
+        ("{{ messages.nothing.there }}", "refuses the dialogue"),
+        ("{{ 'x' * 2000000 }}", "refuses the dialogue (it writes 2"),
+        ("{% if %}", "is not a Jinja template"),
+    ],
+)
+def test_a_template_that_fails_is_one_sentence(tokenizer: Path, tmp_path: Path, attack: str, said: str) -> None:
+    assert said in refused(tokenizer, tmp_path, PLAIN + attack)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{% set r = range(99999) | list %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10 ** 11 }}",
+        "{{ 10 ** (10 ** 9) }}",
+    ],
+    ids=["loop", "memory", "arithmetic"],
+)
+def test_a_template_that_never_ends_or_takes_all_memory_is_refused(
+    tokenizer: Path, tmp_path: Path, attack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "WALL_SECONDS", 3)
+    assert "takes more than 10 s or 2 GiB for a few short messages" in refused(tokenizer, tmp_path, PLAIN + attack)
+
+
+def test_a_template_of_one_s_own_that_ends_is_taken(tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(PLAIN + "\n")
+    assert ChatFormat.load(tokenizer, str(tmp_path / "own.jinja")).end_text == "<|end|>"

@@ -1,0 +1,120 @@
+"""The journal keeps whole entries, whatever a kill leaves of its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfimprove.core.journal import Journal
+from tests.pipeline.workbench import entry_key
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+ENTRIES = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), VALUES, max_size=6)
+
+
+def write(path: Path, entries: dict) -> None:
+    with Journal(path) as journal:
+        for key, value in entries.items():
+            journal.add(key, value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(entries=ENTRIES, data=st.data())
+def test_any_truncation_of_the_file_leaves_a_prefix_of_the_entries(
+    tmp_path_factory: pytest.TempPathFactory, entries: dict, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("journal") / "j"
+    write(path, entries)
+    whole = path.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:cut])
+    with Journal(path) as journal:
+        count = whole[:cut].count(b"\n")
+        assert list(journal.entries.items()) == list(entries.items())[:count]
+        assert journal.resumed == count
+        for key, value in entries.items():  # what was lost is written again, what was kept is not written twice
+            journal.add(key, value)
+    assert path.read_bytes() == whole
+
+
+def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.add("a", {"x": [1, "é\n\r\u2028"]})
+    assert Journal(tmp_path / "j").entries == {"a": {"x": [1, "é\n\r\u2028"]}}
+    assert "a" in journal
+    assert journal["a"] == {"x": [1, "é\n\r\u2028"]}
+    journal.close()
+
+
+@pytest.mark.parametrize("place", [0, 20, 40, -3])
+def test_a_damaged_line_costs_that_line_alone_and_is_written_again(
+    tmp_path: Path, place: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = {"a": "first entry", "b": "second entry", "c": "third entry"}
+    write(tmp_path / "j", entries)
+    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
+    changed = bytearray(lines[1])
+    changed[place] ^= 1  # one bit: still JSON, mostly
+    (tmp_path / "j").write_bytes(lines[0] + changed + lines[2])
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == {"a": "first entry", "c": "third entry"}
+        assert journal.damaged == 1
+        assert "1 damaged lines were left out" in capsys.readouterr().err
+        journal.add("b", "second entry")
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == entries
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"null\n", b'{"key": "z", "value": 1}\n', b"\n"])
+def test_a_line_without_its_checksum_is_no_entry(tmp_path: Path, line: bytes) -> None:
+    write(tmp_path / "j", {"a": 1, "b": 2})
+    (tmp_path / "j").write_bytes(line + (tmp_path / "j").read_bytes())
+    with Journal(tmp_path / "j") as journal:
+        assert journal.entries == {"a": 1, "b": 2}
+
+
+def test_others_are_read_and_never_written(tmp_path: Path) -> None:
+    write(tmp_path / "one", {"a": 1, "b": 2})
+    write(tmp_path / "two", {"c": 3})
+    torn = (tmp_path / "two").read_bytes() + b'{"key": "d", "va'
+    (tmp_path / "two").write_bytes(torn)
+    with Journal(tmp_path / "mine", [tmp_path / "one", tmp_path / "two", tmp_path / "absent"]) as journal:
+        assert journal.entries == {"a": 1, "b": 2, "c": 3}
+        journal.add("b", 5)  # known already
+        journal.add("e", 6)
+    assert (tmp_path / "two").read_bytes() == torn
+    assert [entry_key(line) for line in (tmp_path / "mine").read_bytes().splitlines()] == ["e"]
+
+
+def test_a_write_that_fails_leaves_the_entries_before_it(tmp_path: Path) -> None:
+    """A child with a limit on file sizes stands for a full disk: the limit falls in the middle of an entry."""
+    path = tmp_path / "j"
+    child = os.fork()
+    if child == 0:
+        import resource
+
+        code = 1
+        try:
+            journal = Journal(path)
+            journal.add("a", "x" * 50)
+            size = path.stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, resource.RLIM_INFINITY))
+            try:
+                journal.add("b", "y" * 50)
+            except OSError:
+                same = path.stat().st_size == size and "b" not in journal
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                journal.add("c", 3)
+                code = 0 if same else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert Journal(path).entries == {"a": "x" * 50, "c": 3}

@@ -1,0 +1,140 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from selfimprove.core.publish import aside, link_copy, publish, write_json, write_text
+from selfimprove.core.tables import write_csv
+
+
+def folder(path: Path, **files: str) -> Path:
+    path.mkdir(parents=True)
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return path
+
+
+def test_a_folder_replaces_a_folder_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    target = folder(tmp_path / "out/model", old="1", both="1")
+    publish(folder(tmp_path / "new", both="2"), target)
+    assert {path.name: path.read_text() for path in target.iterdir()} == {"both": "2"}
+    publish(folder(tmp_path / "newer", both="3"), target)
+    assert (target / "both").read_text() == "3"
+    assert not (tmp_path / "newer").exists()
+
+
+def test_a_file_replaces_a_file_or_a_folder_and_makes_its_parents(tmp_path: Path) -> None:
+    for text in ("1", "2"):
+        (tmp_path / "new").write_text(text)
+        publish(tmp_path / "new", tmp_path / "a/b/out")
+        assert (tmp_path / "a/b/out").read_text() == text
+    folder(tmp_path / "place", x="")
+    (tmp_path / "new").write_text("3")
+    publish(tmp_path / "new", tmp_path / "place")
+    assert (tmp_path / "place").read_text() == "3"
+
+
+def test_what_dvc_linked_in_the_target_s_place_is_not_written_through(tmp_path: Path) -> None:
+    cache = folder(tmp_path / "cache", x="cached")
+    (tmp_path / "out").symlink_to(cache)
+    (tmp_path / "new").write_text("fresh")
+    publish(tmp_path / "new", tmp_path / "out")
+    assert ((tmp_path / "out").read_text(), (cache / "x").read_text()) == ("fresh", "cached")
+
+
+def test_a_second_name_shares_the_bytes_and_survives_the_first(tmp_path: Path) -> None:
+    source = folder(tmp_path / "a", x="1")
+    folder(source / "deep", y="2")
+    link_copy(source, tmp_path / "b")
+    assert (tmp_path / "b/x").samefile(source / "x")
+    link_copy(source / "x", tmp_path / "c/d/x")
+    (source / "x").unlink()
+    assert (tmp_path / "b/x").read_text() == (tmp_path / "c/d/x").read_text() == "1"
+    assert (tmp_path / "b/deep/y").read_text() == "2"
+
+
+def test_a_second_name_of_a_symbolic_link_is_one_of_the_file_itself(tmp_path: Path) -> None:
+    cached = folder(tmp_path / "cache", x="1") / "x"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/x").symlink_to(cached)
+    link_copy(tmp_path / "model", tmp_path / "again")
+    assert not (tmp_path / "again/x").is_symlink()
+    assert (tmp_path / "again/x").samefile(cached)
+
+
+def test_json_has_equal_bytes_for_equal_values_and_is_never_half_written(tmp_path: Path) -> None:
+    write_json(tmp_path / "m/a.json", {"b": 1, "a": {"d": 0.1, "c": "é"}})
+    write_json(tmp_path / "m/b.json", {"a": {"c": "é", "d": 0.1}, "b": 1})
+    assert (tmp_path / "m/a.json").read_bytes() == (tmp_path / "m/b.json").read_bytes()
+    assert json.loads((tmp_path / "m/a.json").read_text()) == {"b": 1, "a": {"d": 0.1, "c": "é"}}
+    for bad in ({"a": math.nan}, {"a": object()}):
+        with pytest.raises((ValueError, TypeError)):
+            write_json(tmp_path / "m/a.json", bad)
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["a.json", "b.json"]
+    assert json.loads((tmp_path / "m/a.json").read_text())["b"] == 1
+
+
+def test_tables_have_the_first_row_s_columns(tmp_path: Path) -> None:
+    write_csv(tmp_path / "t.csv", [{"step": 1, "loss": 0.1}, {"step": 2, "loss": 1e-9}])
+    assert (tmp_path / "t.csv").read_bytes() == b"step,loss\n1,0.1\n2,1e-09\n"
+    write_csv(tmp_path / "empty.csv", [])
+    assert (tmp_path / "empty.csv").read_bytes() == b""
+
+
+def test_what_is_written_aside_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "table.csv"
+    write_text(target, "old\n")
+
+    def tear() -> None:
+        with aside(target) as part:
+            part.write_text("ne")
+            assert part.suffix == target.suffix
+            assert target.read_text() == "old\n"
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="the disk is full"):
+        tear()
+    assert {path.name: path.read_text() for path in target.parent.iterdir()} == {"table.csv": "old\n"}
+    with aside(target) as part:
+        part.write_text("new\r\n", newline="")
+    write_text(tmp_path / "lines", "a\r\nb\n")
+    assert target.read_bytes() == b"new\r\n"
+    assert (tmp_path / "lines").read_bytes() == b"a\r\nb\n"
+    assert len(list(target.parent.iterdir())) == 1
+
+
+def test_a_finished_folder_or_file_is_published_to_another_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename from one file system to another is refused; here by hand, as a test cannot mount one."""
+    rename = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source).parent.name != Path(target).parent.name:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    (tmp_path / "there").mkdir()
+    for number in ("1", "2"):
+        publish(folder(tmp_path / "here" / number, both=number), tmp_path / "there/out")
+        assert (tmp_path / "there/out/both").read_text() == number
+        (tmp_path / "here/file").write_text(number)
+        publish(tmp_path / "here/file", tmp_path / "there/file")
+        assert (tmp_path / "there/file").read_text() == number
+    assert sorted(path.name for path in (tmp_path / "there").iterdir()) == ["file", "out"]
+
+
+def test_what_a_kill_left_beside_the_target_goes(tmp_path: Path) -> None:
+    for left in (".replaced-out-0123", ".part-out"):
+        folder(tmp_path / left, half="1")
+    folder(tmp_path / ".replaced-other-0123", half="1")
+    publish(folder(tmp_path / "new", both="2"), tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-other-0123", "out"]

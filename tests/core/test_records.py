@@ -1,0 +1,182 @@
+"""One JSONL schema: what is written reads back, equal records give equal bytes, a foreign line is named."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import (
+    Attempt,
+    Episode,
+    Example,
+    Message,
+    Turn,
+    dump_line,
+    load_json,
+    mean_and_error,
+    read_jsonl,
+    read_rows,
+    write_jsonl,
+    write_rows,
+)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+IDS = st.none() | st.lists(st.integers(0, 2**31), max_size=4)
+FINISH = st.sampled_from([None, "stop", "length"])
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+WEIGHT = st.floats(0, allow_nan=False, allow_infinity=False)
+MESSAGES = st.builds(Message, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT, token_ids=IDS,
+                     finish=FINISH, weight=WEIGHT)  # fmt: skip
+ATTEMPTS = st.builds(Attempt, text=TEXT, reward=st.none() | FLOAT, answer=st.none() | TEXT, token_ids=IDS)
+TURNS = st.builds(Turn, model=TEXT, attempts=st.lists(ATTEMPTS, min_size=1, max_size=2), chosen=st.just(0),
+                  observation=TEXT)  # fmt: skip
+EPISODES = st.builds(
+    Episode, id=TEXT, env=TEXT, query=TEXT, gold=TEXT, prompt=st.lists(MESSAGES, max_size=2),
+    turns=st.lists(TURNS, max_size=2), status=st.sampled_from(["solved", "unsolved", "blocked"]), seed=TEXT,
+    error=st.none() | TEXT,
+)  # fmt: skip
+EXAMPLES = st.builds(Example, id=TEXT, messages=st.lists(MESSAGES, max_size=3), source=TEXT)
+
+
+@given(episodes=st.lists(EPISODES, max_size=3), examples=st.lists(EXAMPLES, max_size=3))
+def test_what_is_written_reads_back_and_equal_records_give_equal_bytes(
+    tmp_path_factory: pytest.TempPathFactory, episodes: list[Episode], examples: list[Example]
+) -> None:
+    path = tmp_path_factory.mktemp("records") / "r.jsonl"
+    for kind, records in ((Episode, episodes), (Example, examples)):
+        assert write_jsonl(path, records) == len(records)
+        first = path.read_bytes()
+        assert first.count(b"\n") == len(records)
+        back = read_jsonl(path, kind, may_be_empty=True)
+        assert back == records
+        write_jsonl(path, back)
+        assert path.read_bytes() == first
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_rows_or_a_sentence_with_file_and_line(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("rows") / "r.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + data)
+    rows, said = [], f"{path}, line 2: "
+    try:
+        rows.extend(read_rows(path))
+    except UserError as error:
+        said = str(error)
+    assert rows[0] == (1, {"a": 1})
+    assert said.startswith(f"{path}, line ")
+    assert int(said.removeprefix(f"{path}, line ").split(":")[0]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"a": 1', "not a whole JSON object (a torn line?); mend or delete the line"),
+        ('{"a": NaN}', "not a whole JSON object"),
+        ('{"a": Infinity}', "not a whole JSON object"),
+        ("[" * 100_000, "not a whole JSON object"),
+        ('"text"', "a JSON object was expected"),
+    ],
+)
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str, said: str) -> None:
+    (tmp_path / "r").write_text('{"a": 1}\n\n' + line + "\n")
+    with pytest.raises(UserError) as caught:
+        list(read_rows(tmp_path / "r"))
+    assert f"{tmp_path / 'r'}, line 3: " in str(caught.value)
+    assert said in str(caught.value)
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"id": "a", "messages": [], "extra": 1}, "extra"),
+        ({"id": "a"}, "messages"),
+        ({"id": 3, "messages": []}, "id"),
+        ({"id": "a", "messages": [USER, {"role": "judge", "content": "x"}]}, "messages.1.role"),
+        ({"id": "a", "messages": [{"role": "user"}]}, "messages.0.content"),
+    ],
+)
+def test_a_row_that_does_not_fit_names_line_and_field(tmp_path: Path, row: dict, field: str) -> None:
+    write_rows(tmp_path / "r", [{"id": "fine", "messages": []}, row])
+    with pytest.raises(UserError, match=rf"r, line 2: field '{field}': "):
+        read_jsonl(tmp_path / "r", Example)
+
+
+def test_empty_and_missing_files_are_refused_unless_emptiness_is_meant(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_jsonl(tmp_path / "r", Example)
+    (tmp_path / "r").write_text("\n \n")
+    with pytest.raises(UserError, match="holds no rows"):
+        read_jsonl(tmp_path / "r", Example)
+    assert read_jsonl(tmp_path / "r", Example, may_be_empty=True) == []
+
+
+def test_numbers_are_finite_and_defaults_are_left_out() -> None:
+    with pytest.raises(ValidationError):
+        Message(role="user", content="", weight=math.inf)
+    assert dump_line(Message(role="user", content="é")) == '{"role": "user", "content": "é"}'
+
+
+def test_rewards_are_the_chosen_attempts() -> None:
+    turn = Turn(
+        model="m", attempts=[Attempt(text="a", reward=0), Attempt(text="b", reward=1)], chosen=1, observation=""
+    )
+    blank = Turn(model="m", attempts=[Attempt(text="a", reward=None)], chosen=0, observation="")
+    episode = Episode(id="", env="", query="", gold="", prompt=[], turns=[turn, blank], status="solved", seed="")
+    assert (episode.rewards, turn.attempt.text) == ([1], "b")
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
+def test_mean_and_error_are_the_textbook_s(values: list[float]) -> None:
+    figure = mean_and_error(iter(values))
+    assert figure["n"] == len(values)
+    assert figure["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
+    assert figure["se"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5, abs=1e-6)
+
+
+def test_mean_and_error_of_few() -> None:
+    assert mean_and_error([]) == {"mean": 0.0, "se": 0.0, "n": 0}
+    assert mean_and_error([2.0]) == {"mean": 2.0, "se": 0.0, "n": 1}
+
+
+@pytest.mark.parametrize("line", ['{"role": "user", "content": "\\ud800"}', '{"\\uDFFF": 1}'])
+def test_half_of_a_character_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"a": "\\ud83d\\ude00 \\\\ud800"}\n' + line + "\n")  # a whole pair, and a backslash, are text
+    with pytest.raises(UserError, match=r"r\.jsonl, line 2: half of a character"):
+        list(read_rows(path))
+
+
+def test_an_attempt_that_is_not_there_cannot_be_the_chosen_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"model": "m", "attempts": [{"text": "a", "reward": 0}], "chosen": 1, "observation": ""}\n')
+    with pytest.raises(UserError, match=r"line 1: field '\(the row\)': chosen is 1, but there are 1 attempts"):
+        read_jsonl(path, Turn)
+
+
+def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            list(read_rows(path))
+        with pytest.raises(UserError, match="is a pipe or a device"):
+            load_json(path)
+
+
+def test_a_negative_training_weight_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "e", "messages": [{"role": "assistant", "content": "x", "weight": -29.5}]}\n')
+    with pytest.raises(UserError, match=r"line 1: field 'messages.0.weight': .*greater than or equal to 0"):
+        read_jsonl(path, Example)

@@ -1,0 +1,173 @@
+"""Declared data sources: from a mirror or by HTTP, verified, whole or not at all."""
+
+import http.server
+import threading
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.sources import SOURCES, fetch, load_sources, mirror_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = b'{"question": "q", "answer": "#### 1"}\n'
+
+
+def declare(folder, url, *, content=ROWS, path="gsm8k/train.jsonl"):
+    file = folder / "sources.yaml"
+    file.write_text(
+        f"gsm8k:\n  about: rows\n  licence: MIT\n  files:\n"
+        f"    - {{path: {path}, url: '{url}', sha256: {sha256(content).hexdigest()}}}\n"
+    )
+    return file
+
+
+@pytest.fixture
+def server():
+    """A local HTTP server; ``replies`` is a list of (status, body, declared length), the last one repeats."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.server.asked.append(self.path)
+            replies = self.server.replies
+            status, body, length = replies.pop(0) if len(replies) > 1 else replies[0]
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd.asked, httpd.replies = [], [(200, ROWS, len(ROWS))]
+    httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}/train.jsonl"
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield httpd
+    httpd.shutdown()
+    httpd.server_close()
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_download_is_verified_and_kept(server, tmp_path):
+    sources, folder = declare(tmp_path, server.url), tmp_path / "data"
+    (path,) = fetch("gsm8k", folder, sources_file=sources)
+    assert path.read_bytes() == ROWS
+    assert left_in(folder) == ["train.jsonl"]
+    assert fetch("gsm8k", folder, sources_file=sources) == [path]
+    assert len(server.asked) == 1
+    path.write_bytes(b"spoilt")
+    fetch("gsm8k", folder, sources_file=sources)
+    assert path.read_bytes() == ROWS
+
+
+def test_passing_failures_are_retried(server, tmp_path):
+    server.replies = [(503, b"", 0), (429, b"", 0), (200, ROWS[:5], len(ROWS)), (200, ROWS, len(ROWS))]
+    (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), backoff=0)
+    assert path.read_bytes() == ROWS
+    assert len(server.asked) == 4
+
+
+@pytest.mark.parametrize(("status", "asked"), [(404, 1), (403, 1), (500, 3)])
+def test_lasting_failures_are_one_sentence(server, tmp_path, status, asked):
+    server.replies = [(status, b"", 0)]
+    with pytest.raises(
+        UserError, match=rf"can't be fetched \(status {status}\); check the network, or set DATA_MIRROR"
+    ):
+        fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), tries=3, backoff=0)
+    assert len(server.asked) == asked
+    assert left_in(tmp_path / "data") == []
+
+
+def test_an_unreachable_server_is_one_sentence(server, tmp_path):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(UserError, match=r"can't be fetched \(ConnectError.*DATA_MIRROR") as caught:
+        fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), tries=2, backoff=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_hash_leaves_nothing(server, tmp_path):
+    sources = declare(tmp_path, server.url, content=b"other")
+    with pytest.raises(UserError, match=r"train\.jsonl: SHA-256 is [0-9a-f]{64}, .*sources\.yaml declares"):
+        fetch("gsm8k", tmp_path / "data", sources_file=sources)
+    assert left_in(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize("rows", [ROWS + b'{"question": "q', ROWS + b"\xff\n"])
+def test_a_torn_or_undecodable_line_names_origin_and_line(server, tmp_path, rows):
+    server.replies = [(200, rows, len(rows))]
+    with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/train\.jsonl, line 2: not ") as caught:
+        fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url, content=rows))
+    assert ".part" not in str(caught.value)
+    assert left_in(tmp_path / "data") == []
+
+
+def test_mirror_is_used_without_network(server, tmp_path, monkeypatch):
+    mirror = tmp_path / "mirror"
+    (mirror / "gsm8k").mkdir(parents=True)
+    sources = declare(tmp_path, server.url)
+    with pytest.raises(UserError, match=r"mirror/gsm8k/train\.jsonl can't be read .*DATA_MIRROR"):
+        fetch("gsm8k", tmp_path / "data", sources_file=sources, mirror=mirror)
+    (mirror / "gsm8k" / "train.jsonl").write_bytes(b"other")
+    with pytest.raises(UserError, match="SHA-256"):
+        fetch("gsm8k", tmp_path / "data", sources_file=sources, mirror=mirror)
+    (mirror / "gsm8k" / "train.jsonl").write_bytes(ROWS)
+    monkeypatch.setenv("DATA_MIRROR", str(mirror))
+    (path,) = fetch("gsm8k", tmp_path / "data", sources_file=sources, mirror=mirror_folder())
+    assert path.read_bytes() == ROWS
+    assert server.asked == []
+    monkeypatch.delenv("DATA_MIRROR")
+    assert mirror_folder() is None
+
+
+def test_declarations_are_checked(tmp_path):
+    with pytest.raises(UserError, match="declares no source 'gsm'; choose one of gsm8k"):
+        fetch("gsm", tmp_path, sources_file=declare(tmp_path, "http://x"))
+    for path in ("../up.jsonl", "/etc/passwd"):
+        with pytest.raises(UserError, match=r"gsm8k\.files\.0\.path"):
+            fetch("gsm8k", tmp_path, sources_file=declare(tmp_path, "http://x", path=path))
+    with pytest.raises(UserError, match=r"gsm8k\.files\.0\.url"):
+        fetch("gsm8k", tmp_path, sources_file=declare(tmp_path, "file:///etc/passwd"))
+    (tmp_path / "sources.yaml").write_text("a: [")
+    with pytest.raises(UserError, match="is not YAML"):
+        load_sources(tmp_path / "sources.yaml")
+    with pytest.raises(UserError, match="does not exist"):
+        load_sources(tmp_path / "none.yaml")
+
+
+def test_the_repository_declares_gsm8k_and_math():
+    sources = load_sources(ROOT / SOURCES)
+    assert [file.path for file in sources["gsm8k"].files] == ["gsm8k/train.jsonl", "gsm8k/test.jsonl"]
+    assert [file.path for file in sources["math"].files] == ["math/test.jsonl"]
+    assert sources["gsm8k"].licence == sources["math"].licence == "MIT"
+    assert all(source.licence.startswith(("MIT", "CC BY-SA 4.0")) for source in sources.values())
+
+
+MIRROR = mirror_folder() or ROOT.parent / "shared" / "data"
+
+
+@pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+def test_the_mirror_holds_what_is_declared(tmp_path):
+    for name in load_sources(ROOT / SOURCES):
+        for path in fetch(name, tmp_path / name, sources_file=ROOT / SOURCES, mirror=MIRROR):
+            assert path.stat().st_size > 10_000
+
+
+def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path):
+    sources = tmp_path / "sources.yaml"
+    sources.write_text(
+        "made:\n  about: rows\n  licence: MIT\n  files:\n"
+        f"    - {{path: made/rows.jsonl, sha256: {sha256(ROWS).hexdigest()}}}\n"
+    )
+    with pytest.raises(UserError, match=r"made/rows\.jsonl of made is on no server; set DATA_MIRROR"):
+        fetch("made", tmp_path / "data", sources_file=sources)
+    assert left_in(tmp_path / "data") == []
+    (tmp_path / "mirror" / "made").mkdir(parents=True)
+    (tmp_path / "mirror" / "made" / "rows.jsonl").write_bytes(ROWS)
+    (path,) = fetch("made", tmp_path / "data", mirror=tmp_path / "mirror", sources_file=sources)
+    assert path.read_bytes() == ROWS

@@ -1,0 +1,112 @@
+"""The shapes that a pass may have: whatever they are, a row gets the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selfimprove.engines.cpu.decoder import Decoder, Shapes
+from selfimprove.engines.cpu.slots import Rows
+from selfimprove.models.loading import load_causal_lm
+from tests.engines.asking import ask, make_engine, run
+from tests.support.tiny import make_tiny_model
+
+SLOTS, CONTEXT, READING, BLOCK = 16, 256, 8, 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", heads=4, kv_heads=2)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """One, as engines have it; other tests get theirs back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_decoder(folder: Path) -> Decoder:
+    """With random keys and values in all rows."""
+    decoder = Decoder(
+        load_causal_lm(folder), slots=SLOTS, context=CONTEXT, prefill_rows=READING, prefill_block=BLOCK, pad_id=0
+    )
+    with torch.inference_mode():
+        for rows in (decoder.slots, decoder.reading):
+            rows.kv.normal_(generator=torch.Generator().manual_seed(1))
+    return decoder
+
+
+def test_a_step_of_fewer_rows_and_narrower_attention_has_the_bits_of_the_full_one(folder: Path) -> None:
+    decoder, draw = make_decoder(folder), np.random.default_rng(2)
+    shapes, full = decoder.shapes, Shapes([SLOTS], [CONTEXT])
+    assert len(shapes.counts) > 1
+    assert len(shapes.widths) > 1
+    for count in shapes.counts:
+        for width in shapes.widths:
+            ids = draw.integers(0, 100, SLOTS)
+            positions = draw.integers(0, width, SLOTS)
+            positions[0] = width - 1  # so that this width is needed
+            busy = np.arange(SLOTS) < count
+            decoder.shapes = shapes
+            some = decoder.step(ids, positions, busy)[:count].clone()
+            decoder.shapes = full
+            assert torch.equal(some, decoder.step(ids, positions, busy)[:count]), (count, width)
+
+
+def test_reading_fewer_rows_leaves_the_bits_of_reading_all(folder: Path) -> None:
+    decoder, draw = make_decoder(folder), np.random.default_rng(3)
+    shapes = decoder.reading_shapes
+    full = Shapes(shapes.counts[-1:], shapes.widths[-1:])
+    for count in shapes.counts:
+        for start in range(0, CONTEXT, BLOCK):
+            work = [(row, start, draw.integers(0, 100, BLOCK).tolist()) for row in range(count)]
+            ends = dict.fromkeys(range(count), BLOCK - 1)
+            outcomes = []
+            for allowed in (shapes, full):
+                decoder.reading_shapes = allowed
+                logits = decoder.read(work, ends)
+                assert logits is not None
+                kept = [decoder.reading.take(row, start, start + BLOCK) for row in range(count)]
+                outcomes.append((logits[:count].clone(), torch.stack(kept)))
+            assert all(map(torch.equal, *outcomes)), (count, start)
+
+
+def test_with_several_threads_every_pass_has_all_rows(folder: Path) -> None:
+    torch.set_num_threads(2)
+    decoder = make_decoder(folder)
+    assert (decoder.shapes.counts, decoder.reading_shapes.counts) == ([SLOTS], [READING])
+
+
+def test_smaller_shapes_are_exact_or_not_used(folder: Path) -> None:
+    small, full = make_engine(folder, context=256, slots=16), make_engine(folder, context=256, slots=16)
+    shapes, reading = small._decoder.shapes, small._decoder.reading_shapes
+    assert (shapes.counts[-1], shapes.widths[-1]) == (16, 256)
+    assert len(shapes.counts) > 1
+    assert len(shapes.widths) > 1
+    full._decoder.shapes = Shapes([16], [256])
+    full._decoder.reading_shapes = Shapes(reading.counts[-1:], reading.widths[-1:])
+    # Of very different lengths, so that the last ones are moved to other slots more than once.
+    requests = [ask(i, turns=i % 3, max_tokens=4 + 5 * i) for i in range(24)]
+    assert run(small, requests) == run(full, requests)
+
+
+def test_the_last_samples_draw_in_and_fewer_rows_are_computed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(folder, context=256, slots=16)
+    engine._decoder.shapes = Shapes([4, 8, 16], engine._decoder.shapes.widths)
+    forward, step, computed = engine._decoder._forward, engine._decoder._forward.step, []
+
+    def noted(rows: Rows, ids: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        computed.append(len(ids))
+        return step(rows, ids, *rest)
+
+    monkeypatch.setattr(forward, "step", noted)
+    run(engine, [ask(i, max_tokens=4 if i < 14 else 40, temperature=1.5) for i in range(16)])
+    assert computed == sorted(computed, reverse=True)
+    assert set(computed) == {16, 4}

@@ -1,0 +1,397 @@
+"""Promises of the default engine, on tiny random models: exactness, sampling, stopping, bad input (RISE checklist
+rows on generation are named where they apply)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from selfimprove.core.chat import PLAIN_SPECIAL_TOKENS
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message
+from selfimprove.core.seeds import SeedKey
+from selfimprove.engines.base import Completion, EngineError, Request
+from selfimprove.engines.cpu.engine import TransformersEngine
+from selfimprove.engines.cpu.slots import CacheShape, Rows
+from selfimprove.models.loading import load_causal_lm
+from tests.engines.asking import FEW_SHOT, ask, make_engine, run
+from tests.support.tiny import make_tiny_model, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "model", heads=4, kv_heads=2)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> TransformersEngine:
+    return make_engine(folder)
+
+
+def full_forward(folder: Path, prompt: list[int], drawn: list[int]) -> torch.Tensor:
+    """Log-probabilities [len(drawn), vocabulary] of a plain forward pass, no cache."""
+    model = load_causal_lm(folder)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt + drawn])).logits[0]
+    return torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
+
+
+def prompt_ids(engine: TransformersEngine, request: Request) -> list[int]:
+    return engine.chat.encode(request.messages, add_generation_prompt=True).ids
+
+
+# --- exactness -------------------------------------------------------------------------------------------------------
+
+
+def test_results_do_not_depend_on_neighbours_order_concurrency_or_restart(folder: Path) -> None:
+    requests = [ask(i, turns=i % 3, n=1 + i % 3, top_p=(1.0, 0.9)[i % 2]) for i in range(60)]
+    engine = make_engine(folder)
+    together = run(engine, requests)
+    assert any(c.finish == "length" for cs in together for c in cs)
+    # Equality of dataclasses compares every token and every bit of the log-probabilities.
+    backwards = run(make_engine(folder), requests[::-1])
+    assert backwards[::-1] == together
+    assert run(make_engine(folder), requests, at_once=3) == together
+    for index in (7, 23, 59):
+        assert run(make_engine(folder), [requests[index]]) == [together[index]]
+    assert run(engine, requests) == together  # now with a warm prefix cache
+
+
+def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> None:
+    cold, warm = make_engine(folder), make_engine(folder)
+    requests = [ask(i, turns=2) for i in range(12)]
+    without = []
+    for request in requests:
+        cold.forget_prefixes()
+        without += run(cold, [request])
+    assert cold.stats.cached_prompt_tokens == 0
+    assert run(warm, requests, at_once=1) == without
+    shared = len(warm.chat.encode(FEW_SHOT * 2).ids) // 16 * 16
+    assert warm.stats.cached_prompt_tokens >= 11 * shared
+    again = warm.stats.notes["prefill_blocks"]
+    run(warm, requests)
+    # Only each prompt's last, partial block is read again.
+    assert warm.stats.notes["prefill_blocks"] - again <= len(requests)
+
+
+def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) -> None:
+    # Blocks X Z, then Y W, then Y Z: the third must not take the Z that was read after X.
+    x, y, z, w = ("0 " + "pages " * 20, "1 " + "pages " * 20, "apples and pages, " * 8, "Tom reads " * 12)
+    prompts = [[Message(role="user", content=text)] for text in (x + z, y + w, y + z)]
+    requests = [Request(messages, SeedKey(1, "same"), max_tokens=6) for messages in prompts]
+    one_by_one = [run(make_engine(folder), [request])[0] for request in requests]
+    engine = make_engine(folder)
+    blocks = [engine._prompts.cache.names(prompt_ids(engine, request)) for request in requests]
+    assert blocks[2][0] == blocks[1][0] != blocks[0][0]
+    assert run(engine, requests, at_once=1) == one_by_one
+    assert 0 < engine.stats.cached_prompt_tokens <= len(prompt_ids(engine, requests[1]))
+
+
+def test_prefix_cache_is_bounded_and_forgets_the_least_used(folder: Path) -> None:
+    engine = make_engine(folder)
+    engine._prompts.cache._most = 3
+    expected = run(make_engine(folder), [ask(i, turns=2) for i in range(10)])
+    assert run(engine, [ask(i, turns=2) for i in range(10)]) == expected
+    assert len(engine._prompts.cache) == 3
+
+
+def test_samples_of_a_request_equal_requests_of_their_own_keys(engine: TransformersEngine) -> None:
+    together = run(engine, [ask(5, n=11)])[0]
+    apart = run(engine, [ask(5, seed=SeedKey(1, "t5").at(i)) for i in range(11)])
+    assert together == [completions[0] for completions in apart]
+    assert len({tuple(c.token_ids or ()) for c in together}) == 11
+
+
+def test_samples_share_one_reading_of_the_prompt(folder: Path) -> None:
+    engine = make_engine(folder)
+    request = ask(5, turns=1, n=20)
+    run(engine, [request])
+    assert engine.stats.notes["prefill_blocks"] == -(-(len(prompt_ids(engine, request)) - 1) // 16)
+
+
+# --- sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_are_the_models_untempered_and_unfiltered(engine: TransformersEngine, folder: Path) -> None:
+    for request in (ask(1), ask(2, turns=2, temperature=0.7), ask(3, top_p=0.5), ask(4, temperature=0.0)):
+        completion = run(engine, [request])[0][0]
+        ids = completion.token_ids or []
+        drawn = ids if completion.finish == "length" else [*ids, engine.chat.end_id]
+        table = full_forward(folder, prompt_ids(engine, request), drawn)
+        expected = table[torch.arange(len(drawn)), drawn]
+        np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-5)
+
+
+def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path) -> None:
+    model = load_causal_lm(folder)
+    for index in range(6):
+        request = ask(index, turns=index % 2, temperature=0.0, max_tokens=24)
+        prompt = torch.tensor([prompt_ids(engine, request)])
+        with torch.inference_mode():
+            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=24, do_sample=False)
+        expected = [i for i in out[0, prompt.shape[1] :].tolist() if i not in engine.chat.stop_ids]
+        assert run(engine, [request])[0][0].token_ids == expected
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7)])
+def test_first_tokens_follow_the_distribution(
+    engine: TransformersEngine, folder: Path, temperature: float, top_p: float
+) -> None:
+    n = 3000
+    request = ask(9, n=n, temperature=temperature, top_p=top_p, max_tokens=1)
+    first = [(c.token_ids or [engine.chat.end_id])[0] for c in run(engine, [request])[0]]
+    logits = full_forward(folder, prompt_ids(engine, request), [0])[0].double()
+    expected = torch.softmax(logits / temperature, -1)
+    if top_p < 1:
+        ordered, order = expected.sort(descending=True)
+        keep = order[: int((ordered.cumsum(0) < top_p).sum()) + 1]
+        assert set(first) <= set(keep.tolist())
+        expected = torch.zeros_like(expected).index_copy(0, keep, expected[keep] / expected[keep].sum())
+    counts = torch.bincount(torch.tensor(first), minlength=len(expected)).double()
+    common = expected * n >= 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum()[None]]) * n
+    held = wanted > 0
+    chi2 = float(((observed - wanted)[held] ** 2 / wanted[held]).sum())
+    freedom = int(held.sum()) - 1
+    # The draws are keyed, so this is no chance: within four deviations of a chi-square's mean.
+    assert abs(chi2 - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_seeds_of_other_runs_tasks_turns_and_samples_differ(engine: TransformersEngine) -> None:
+    keys = [SeedKey(1, "a"), SeedKey(2, "a"), SeedKey(1, "b"), SeedKey(1, "a", turn=1), SeedKey(1, "a", sample=1)]
+    texts = [c[0].text for c in run(engine, [ask(3, seed=key, max_tokens=16) for key in keys])]
+    assert len(set(texts)) == len(keys)
+
+
+# --- how a completion ends -------------------------------------------------------------------------------------------
+
+
+def test_end_of_turn_ends_a_completion_and_is_left_out_but_scored(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "ends", spread=0.02)  # near uniform: the end token comes now and then
+    engine = make_engine(folder, slots=64)
+    completions = run(engine, [ask(1, n=64, max_tokens=130)])[0]
+    stopped = [c for c in completions if c.finish == "stop"]
+    assert 6 < len(stopped) < 58
+    for c in stopped:
+        assert engine.chat.end_id not in (c.token_ids or [])
+        assert len(c.logprobs or []) == len(c.token_ids or []) + 1
+        assert not any(token in c.text for token in PLAIN_SPECIAL_TOKENS)
+    for c in completions:
+        if c.finish == "length":
+            assert len(c.logprobs or []) == len(c.token_ids or []) == 130
+
+
+def test_max_tokens_is_kept_to(engine: TransformersEngine) -> None:
+    for limit in (1, 2, 33):
+        assert all(len(c.token_ids or []) <= limit for c in run(engine, [ask(2, n=5, max_tokens=limit)])[0])
+
+
+def test_stop_strings_cut_text_and_ids(engine: TransformersEngine) -> None:
+    plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
+    stop = ("e", "2")
+    cut = run(engine, [ask(6, n=10, max_tokens=60, stop=stop)])[0]
+    assert any(s in c.text for s in stop for c in plain)
+    for whole, part in zip(plain, cut, strict=True):
+        places = [whole.text.find(s) for s in stop if s in whole.text]
+        if not places:
+            assert part == whole
+            continue
+        assert part.text == whole.text[: min(places)]
+        assert part.finish == "stop"
+        ids = part.token_ids or []
+        assert ids == (whole.token_ids or [])[: len(ids)]
+        assert part.text.startswith(engine.chat.decode(ids))
+        assert len(part.text) - len(engine.chat.decode(ids)) < 8  # less than a token is lost
+        assert part.logprobs == (whole.logprobs or [])[: len(ids)]
+
+
+def test_spin_25_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) -> None:
+    """As SPIN's flat trajectories need it: what the policy wrote up to and with the stop string, and its tokens."""
+    plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
+    kept = run(engine, [ask(6, n=10, max_tokens=60, stop=("e",), keep_stop=True)])[0]
+    assert any("e" in whole.text for whole in plain)
+    for whole, part in zip(plain, kept, strict=True):
+        if "e" not in whole.text:
+            assert part == whole
+            continue
+        assert part.text == whole.text[: whole.text.find("e") + 1]
+        assert part.finish == "stop"
+        ids = part.token_ids or []
+        assert ids == (whole.token_ids or [])[: len(ids)]
+        assert len(part.logprobs or []) == len(ids)
+        assert part.text.startswith(engine.chat.decode(ids))
+
+
+def test_a_stop_string_is_found_across_tokens(engine: TransformersEngine) -> None:
+    whole = run(engine, [ask(8, max_tokens=40, n=6)])[0]
+    for index, completion in enumerate(whole):
+        text = completion.text
+        for start in range(5, len(text) - 3, 7):
+            stop = text[start : start + 3]
+            if "\ufffd" in stop:
+                continue
+            request = ask(8, max_tokens=40, stop=(stop,), seed=SeedKey(1, "t8").at(index))
+            assert run(engine, [request])[0][0].text == text[: text.find(stop)]
+
+
+def test_allowed_outputs_are_the_only_ones_and_keep_their_proportions(engine: TransformersEngine, folder: Path) -> None:
+    allowed = ["yes", "7", "70", "no way"]
+    completions = run(engine, [ask(3, n=60, allowed=allowed, max_tokens=20)])[0]
+    assert {c.text for c in completions} <= set(allowed)
+    assert len({c.text for c in completions}) > 1
+    assert all(c.finish == "stop" for c in completions)
+    completion = next(c for c in completions if c.text == completions[0].text)
+    drawn = [*(completion.token_ids or []), engine.chat.end_id]
+    table = full_forward(folder, prompt_ids(engine, ask(3)), drawn)
+    np.testing.assert_allclose(completion.logprobs, table[torch.arange(len(drawn)), drawn].numpy(), atol=1e-5)
+    beside = run(engine, [ask(1), ask(3, n=60, allowed=allowed, max_tokens=20)])
+    assert beside[1] == completions
+    assert beside[0] == run(engine, [ask(1)])[0]
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+def test_occupancy_is_a_share_and_high_while_requests_wait(folder: Path) -> None:
+    engine = make_engine(folder)
+    run(engine, [ask(i, turns=i % 2) for i in range(120)])
+    stats = engine.stats
+    assert 0.9 < stats.busy_slot_steps / stats.slot_steps <= 1.0
+    assert stats.generated_tokens == stats.busy_slot_steps
+    assert 0.5 < stats.notes["prefill_blocks"] / stats.notes["prefill_block_slots"] <= 1.0
+    assert (stats.requests, stats.completions) == (120, 120)
+
+
+def test_episodes_of_dependent_turns_finish_whatever_the_others_do(engine: TransformersEngine) -> None:
+    async def episode(index: int) -> list[str]:
+        request = ask(index)
+        texts: list[str] = []
+        messages = list(request.messages)
+        for turn in range(3):
+            seed = SeedKey(1, f"e{index}", turn)
+            answer = (await engine.generate(Request(messages, seed, max_tokens=8)))[0]
+            texts.append(answer.text)
+            messages.append(Message(role="assistant", content=answer.text, token_ids=answer.token_ids))
+            messages.append(Message(role="user", content="Try again!"))
+        return texts
+
+    async def all_of(count: int) -> list[list[str]]:
+        return await asyncio.gather(*(episode(i) for i in range(count)))
+
+    assert asyncio.run(all_of(40))[:3] == asyncio.run(all_of(3))
+
+
+def test_a_cancelled_call_frees_its_slots_and_harms_nobody(engine: TransformersEngine) -> None:
+    expected = run(engine, [ask(2)])
+
+    async def cancel_one() -> list[list[Completion]]:
+        doomed = asyncio.ensure_future(engine.generate(ask(1, n=30, max_tokens=100)))
+        other = asyncio.ensure_future(engine.generate(ask(2)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        doomed.cancel()
+        result = await other
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        return [result]
+
+    assert asyncio.run(cancel_one()) == expected
+    assert not engine._samples.busy.any()
+
+
+def test_close_ends_calls_that_still_wait(folder: Path) -> None:
+    engine = make_engine(folder)
+
+    async def close_early() -> None:
+        call = asyncio.ensure_future(engine.generate(ask(1, n=30, max_tokens=100)))
+        await asyncio.sleep(0)
+        await engine.close()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(close_early())
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_an_over_long_prompt_is_refused_with_its_sizes_and_others_go_on(engine: TransformersEngine) -> None:
+    async def both() -> tuple[object, object]:
+        return await asyncio.gather(  # type: ignore[return-value]
+            engine.generate(ask(1, turns=6)), engine.generate(ask(1)), return_exceptions=True
+        )
+
+    bad, good = asyncio.run(both())
+    size = engine.prompt_tokens(ask(1, turns=6).messages)
+    assert isinstance(bad, EngineError)
+    assert f"{size} tokens" in str(bad)
+    assert "context of 192" in str(bad)
+    assert isinstance(good, list)
+
+
+def test_a_prompt_as_long_as_the_room_fits(engine: TransformersEngine) -> None:
+    text = "a"
+    while engine.fits([Message(role="user", content=text)], 10):
+        text += "1"
+    request = Request([Message(role="user", content=text)], SeedKey(1, "long"), max_tokens=9)
+    assert run(engine, [request])[0][0].token_ids
+    with pytest.raises(EngineError):
+        run(engine, [Request([Message(role="user", content=text + "1")], SeedKey(1, "long"), max_tokens=9)])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"allowed": []}, {"n": -1}]
+)
+def test_senseless_requests_are_refused(engine: TransformersEngine, wrong: dict[str, object]) -> None:
+    with pytest.raises(EngineError):
+        run(engine, [ask(1, **wrong)])
+
+
+def test_bad_folders_give_one_sentence(folder: Path, tmp_path: Path) -> None:
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(folder, tmp_path / name))
+
+    no_template = broken("no-template")
+    config = json.loads((no_template / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (no_template / "tokenizer_config.json").write_text(json.dumps(config))
+    no_weights = broken("no-weights")
+    (no_weights / "model.safetensors").unlink()
+    torn_weights = broken("torn-weights")
+    whole = (torn_weights / "model.safetensors").read_bytes()
+    (torn_weights / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    other_tokenizer = broken("other-tokenizer")
+    train_tokenizer(other_tokenizer, vocab_size=340)
+    other_shape = broken("other-shape")
+    shape = json.loads((other_shape / "config.json").read_text())
+    (other_shape / "config.json").write_text(json.dumps(shape | {"num_hidden_layers": 3}))
+    no_config = broken("no-config")
+    (no_config / "config.json").unlink()
+    cases = {
+        tmp_path / "nowhere": "does not exist",
+        no_template: "no chat template",
+        no_weights: "safetensors",
+        torn_weights: "does not load",
+        other_tokenizer: "ids but the model only",
+        other_shape: "lack",
+        no_config: "config.json",
+    }
+    for place, words in cases.items():
+        with pytest.raises(UserError, match=words) as caught:
+            make_engine(place)
+        assert str(place) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="lower context"):
+        make_engine(folder, context=1024)
+
+
+def test_slots_that_no_machine_has_memory_for_are_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"a KV cache of 8192 rows of 10000000 tokens .* GiB of memory, and there are"):
+        Rows(CacheShape(2, 4, 64, torch.float32), 8192, 10**7, torch.device("cpu"))

@@ -1,0 +1,75 @@
+"""Many episodes at once: order, bound, first error, shards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.base import EngineError
+from selfimprove.engines.episodes import play_all, shard_of
+
+
+def test_results_come_in_the_order_of_the_tasks_and_at_most_so_many_at_once() -> None:
+    active, most = 0, 0
+
+    async def play(task: int) -> int:
+        nonlocal active, most
+        active += 1
+        most = max(most, active)
+        for _ in range(10 - task):  # the later finish first
+            await asyncio.sleep(0)
+        active -= 1
+        return task * task
+
+    assert asyncio.run(play_all(range(10), play, concurrency=3)) == [n * n for n in range(10)]
+    assert most == 3
+    assert asyncio.run(play_all([], play, concurrency=3)) == []
+
+
+def test_all_wait_together_so_that_the_engine_can_batch_them() -> None:
+    async def run() -> list[int]:
+        everybody = asyncio.Event()
+        here = []
+
+        async def play(task: int) -> int:
+            here.append(task)
+            if len(here) == 50:
+                everybody.set()
+            await everybody.wait()
+            return task
+
+        return await play_all(range(50), play, concurrency=50)
+
+    assert asyncio.run(run()) == list(range(50))
+
+
+@pytest.mark.parametrize("error", [UserError("no key"), EngineError("x"), OSError(28, "full"), ValueError("a bug")])
+def test_the_first_error_ends_the_run_as_itself_and_cancels_the_rest(error: Exception) -> None:
+    cancelled = []
+
+    async def play(task: int) -> int:
+        if task == 2:
+            raise error
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(task)
+            raise
+        return task
+
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(play_all(range(5), play, concurrency=4))
+    assert caught.value is error
+    assert sorted(cancelled) == [0, 1, 3]
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_rise_22_shards_are_disjoint_and_together_everything(tasks: list[int], count: int) -> None:
+    parts = [shard_of(list(enumerate(tasks)), (index, count)) for index in range(count)]
+    assert sorted(task for part in parts for task in part) == list(enumerate(tasks))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert shard_of(tasks, None) == tasks

@@ -1,0 +1,197 @@
+"""ALFWorld without its packages: problems in PDDL, game sets in folders, the blacklist, what is told when missing."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.alfworld.env import AlfWorld, explained
+from selfimprove.envs.alfworld.games import Blacklist, DownloadedGames, GeneratedGames, make_games
+from selfimprove.envs.alfworld.kitchen import Kitchen
+from selfimprove.envs.alfworld.kitchen_games import make_game
+from selfimprove.envs.alfworld.kitchen_things import KINDS, Goal
+from selfimprove.envs.alfworld.pddl import goal_formula, problem
+from selfimprove.envs.alfworld.process import AlfWorldProcess
+from selfimprove.envs.alfworld.worker import named
+from selfimprove.envs.enumerated_params import EnvParams
+
+
+@pytest.mark.parametrize("task", range(0, 600, 7))
+def test_reflect_rl_31_a_problem_says_what_the_kitchens_game_says(task):
+    game = make_game(3, task)
+    text = problem(game)
+    assert text.count("(") == text.count(")")
+    assert text.isascii()
+    declared = re.findall(r"(\S+) - (\w+)", text.split("(:init")[0])
+    assert len({name.lower() for name, _ in declared}) == len(declared)
+    used = set(re.findall(r"[\w]+_bar_\w+|place_\w+", text.split("(:init")[1]))
+    assert used <= {name for name, _ in declared}
+    names = named(sorted(name for name, kind in declared if kind in ("receptacle", "object")))
+    inside = re.findall(r"\(inReceptacle (\S+) (\S+)\)", text.split("(:goal")[0])
+    first = {thing: game.receptacles[where] for thing, where in zip(game.things, game.first, strict=True)}
+    assert {names[thing]: names[receptacle] for thing, receptacle in inside} == first
+    assert names.keys() >= {name for name, kind in declared if kind == "receptacle"}
+    assert {names[name] for name, kind in declared if kind == "receptacle"} == set(game.receptacles)
+    assert problem(make_game(3, task)) == text
+
+
+@pytest.mark.parametrize(
+    ("goal", "facts"),
+    [
+        (Goal("pick_and_place", "egg", "fridge"), ["inReceptacle ?o ?r", "objectType ?o EggType", "?r FridgeType"]),
+        (Goal("look_in_light", "book", "desklamp"), ["isToggled ?t", "objectType ?t DesklampType", "holds ?a ?o"]),
+        (Goal("clean", "egg", "fridge"), ["cleanable ?o", "isClean ?o"]),
+        (Goal("heat", "egg", "fridge"), ["heatable ?o", "isHot ?o"]),
+        (Goal("cool", "egg", "microwave"), ["coolable ?o", "isCool ?o"]),
+        (Goal("pick_two", "egg", "fridge"), ["inReceptacle ?p ?r", "not (= ?o ?p)"]),
+    ],
+)
+def test_reflect_rl_31_each_of_the_six_types_has_its_goal(goal, facts):
+    formula = goal_formula(goal)
+    assert formula.startswith("(exists (")
+    assert all(fact in formula for fact in facts)
+    assert formula.count("(") == formula.count(")")
+
+
+def test_reflect_rl_31_games_are_numbered_as_the_kitchens(tmp_path):
+    games, kitchen = GeneratedGames(0, ["pick_and_place"], "tomato", "microwave"), None
+    kitchen = Kitchen(0, ["pick_and_place"], "tomato", "microwave")
+    for split in (None, "train", "valid"):
+        assert list(games.task_ids(split)) == list(kitchen.task_ids(split))
+    game = games.game(6)
+    assert game.goal == ("pick_and_place", "tomato", "microwave")
+    assert kitchen.reset(6).endswith(f"Your task is to: {game.sentence}.")
+    assert (game.id, make_games(None, 1, KINDS, None, None).id(6)) == ("kitchen-0-6-tomato-microwave", "kitchen-1-6")
+    with pytest.raises(UserError, match="there is no game 1 of pick_and_place"):
+        games.game(1)
+    with pytest.raises(UserError, match="no game has the asked-for thing 'piano'"):
+        GeneratedGames(0, KINDS, "piano", None)
+
+
+def plant(folder, name, task_type="pick_heat_then_place_in_recep", made=None, problem="(problem)", **wanted):
+    trial = folder / name
+    trial.mkdir(parents=True)
+    wanted = {"object_target": "Egg", "parent_target": "Fridge", "toggle_target": "", "object_sliced": False} | wanted
+    (trial / "traj_data.json").write_text(json.dumps({"task_type": task_type, "pddl_params": wanted}))
+    if problem:
+        (trial / "initial_state.pddl").write_text(problem)
+    if made is not None:
+        (trial / "game.tw-pddl").write_text(json.dumps(made))
+
+
+def test_reflect_rl_31_a_game_set_is_read_in_the_order_of_its_paths(tmp_path):
+    grammar = '{"task": [{"rhs": "Your task is to: heat some egg and put it in fridge."}]}'
+    plant(tmp_path, "valid_seen/b", made={"pddl_problem": "(made)", "grammar": grammar, "solvable": True})
+    plant(tmp_path, "train/a")
+    plant(tmp_path, "train/c", "look_at_obj_in_light", toggle_target="DeskLamp")
+    plant(tmp_path, "train/unsolvable", made={"pddl_problem": "(x)", "solvable": False})
+    plant(tmp_path, "train/movable-x")
+    plant(tmp_path, "train/pick-EggSliced-x")
+    plant(tmp_path, "train/sliced", object_sliced=True)
+    plant(tmp_path, "train/seventh", "pick_and_juggle")
+    plant(tmp_path, "train/nothing", problem="")
+    games = DownloadedGames(tmp_path)
+    assert [games.id(task) for task in games.task_ids()] == ["train/a", "train/c", "valid_seen/b"]
+    assert (list(games.task_ids("train")), list(games.task_ids("valid"))) == ([0, 1], [2])
+    assert (games.game(0).problem, games.game(2).problem) == ("(problem)", "(made)")
+    assert games.game(0).sentence in ("put a hot egg in fridge", "heat some egg and put it in fridge")
+    assert games.game(2).sentence == "heat some egg and put it in fridge"
+    assert games.game(1).goal == ("look_in_light", "egg", "desklamp")
+    assert list(DownloadedGames(tmp_path, ["heat"]).task_ids()) == [0, 1]
+    with pytest.raises(UserError, match="no game has the asked-for thing 'mug'"):
+        DownloadedGames(tmp_path, thing="mug")
+    with pytest.raises(UserError, match="there is no game 3; there are 3"):
+        games.game(3)
+
+
+@pytest.mark.parametrize(
+    "grammar", ["", "Your task is to: #evil#.", "Your task is to: {__import__('os')}.", "Your task is to: " + "x" * 300]
+)
+def test_reflect_rl_31_only_a_plain_sentence_is_taken_from_a_games_grammar(tmp_path, grammar):
+    plant(tmp_path, "a", made={"pddl_problem": "(x)", "grammar": grammar, "solvable": True})
+    assert "egg" in DownloadedGames(tmp_path).game(0).sentence
+
+
+def test_reflect_rl_31_a_folder_that_is_no_game_set_is_the_users_error(tmp_path):
+    with pytest.raises(UserError, match="no folder; name the one that alfworld-download filled"):
+        DownloadedGames(tmp_path / "missing")
+    with pytest.raises(UserError, match="holds no ALFWorld games"):
+        DownloadedGames(tmp_path)
+    plant(tmp_path, "a")
+    (tmp_path / "a" / "traj_data.json").write_text("{torn")
+    with pytest.raises(UserError, match=r"traj_data.json: not a readable JSON file; download the game set again"):
+        DownloadedGames(tmp_path)
+
+
+def test_reflect_rl_33_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path):
+    path = tmp_path / "kept" / "black.json"
+    Blacklist(path).add("b", "it hung")
+    again = Blacklist(path)
+    again.add("a", "it crashed")
+    assert json.loads(path.read_text()) == {"a": "it crashed", "b": "it hung"} == Blacklist(path).reasons
+    assert [found.name for found in path.parent.iterdir()] == ["black.json"]
+    with pytest.raises(UserError, match="must not lie in the game set"):
+        Blacklist(tmp_path / "games" / "x" / "black.json", tmp_path / "games")
+    path.write_text("[]")
+    with pytest.raises(UserError, match="not a blacklist"):
+        Blacklist(path)
+
+
+def test_reflect_rl_33_games_on_the_blacklist_are_no_tasks():
+    black = Blacklist()
+    black.add("kitchen-0-0", "it hung")
+    env = AlfWorld(kinds=["pick_and_place"], blacklist=black)
+    assert list(env.task_ids("train"))[:2] == [6, 12]
+    assert list(AlfWorld(kinds=["pick_and_place"]).task_ids("train"))[:2] == [0, 6]
+
+
+def test_reflect_rl_31_what_is_missing_is_told_with_the_remedy(tmp_path):
+    env = AlfWorld(process=AlfWorldProcess(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"run 'make env-alfworld', or set reflect_rl.env.backend: kitchen"):
+        env.reset(0)
+    process = AlfWorldProcess(tmp_path / "sh")
+    (tmp_path / "sh").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "sh").chmod(0o755)
+    with pytest.raises(UserError, match=r"does not start \(the process ended with status 3\)"):
+        AlfWorld(process=process).reset(0)
+    with pytest.raises(UserError, match="ALFWorld does not work"):  # a Python without the packages
+        AlfWorldProcess(tmp_path.__class__(sys.executable)).ask("hello")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kinds": ["juggle"]}, "there is no kind of goal 'juggle'"),
+        ({"horizon": 0}, "the horizon must be at least 1"),
+        ({"thing": "piano"}, "no game has the asked-for thing"),
+    ],
+)
+def test_reflect_rl_31_options_that_can_not_be_are_the_users_error(options, message):
+    with pytest.raises(UserError, match=message):
+        AlfWorld(**options)
+    with pytest.raises(UserError, match="there is no split 'test'"):
+        AlfWorld().task_ids("test")
+
+
+def test_reflect_rl_32_a_plan_is_explained_in_the_kitchens_words():
+    game = GeneratedGames(0, KINDS, None, None).game(3)
+    kitchen = Kitchen()
+    kitchen.reset(3)
+    said = explained(game, [move.action for move in kitchen.expert()])
+    assert len(said) == len(kitchen.expert())
+    assert all(text.endswith(".") and "\n" not in text for text in said)
+    assert "potato" in said[0]
+    assert explained(game, ["use desklamp 1", "slice egg 1 with knife 2", "close fridge 1", "look"][:1])
+
+
+def test_reflect_rl_31_the_params_choose_the_backend(tmp_path):
+    from selfimprove.envs.enumerated import make_enumerated
+
+    env = make_enumerated(EnvParams(name="alfworld", backend="textworld"))
+    kitchen = make_enumerated(EnvParams(name="alfworld"))
+    assert list(env.task_ids()) == list(kitchen.task_ids())
+    assert type(env._game).__name__ == "AlfWorld"
+    with pytest.raises(UserError, match="no folder"):
+        make_enumerated(EnvParams(name="alfworld", backend="textworld", games=str(tmp_path / "missing")))

@@ -1,0 +1,87 @@
+"""The text kitchen's planner: it wins from anywhere, by the shortest way, with thoughts that fit what is known."""
+
+import random
+import re
+from collections import deque
+
+import pytest
+
+from selfimprove.envs.alfworld.kitchen import Kitchen
+from selfimprove.envs.alfworld.kitchen_expert import plan
+from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
+from selfimprove.envs.alfworld.kitchen_rules import deeds, do, first_scene, is_won
+from selfimprove.envs.alfworld.kitchen_things import KINDS, LAMP
+from tests.envs.alfworld.kitchen_rooms import follow, game
+
+
+def test_reflect_rl_32_planner_wins_every_game_within_the_horizon():
+    env, lengths = Kitchen(), set()
+    for task in [*TRAIN[::7], *VALID]:
+        env.reset(task)
+        way = env.expert()
+        for move in way:
+            assert move.action in env.valid_actions()
+            step = env.step(move.action)
+            assert step.done == (move is way[-1])
+        assert step.reward == 1
+        assert env.expert() == env.oracle() == []
+        lengths.add(len(way))
+    assert max(lengths) <= 11
+
+
+def test_reflect_rl_32_planner_wins_from_wherever_a_wanderer_got_to():
+    env, chance = Kitchen(horizon=60), random.Random(3)
+    for task in range(240):
+        env.reset(task)
+        for _ in range(chance.randrange(25)):
+            useful = [a for a in env.valid_actions() if not a.startswith("go to") or chance.random() < 0.2]
+            if env.step(chance.choice(useful)).done:
+                break
+        else:
+            for action in env.oracle():
+                step = env.step(action)
+            assert step.reward == 1
+
+
+@pytest.mark.parametrize("task", [0, 1, 2, 3, 4, 5])
+def test_reflect_rl_32_no_shorter_way_exists(task: int):
+    """A search over everything but what can't matter, in a small room, from the start and from a full hand."""
+    kind = KINDS[task]
+    place = LAMP if kind == "look_in_light" else "countertop"
+    played = game(
+        kind, "mug", place, mug_2="cabinet 2", mug_1="fridge 1", knife_1="drawer 1", desklamp_1="countertop 1"
+    )
+    full = follow(played, "go to drawer 1", "open drawer 1", "take knife 1 from drawer 1")[-1][0]
+    for scene in (first_scene(played), full):
+        queue, seen, found = deque([(scene, 0)]), {scene}, None
+        while found is None:
+            here, steps = queue.popleft()
+            for deed in deeds(played, here):
+                if deed.verb in ("look", "help", "inventory", "examine", "close", "slice"):
+                    continue
+                after, _ = do(played, here, deed)
+                if is_won(played, after):
+                    found = steps + 1
+                    break
+                if after not in seen:
+                    seen.add(after)
+                    queue.append((after, steps + 1))
+        assert len(plan(played, scene)) == found
+
+
+def test_reflect_rl_32_what_was_brought_too_soon_is_fetched_again():
+    played = game("clean", "mug", "cabinet", mug_1="countertop 1")
+    way = ("go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
+    dirty = follow(played, *way, "move mug 1 to cabinet 1")[-1][0]
+    assert [deed.verb for deed in plan(played, dirty)] == ["take", "go", "clean", "go", "move"]
+
+
+def test_reflect_rl_32_thoughts_hope_where_the_plan_knows():
+    env = Kitchen()
+    for task in range(300):
+        first = env.reset(task)
+        for move in env.expert():
+            assert re.fullmatch(r"[A-Z][^.\n]*\.", move.thought)
+            assert not re.search(r"(?i)optimal|spoiler|oracle|expert|\{", move.thought)
+            if move.action.startswith("go to") and "look" not in first:
+                assert not re.search(r"\b(is|are) (in|on|at) the", move.thought)

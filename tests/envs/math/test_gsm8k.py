@@ -1,0 +1,321 @@
+"""The gsm8k environment (RISE spec §2 and §6 rows 1, 3, 4; traps 1, 2, 3)."""
+
+import re
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.math.base import Problem, make_env
+from selfimprove.envs.math.gsm8k import (
+    Gsm8k,
+    equivalent,
+    extract,
+    extract_robust,
+    extract_strict,
+    parse_gold,
+    strip_annotations,
+)
+
+CLIPS = Problem(
+    id="clips",
+    question="Natalia sold clips ...",
+    answer="Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 clips.\n#### 72",
+    gold="72",
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("steps\n#### 72", "72"),
+        ("#### 1,080", "1080"),  # trap 1: the original read 1
+        ("#### 1,234,567", "1234567"),
+        ("#### -7", "-7"),
+        ("#### +7", "7"),
+        ("#### 3.50", "3.5"),
+        ("#### .5", "0.5"),
+        ("#### $18", "18"),
+        ("#### 18.", "18"),
+        ("#### 18 dollars", "18"),
+        ("#### 1\n#### 2", "2"),
+        ("####72", "72"),
+        ("72", None),
+        ("####", None),
+        ("#### none", None),
+        ("#### 1/2", None),
+        ("#### 12/5", None),
+        ("#### 3:30", None),
+        ("#### 1.2.3", None),
+        ("#### 2e5", None),
+        ("#### <<1+1=2>>", None),  # trap 2: annotations are never computed
+    ],
+)
+def test_rise_03_gold_numbers_with_commas_and_signs(answer, gold):
+    assert parse_gold(answer) == gold
+
+
+@pytest.mark.parametrize(
+    ("box", "strict", "robust"),
+    [
+        ("18", "18", "18"),
+        (" 18 ", "18", "18"),
+        ("-18", "-18", "-18"),
+        ("1,080", "1080", "1080"),
+        ("18.0", None, "18"),  # trap 3: unparsable in the original
+        (r"\$18", None, "18"),
+        ("$18", None, "18"),
+        ("14.67 liters", None, "14.67"),
+        ("14.67", None, "14.67"),
+        (".5", None, "0.5"),
+        (r"50\%", None, "50"),
+        ("50%", None, "50"),
+        (r"1{,}080", None, "1080"),
+        (r"1\,080", None, "1080"),
+        (r"1,\!080", None, "1080"),
+        (r"\$1,234,567.80", None, "1234567.8"),
+        (r"-\$5", None, "-5"),
+        (r"18\text{ dollars}", None, "18"),
+        (r"\text{about }18", None, "18"),
+        (r"18\ \mathrm{km/h}", None, "18"),
+        ("18 km/h", None, "18"),
+        ("18 pounds per week.", None, "18"),
+        ("{18}", None, "18"),
+        ("1e5", None, None),
+        (r"\frac{1}{2}", None, None),
+        ("1/2", None, None),
+        ("5 1/2", None, None),
+        ("5/8 cups", None, None),
+        ("5,6", "56", None),
+        ("5, 6", None, None),
+        ("5 and 6", None, None),
+        ("2 million", None, None),
+        ("3 + 4", None, None),
+        ("3 x 4", None, None),
+        ("twelve", None, None),
+        (r"\text{18}", None, "18"),
+        (r"\text{18 eggs}", None, "18"),
+        (r"\text{\$18 }", None, "18"),
+        (r"18 \text{ 5}", None, None),
+        (r"18 \text{ and a half}", None, None),
+        (r"18 and a half", None, None),
+        (r"18\text{ million}", None, None),
+        (r"18\text{ to }20", None, None),
+        ("(18)", None, "18"),
+        ("(18", None, None),
+        ("(3, 4)", None, None),
+        ("18 (eggs)", None, "18"),
+        ("18 (about half)", None, None),
+        ("18 (or 20)", None, None),
+        ("£18", None, "18"),
+        ("€18", None, "18"),
+        ("18 €", None, "18"),
+        (r"\approx 18", None, "18"),
+        (r"\large 18", None, "18"),
+        (r"\Large{18}", None, "18"),
+        (r"\largest 18", None, None),
+        ("NaN", None, None),
+        ("inf", None, None),
+        ("١٨", None, None),
+    ],
+)
+def test_rise_04_attempts_strict_and_robust(box, strict, robust):
+    attempt = rf"Some steps. The answer is \boxed{{{box}}}."
+    assert extract_strict(attempt) == extract(attempt, "strict") == strict
+    assert extract_robust(attempt) == extract(attempt) == robust
+
+
+def test_rise_04_last_box_decides_even_when_it_cannot_be_read():
+    assert extract_robust(r"\boxed{18} or \boxed{dunno}") is None
+    assert extract_strict(r"\boxed{18} or \boxed{18.0}") is None
+    assert extract_robust("#### 72") is None  # only the gold answer uses ####
+
+
+@pytest.mark.parametrize(
+    ("attempt", "strict", "robust"),
+    [
+        ("boxed{18}", "18", "18"),
+        (r"\fboxed{18}", "18", "18"),
+        (r"\boxed{7} or boxed{18}", "18", "18"),
+        (r"\boxed 18", None, "18"),
+        (r"\boxed {18}", None, "18"),
+        (r"\boxed{18} so \boxed{}", "18", "18"),
+        (r"\boxed{18} so \boxed{ }", None, "18"),
+        (r"\boxed{\boxed{18}}", None, "18"),
+        (r"\boxed{18 \boxed{}}", None, "18"),
+        (r"\boxed{+0,018}", "18", "18"),
+        (r"\boxed{{18}}", None, "18"),
+        (r"\boxed{7} and \boxed{18", "7", "7"),
+        (r"\boxed{7} and \boxed{18 \boxed{9}", None, "9"),
+        ("it is boxed 18", None, None),
+        ("boxed{}", None, None),
+    ],
+)
+def test_rise_04_which_box_counts_strict_and_robust(attempt, strict, robust):
+    assert extract_strict(attempt) == strict
+    assert extract_robust(attempt) == robust
+
+
+@given(st.lists(st.sampled_from([*r"0189,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
+def test_rise_04_strict_reads_what_the_original_s_pattern_and_int_read(text):
+    boxes = re.findall(r"boxed\{([^}]+)\}", text)
+    try:
+        original = str(int(boxes[-1].replace(",", "")))
+    except (IndexError, ValueError):
+        original = None
+    assert extract_strict(text) == original
+
+
+@pytest.mark.parametrize(
+    ("box", "robust"),
+    [
+        ("18,", "18"),
+        ("18;", "18"),
+        ("1,080,", "1080"),
+        ("1,08,", None),
+        (r"\textbf{18}", "18"),
+        (r"\mathbf{18}", "18"),
+        (r"\mathrm{18}", "18"),
+        (r"-\mathbf{\$1{,}080}\text{ km}", "-1080"),
+        (r"\mathbf{18}\mathrm{km}", "18"),
+        (r"\mathbf{x}", None),
+        (r"\mathbf{1/2}", None),
+        ("18/hour", "18"),
+        (r"\$18/\text{hour}", "18"),
+        (r"18\text{ km}\,/\,\text{hour}", "18"),
+        ("18/5", None),
+        ("18 / 5 hours", None),
+        (r"18/\text{5}", None),
+        (r"18/\mathbf{5}", None),
+        ("18/five", None),
+        ("18/x", None),
+        ("18-5", None),
+        ("18 cm^2", "18"),
+        ("18 square meters^{2}", "18"),
+        (r"18\text{ cm}^2", "18"),
+        (r"18\,\mathrm{m}^{3}", "18"),
+        ("18^2", None),
+        ("18x^2", None),
+        ("18n^2", None),
+        ("18 cm^25", None),
+        ("18 cm^2 + 4", None),
+        (r"18^\circ", "18"),
+        (r"18^{\circ}\text{C}", "18"),
+        ("18\u00b0", "18"),
+        (r"18^\circ 30'", None),
+    ],
+)
+def test_rise_04_robust_reads_a_dressed_number_and_no_formula(box, robust):
+    assert extract_robust(rf"So \boxed{{{box}}}.") == robust
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reward"),
+    [
+        (r"\boxed{72}", 1.0),
+        (r"\boxed{72.00}", 1.0),
+        (r"\boxed{\$72}", 1.0),
+        (r"\boxed{71}", 0.0),
+        (r"\boxed{7}", 0.0),
+        ("72", -1.0),
+        (r"\boxed{}", -1.0),
+        (r"\boxed{72", -1.0),
+        ("", -1.0),
+    ],
+)
+def test_rise_01_rewards_minus_one_zero_one(attempt, reward):
+    assert Gsm8k().grade(attempt, CLIPS).reward == reward
+
+
+def test_rise_01_trap_1_a_boxed_one_does_not_match_a_gold_of_1080():
+    problem = Problem("p", "q", "#### 1,080", parse_gold("#### 1,080") or "")
+    assert Gsm8k().grade(r"\boxed{1}", problem).reward == 0
+    assert Gsm8k().grade(r"\boxed{1,080}", problem).reward == 1
+
+
+def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing():
+    assert equivalent("18", "18.0")
+    assert equivalent("-0", "0")
+    assert not equivalent("18", "18.000000000000000000000000000000000001")
+    assert not equivalent(None, None)
+    assert not equivalent("18", None)
+    assert not equivalent("x", "x")
+
+
+def test_demonstration_ends_in_the_box_and_holds_no_annotation():
+    text = Gsm8k().demonstration(CLIPS)
+    assert text == ("Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips.\nThe answer is \\boxed{72}.")
+    assert strip_annotations("a <<1+1=2>>2\n#### 2") == "a 2"
+
+
+def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was():
+    env = Gsm8k()
+    slips = [env.slip(CLIPS, 0, sample) for sample in range(20)]
+    assert slips == [env.slip(CLIPS, 0, sample) for sample in range(20)]
+    assert len(set(slips)) > 2
+    assert all(env.grade(slip, CLIPS).reward == 0 for slip in slips)
+    assert all("48+24 = 72" not in slip and "48/2 = 24" in slip for slip in slips)
+
+
+@pytest.mark.parametrize("gold", ["0", "1", "-3", "2.5", "1000000"])
+def test_a_slip_never_lands_on_the_gold_number(gold):
+    problem = Problem("p", "q", f"So it is {gold}.\n#### {gold}", gold)
+    for key in range(40):
+        assert Gsm8k().grade(Gsm8k().slip(problem, key), problem).reward == 0
+
+
+def test_load_names_file_and_line_of_a_gold_that_does_not_parse():
+    rows = [(1, {"question": "q", "answer": "#### 1"}), (2, {"question": "q2", "answer": "#### one"})]
+    with pytest.raises(UserError, match=r"my\.jsonl, line 2: no number after '####'"):
+        Gsm8k().load(rows, Path("my.jsonl"))
+    with pytest.raises(UserError, match=r"my\.jsonl, line 7: field 'answer'"):
+        Gsm8k().load([(7, {"question": "q", "answer": 3})], Path("my.jsonl"))
+
+
+def test_ids_come_from_content_and_survive_reordering():
+    rows = [(i, {"question": f"q{i}", "answer": f"#### {i}"}) for i in range(1, 5)]
+    forwards = {p.question: p.id for p in Gsm8k().load(rows, Path("f"))}
+    assert forwards == {p.question: p.id for p in Gsm8k().load(rows[::-1], Path("f"))}
+    assert len(set(forwards.values())) == 4
+    twice = Gsm8k().load([rows[0], rows[0], (9, {"id": "own", **rows[1][1]})], Path("f"))
+    assert [p.id for p in twice] == [forwards["q1"], forwards["q1"] + "-2", "own"]
+
+
+def test_rise_45_environments_are_named_explicitly_and_unknown_options_refused():
+    assert make_env("gsm8k").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == 1
+    assert make_env("gsm8k", "strict").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == -1
+    for arguments in (("MATH",), ("gsm8k", "loose"), ("gsm8k", "robust", "extended"), ("math", "strict")):
+        with pytest.raises(UserError, match=r"^env\."):
+            make_env(*arguments)
+
+
+numbers = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-(10**9), max_value=10**9)
+
+
+@given(st.text(max_size=80) | st.text(alphabet=r"\boxed{}0123456789.,$% -/text", max_size=80))
+def test_any_text_is_graded_without_error(text):
+    for strict in (True, False):
+        grade = Gsm8k(strict).grade(text, CLIPS)
+        assert (grade.reward == -1) == (grade.answer is None)
+        if grade.answer is not None:  # what was extracted, boxed again, is extracted again
+            assert Gsm8k(strict).extract(rf"\boxed{{{grade.answer}}}") == grade.answer
+
+
+@given(numbers, st.sampled_from(["{}", r"\${}", "{}%", "{} apples", r"{}\text{{ m}}", "${}$"]))
+def test_a_number_in_any_dress_is_the_gold_number(number, dress):
+    gold = parse_gold(f"#### {number:,}")
+    assert gold is not None
+    assert Decimal(gold) == number
+    assert equivalent(extract_robust(rf"\boxed{{{dress.format(f'{number:,}')}}}"), gold)
+
+
+def test_hostile_boxes_do_not_take_exponential_time():
+    assert extract_robust(r"\boxed{1 " + "a" * 5000 + "!}") is None
+    assert extract_robust(r"\boxed{" + "1" * 5000 + "!}") is None
+    for piece in ("boxed{", r"\boxed{", "boxed{}", r"\mathbf{", "/ ", " m", "1^", r"\text{", " "):
+        for text in (piece * 20000, r"\boxed{18" + piece * 20000 + "!}"):
+            assert extract_strict(text) is None
+            assert extract_robust(text) in (None, "18")

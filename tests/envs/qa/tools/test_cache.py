@@ -1,0 +1,101 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.qa.tools.cache import CachedSearch
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+class Counting:
+    """Answers with the query turned round; counts what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.lock = threading.Lock()
+
+    def __call__(self, query):
+        with self.lock:
+            self.asked.append(query)
+        if query == "bad":
+            raise OSError("down")
+        return query[::-1] or None
+
+
+def test_spin_11_a_query_is_paid_for_once_over_runs(tmp_path):
+    first, second = Counting(), Counting()
+    cache = CachedSearch(first, tmp_path / "deep" / "cache.jsonl")
+    assert [cache("abc"), cache("abc"), cache("Abc"), cache(""), cache("")] == ["cba", "cba", "cbA", None, None]
+    assert first.asked == ["abc", "Abc", ""]  # exact queries; that nothing was found is kept too
+    cache.close()
+    again = CachedSearch(second, tmp_path / "deep" / "cache.jsonl")
+    assert [again("abc"), again("")] == ["cba", None]
+    assert second.asked == []
+    assert again.hits == 2
+    again.close()
+
+
+def test_spin_11_a_failure_is_not_kept(tmp_path):
+    search = Counting()
+    cache = CachedSearch(search, tmp_path / "cache.jsonl")
+    for _ in range(2):
+        with pytest.raises(OSError, match="down"):
+            cache("bad")
+    assert search.asked == ["bad", "bad"]
+    cache.close()
+
+
+def test_spin_11_threads_that_ask_at_once_ask_the_service_once(tmp_path):
+    search = Counting()
+
+    def slow(query):  # so that others come while it is asked
+        time.sleep(0.02)
+        return search(query)
+
+    cache = CachedSearch(slow, tmp_path / "cache.jsonl")
+    queries = [f"q{i % 7}" for i in range(200)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(cache, queries)) == [query[::-1] for query in queries]
+    cache.close()
+    assert sorted(search.asked) == [f"q{i}" for i in range(7)]
+    assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == 7
+
+
+def test_spin_11_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
+    file = tmp_path / "cache.jsonl"
+    cache = CachedSearch(Counting(), file)
+    cache("abc")
+    cache("def")
+    cache.close()
+    file.write_bytes(file.read_bytes()[:-4])
+    search = Counting()
+    cache = CachedSearch(search, file)
+    assert [cache("abc"), cache("def"), cache("ghi")] == ["cba", "fed", "ihg"]
+    assert search.asked == ["def", "ghi"]
+    cache.close()
+    assert [b' {"key":' in line for line in file.read_bytes().splitlines()] == [True, True, True]
+
+
+def test_spin_11_answers_survive_a_process_that_is_killed(tmp_path):
+    program = """
+import os, signal, sys
+from pathlib import Path
+from selfimprove.envs.qa.tools.cache import CachedSearch
+cache = CachedSearch(lambda query: query.upper(), Path(sys.argv[1]))
+cache("paid for")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "c.jsonl"], cwd=ROOT, env={**os.environ}, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    search = Counting()
+    assert CachedSearch(search, tmp_path / "c.jsonl")("paid for") == "PAID FOR"
+    assert search.asked == []

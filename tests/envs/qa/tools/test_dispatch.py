@@ -1,0 +1,202 @@
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import write_jsonl
+from selfimprove.envs.qa.base import Paragraph
+from selfimprove.envs.qa.tools import dispatch
+from selfimprove.envs.qa.tools.dispatch import Tools, make_tools, own_tool
+from selfimprove.envs.qa.tools.params import ToolsParams
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def tools(tool, *, concurrency=4, timeout=30.0, longest=2000):
+    return Tools({"Search": tool}, concurrency=concurrency, timeout=timeout, longest=longest)
+
+
+def call(made, argument="x", name="search"):
+    return asyncio.run(made.call(name, argument))
+
+
+def gather(made, arguments):
+    async def go():
+        return await asyncio.gather(*(made.call("search", argument) for argument in arguments))
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("name", ["search", "Search", "SEARCH", " search "])
+def test_spin_14_names_are_matched_without_regard_to_case(name):
+    made = tools(str.upper)
+    assert made.has(name)
+    assert call(made, "owl", name) == "OWL"
+    assert made.names == ("search",)
+
+
+def test_spin_14_an_unknown_tool_is_neutral_and_counted():
+    made = tools(str.upper)
+    assert not made.has("lookup")
+    assert call(made, "owl", "lookup") is None
+    assert made.stats == {"calls": 1, "unknown": 1}
+
+
+def test_spin_09_one_text_in_one_text_or_none_out():
+    made = tools({"a": "found", "b": None, "c": "", "d": " two\n lines\t", "e": 7}.get)
+    assert gather(made, "abcde") == ["found", None, None, "two lines", None]
+    assert made.stats == {"calls": 5, "empty": 2, "odd": 1}
+
+
+def test_spin_14_what_a_tool_raises_is_neutral_counted_and_never_shown():
+    def broken(argument):
+        if argument == "exit":
+            sys.exit(3)
+        raise ValueError(f"secret {argument}")
+
+    made = tools(broken)
+    assert gather(made, ["a", "b", "exit"]) == [None, None, None]
+    assert made.stats == {"calls": 3, "failed": 3}
+    assert made.faults == {"ValueError": 2, "RuntimeError": 1}
+
+
+def test_spin_14_a_tool_that_hangs_is_given_up_and_others_go_on():
+    release = threading.Event()
+
+    def hanging(argument):
+        if argument == "hang":
+            release.wait(60)
+        return argument
+
+    made = tools(hanging, concurrency=1, timeout=0.2)
+    try:
+        assert gather(made, ["a", "hang", "hang", "b"]) == ["a", None, None, "b"]
+    finally:
+        release.set()
+    assert made.stats["late"] == 2
+
+
+def test_spin_14_a_hanging_tool_does_not_keep_the_process_from_ending():
+    program = """
+import asyncio, time
+from selfimprove.envs.qa.tools import dispatch
+from selfimprove.envs.qa.tools.dispatch import Tools
+made = Tools({"search": lambda _: time.sleep(600)}, concurrency=2, timeout=0.1, longest=100)
+print(asyncio.run(made.call("search", "x")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "None\n"
+
+
+def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monkeypatch):
+    monkeypatch.setattr(dispatch, "MOST_STUCK", 3)
+    release = threading.Event()
+
+    def hang(argument):
+        release.wait(60)
+        return argument
+
+    made = tools(hang, timeout=0.01)
+    before = threading.active_count()
+    assert [call(made) for _ in range(9)] == [None] * 9
+    assert made.stats["late"] == 9
+    assert threading.active_count() - before <= 3
+    release.set()
+    while threading.active_count() > before:
+        time.sleep(0.01)
+    made = tools(hang, timeout=30.0)
+    assert call(made, "well again") == "well again"
+
+
+def test_spin_14_an_answer_of_10_mb_is_cut():
+    made = tools(lambda _: "word " * 2_000_000, longest=500)
+    answer = call(made)
+    assert len(answer) == 499
+    assert made.stats == {"calls": 1, "cut": 1}
+    assert call(tools(lambda _: "x" * 10_000_000)) == "x" * 2000
+    assert call(tools(lambda _: " " * 10_000_000)) is None
+
+
+def test_spin_14_text_that_no_file_could_hold_is_mended():
+    assert call(tools(lambda _: "a\ud800b")) == "a\ufffdb"
+    assert call(tools(lambda _: "\ud83d\ude00")) == "\U0001f600"
+
+
+def test_spin_18_calls_run_together_but_never_more_than_the_limit():
+    lock, now, most = threading.Lock(), 0, 0
+    all_there = threading.Barrier(3, timeout=30)
+
+    def slow(argument):
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        all_there.wait()
+        with lock:
+            now -= 1
+        return argument
+
+    made = tools(slow, concurrency=3)
+    assert gather(made, [str(i) for i in range(12)]) == [str(i) for i in range(12)]
+    assert most == 3
+
+
+def test_spin_18_answers_belong_to_their_calls_whoever_is_first():
+    def uneven(argument):
+        time.sleep(0.02 * (5 - int(argument)))
+        return f"answer {argument}"
+
+    assert gather(tools(uneven, concurrency=5), "01234") == [f"answer {i}" for i in range(5)]
+
+
+def test_spin_10_what_no_call_could_survive_ends_the_run():
+    def refused(_):
+        raise UserError("the key is refused; set it again.")
+
+    with pytest.raises(UserError, match="the key is refused"):
+        call(tools(refused))
+
+
+def test_a_persons_own_tool_is_one_function_and_one_line_of_params(tmp_path, monkeypatch):
+    (tmp_path / "my_tools.py").write_text("def shout(text: str) -> str:\n    return text.upper()\n\nnumber = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    made = make_tools(ToolsParams(use={"shout": "my_tools:shout"}), None)
+    assert call(made, "owl", "SHOUT") == "OWL"
+    with pytest.raises(UserError, match=r"tools\.use\.x: my_tools has no function 'number'"):
+        own_tool("my_tools:number", "tools.use.x")
+    with pytest.raises(UserError, match=r"tools\.use\.x: module 'nowhere_at_all' can't be imported"):
+        own_tool("nowhere_at_all:f", "tools.use.x")
+    (tmp_path / "torn_tools.py").write_text("def shout(:\n")
+    with pytest.raises(UserError, match=r"tools\.use\.x: module 'torn_tools' can't be imported \(SyntaxError"):
+        own_tool("torn_tools:shout", "tools.use.x")
+
+
+def test_built_in_tools_are_made_by_name(tmp_path):
+    write_jsonl(tmp_path / "corpus.jsonl", [Paragraph(title="Tolma", text="A town by the sea.")])
+    (tmp_path / "snippets.jsonl").write_text('{"query": "tolma", "snippet": "by the sea"}\n')
+    params = ToolsParams(use={"search": "local", "recall": "replay"}, snippets=str(tmp_path / "snippets.jsonl"))
+    made = make_tools(params, tmp_path / "corpus.jsonl")
+    assert made.names == ("recall", "search")
+    assert [call(made, "Tolma"), call(made, "tolma", "Recall")] == ["A town by the sea.", "by the sea"]
+    made.close()
+    with pytest.raises(UserError, match=r"tools\.use\.search: local searches a corpus"):
+        make_tools(ToolsParams(), None)
+    with pytest.raises(UserError, match=r"replay needs tools\.snippets"):
+        make_tools(ToolsParams(use={"search": "replay"}), None)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [{}, {"search": "bing"}, {"search": "a:b c"}, {"finish": "local"}, {"a[": "local"}, {"a": "local", "A": "replay"}],
+)
+def test_tools_that_can_not_be_called_are_refused(use):
+    with pytest.raises(ValidationError, match="use"):
+        ToolsParams(use=use)

@@ -1,0 +1,37 @@
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
+
+PAIRS = [
+    ("director of Beowulf 2007", "Robert Zemeckis"),
+    ("Boston College location", "Chestnut Hill"),
+    ("Boston College founder", "Society of Jesus"),
+    ("director of Beowulf 2007", "somebody else"),
+    ("?", "odd"),
+]
+
+
+def test_spin_13_an_exact_query_gets_its_own_snippet_the_first_if_there_are_two():
+    search = ReplaySearch(PAIRS)
+    assert search("director of Beowulf 2007") == "Robert Zemeckis"
+    assert search(" Boston College founder ") == "Society of Jesus"
+    assert search("?") == "odd"  # no word in it, and yet exact
+
+
+def test_spin_13_any_other_query_gets_the_snippet_of_the_nearest_query():
+    search = ReplaySearch(PAIRS)
+    assert search("who was the director of the film Beowulf") == "Robert Zemeckis"
+    assert search("founder Boston") == "Society of Jesus"
+    assert search("Boston College") == "Chestnut Hill"  # a tie: the order of the file
+    assert search("zzyx") is None
+    assert ReplaySearch([])("Boston") is None
+
+
+def test_spin_13_rows_without_a_snippet_are_left_out_and_bad_ones_named(tmp_path):
+    file = tmp_path / "snippets.jsonl"
+    file.write_text('{"query": "a", "snippet": null}\n{"query": "b", "snippet": "B", "source": "x"}\n')
+    assert read_snippets(file) == [("b", "B")]
+    file.write_text('{"query": "b", "snippet": "B"}\n{"snippet": "B"}\n')
+    with pytest.raises(UserError, match=r"snippets\.jsonl, line 2: a query and a snippet were expected"):
+        read_snippets(file)

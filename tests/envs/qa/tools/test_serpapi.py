@@ -1,0 +1,157 @@
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.qa.tools.dispatch import make_tools
+from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.envs.qa.tools.serpapi import SearchFailed, SerpApiParams, SerpApiSearch, pick
+
+KEY = "s3cret-key"
+
+
+@contextmanager
+def service(*replies):
+    """A local service that gives each (status, body) once, the last for ever; yields its address and what it saw."""
+    left, seen = list(replies), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
+            status, body = left.pop(0) if len(left) > 1 else left[0]
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/search.json", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def made(url, **params):
+    return SerpApiSearch(SerpApiParams(url=url, backoff=0.0, **params), {"SERPAPI_API_KEY": f" {KEY}\n"})
+
+
+HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"snippet": "fourth"}]
+
+
+@pytest.mark.parametrize(
+    ("page", "answer"),
+    [
+        ({"answer_box": {"answer": "a", "snippet": "s"}, "organic_results": HITS}, "a"),
+        ({"answer_box": {"snippet": "s", "snippet_highlighted_words": ["h"]}, "organic_results": HITS}, "s"),
+        ({"answer_box": {"snippet_highlighted_words": ["h", "i"]}, "organic_results": HITS}, "h"),
+        ({"answer_box": {"title": "t"}, "organic_results": HITS}, "third hit"),  # every hit is looked at
+        ({"organic_results": HITS}, "third hit"),
+        ({"answer_box": [{"title": "t"}, {"answer": "listed"}]}, "listed"),
+        ({"answer_box": {"answer": " "}, "organic_results": HITS[:2]}, None),
+        ({"organic_results": []}, None),  # trap 12: the original raised
+        ({}, None),
+        ({"answer_box": {"answer": 7}, "organic_results": "none"}, "7"),
+        ({"answer_box": {"answer": 42.5}, "organic_results": HITS}, "42.5"),
+        ({"answer_box": {"answer": True}, "organic_results": HITS}, "third hit"),
+    ],
+)
+def test_spin_10_the_first_of_answer_snippet_phrase_and_hit(page, answer):
+    assert pick(page) == answer
+    with service((200, page)) as (url, seen):
+        assert made(url)("who?") == answer
+    assert [(call["q"], call["engine"], call["gl"], call["hl"]) for call in seen] == [("who?", "google", "us", "en")]
+    assert seen[0]["api_key"] == KEY
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["answer_box", "organic_results", "answer", "snippet", "snippet_highlighted_words"]), inner
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["answer_box", "organic_results", "error"]), json_values))
+def test_spin_10_any_page_gives_text_or_none(page):
+    answer = pick(page)
+    assert answer is None or answer.strip() == answer != ""
+
+
+def test_spin_10_what_may_pass_is_tried_again():
+    good = {"answer_box": {"answer": "a"}}
+    with service((429, {}), (500, {}), (200, b"{torn"), (200, good)) as (url, seen):
+        assert made(url)("q") == "a"
+    assert len(seen) == 4
+
+
+def test_spin_10_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words():
+    refusal = pytest.raises(SearchFailed, match=r"status 503 \(2 tries\)")
+    with service((503, {"error": KEY})) as (url, seen), refusal as failed:
+        made(url, tries=2)("q")
+    assert len(seen) == 2
+    assert KEY not in str(failed.value)
+    with pytest.raises(SearchFailed, match="ConnectError") as failed:
+        made(url, tries=2)("q")  # nobody listens there any more
+    assert KEY not in str(failed.value)
+    assert failed.value.__cause__ is None
+
+
+def test_spin_10_a_refused_key_ends_the_run_and_a_refused_query_does_not():
+    refusal = pytest.raises(UserError, match=r"refuses the key SERPAPI_API_KEY \(status 401\)")
+    with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
+        made(url)("q")
+    assert KEY not in str(refused.value)
+    assert len(seen) == 1
+    with service((400, {})) as (url, seen), pytest.raises(SearchFailed, match="status 400"):
+        made(url)("q")
+    assert len(seen) == 1
+
+
+def test_spin_10_the_key_is_not_logged(caplog):
+    caplog.set_level("DEBUG")
+    with service((200, {"answer_box": {"answer": "a"}})) as (url, _):
+        assert made(url)("q") == "a"
+    assert KEY not in caplog.text
+
+
+def test_spin_10_a_missing_key_fails_at_start_up(monkeypatch):
+    monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
+    with pytest.raises(UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or let tools.use"):
+        make_tools(ToolsParams(use={"search": "serpapi"}), None)
+    monkeypatch.setenv("SERPAPI_API_KEY", "  ")
+    with pytest.raises(UserError, match="is not set"):
+        make_tools(ToolsParams(use={"search": "serpapi"}), None)
+
+
+def test_spin_11_the_cache_stands_before_the_service_when_a_param_names_it(tmp_path, monkeypatch):
+    import asyncio
+
+    monkeypatch.setenv("OTHER_KEY", KEY)
+    with service((200, {"answer_box": {"answer": "a"}})) as (url, seen):
+        params = ToolsParams(
+            use={"search": "serpapi"},
+            cache=str(tmp_path / "cache.jsonl"),
+            serpapi=SerpApiParams(url=url, api_key_env="OTHER_KEY"),
+        )
+        for _ in range(2):
+            tools = make_tools(params, None)
+            assert asyncio.run(tools.call("search", "who?")) == "a"
+            tools.close()
+    assert len(seen) == 1
+    assert KEY not in (tmp_path / "cache.jsonl").read_text()

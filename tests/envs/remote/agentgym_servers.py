@@ -1,0 +1,108 @@
+"""Real servers on 127.0.0.1 for the tests of AgentGym's protocol: ours, and one that is scripted to misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import uvicorn
+
+from selfimprove.envs.agent import AgentEnv
+from selfimprove.envs.remote.dialects import DIALECTS
+from selfimprove.envs.remote.server import listen, make_app, server_config
+
+
+@contextmanager
+def our_server(
+    name: str,
+    make_env: Callable[[], AgentEnv],
+    environments: int = 64,
+    idle: float = 600.0,
+    clock: Any = time.monotonic,
+    port: int = 0,
+) -> Iterator[str]:
+    """Serve copies of an environment in a thread; the address."""
+    app = make_app(DIALECTS[name], make_env, environments=environments, idle=idle, clock=clock)
+    listener = listen("127.0.0.1", port)
+    server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        assert not thread.is_alive(), "the server ends when it is told to"
+
+
+@dataclass
+class Reply:
+    """What to send; ``body`` is sent as JSON unless it is bytes. ``cut``: hang up in the middle of it."""
+
+    body: Any = None
+    status: int = 200
+    cut: bool = False
+
+
+@dataclass
+class Hostile:
+    """A server whose every answer ``script(method and path, fields)`` decides; it keeps what it was sent."""
+
+    script: Callable[[str, dict[str, Any]], Reply]
+    url: str = ""
+    seen: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def paths(self) -> list[str]:
+        return [call for call, _ in self.seen]
+
+
+@contextmanager
+def hostile_server(script: Callable[[str, dict[str, Any]], Reply]) -> Iterator[Hostile]:
+    """Serve ``script`` in threads."""
+    server = Hostile(script)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # header and body are sent apart
+
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def _answer(self, fields: dict[str, Any]) -> None:
+            call = f"{self.command} {self.path}"
+            server.seen.append((call, fields))
+            reply = script(call, fields)
+            body = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+            self.send_response(reply.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if reply.cut else body)
+            self.close_connection = reply.cut
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on the terminal."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 64
+
+        def handle_error(self, *_: Any) -> None:
+            """A client that gave up waiting is part of the tests."""
+
+    listening = Server(("127.0.0.1", 0), Handler)
+    server.url = f"http://127.0.0.1:{listening.server_port}"
+    threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield server
+    finally:
+        listening.shutdown()
+        listening.server_close()

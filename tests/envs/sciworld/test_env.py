@@ -1,0 +1,269 @@
+"""ScienceWorld without Java: its games, how a step is judged, which actions a wording means (rows 8, 15, 36, 39)."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.sciworld import jvm as sciworld_jvm
+from selfimprove.envs.sciworld.actions import ROOMS, candidates, gold_move, map_action
+from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, outcome, sciworld_world
+from selfimprove.envs.sciworld.games import (
+    EXCLUDED,
+    GAMES,
+    IDS_OF_NUMBER,
+    TASK_NUMBERS,
+    Game,
+    game,
+    ids_of_task_numbers,
+)
+from selfimprove.envs.sciworld.jvm import JvmPool
+
+ROOT = Path(__file__).resolve().parents[3]
+MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data") / "sciworld"
+needs_mirror = pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to its folder")
+
+LOOK = "This room is called the kitchen. In it, you see:\n\tthe agent\n\ta stove\n\tan apple\n\ta cupboard"
+CARRIED = "In your inventory, you see:\n\tA Thermometer"
+VALID = [
+    "open cupboard",
+    "look at cupboard",
+    "close door to hallway",
+    "look at door to hallway",
+    "open door to hallway",
+    "pick up apple",
+    "focus on agent",
+    "focus on air",
+    "focus on kitchen",
+    "focus on apple",
+    "focus on thermometer",
+    "focus on steam",
+]
+
+
+def mapped(prediction):
+    return map_action(prediction, candidates(VALID, LOOK, CARRIED), VALID)
+
+
+def test_agent_r_36_there_are_4639_games_in_the_packages_order():
+    assert len(GAMES) == 4639
+    assert GAMES[0] == Game("boil", 0)
+    assert GAMES[30] == Game("melt", 0)
+    assert GAMES[4135] == Game("find-animal", 299)
+    assert GAMES[4136] == Game("chemistry-mix", 0)  # the two of plants that grow lie between them
+    assert GAMES[-1] == Game("identify-life-stages-2", 9)
+    assert len(IDS_OF_NUMBER) == len(TASK_NUMBERS) == 23
+
+
+@needs_mirror
+def test_agent_r_36_the_flat_index_is_agentgyms():
+    index = json.loads((MIRROR / "game_index.json").read_text())
+    assert index["n_games"] == len(GAMES)
+    for task in index["tasks"]:
+        assert task["excluded"] == (task["task_id"] in EXCLUDED)
+        if not task["excluded"]:
+            ids = IDS_OF_NUMBER[task["alphabetical_number"]]
+            assert (ids[0], ids[-1]) == (task["first_index"], task["last_index"])
+            assert [GAMES[i] for i in ids] == [Game(task["task_name"], v) for v in range(task["variations"])]
+
+
+@pytest.mark.parametrize("task_id", [-1, 4639])
+def test_agent_r_36_an_unknown_game_is_told_with_the_range_of_ids(task_id):
+    with pytest.raises(UserError, match=f"no task {task_id}; its ids are 0 to 4638"):
+        game(task_id)
+
+
+def test_agent_r_15_the_loop_takes_the_first_variations_of_every_task_the_first_one_too():
+    ids = ids_of_task_numbers(task_iteration=5)
+    assert len(ids) == len(set(ids)) == 23 * 5
+    assert ids[:5] == [90, 91, 92, 93, 94]  # task number 1: change-the-state-of-matter-of
+    assert ids[-5:] == [0, 1, 2, 3, 4]  # task number 0, boil, is the last
+    assert ids_of_task_numbers(1, 3, 2) == [4136, 4137, 4168, 4169]
+    assert len(ids_of_task_numbers(task_iteration=12)) == 22 * 12 + 10  # identify-life-stages-2 has ten
+
+
+def test_agent_r_15_the_order_of_the_task_numbers_is_the_originals():
+    assert TASK_NUMBERS == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 18, 19, 20, 21, 22, 25, 26, 27, 28, 29, 0)
+
+
+def test_agent_r_15_a_training_list_is_followed_and_what_it_lacks_is_named():
+    ids = {"1": [100, 99, 98], "2": [4140]}
+    assert ids_of_task_numbers(0, 2, 2, ids) == [100, 99, 4140]
+    with pytest.raises(UserError, match="no task number 3; add the key '3'"):
+        ids_of_task_numbers(0, 3, 2, ids)
+    with pytest.raises(UserError, match="no task 4639"):
+        ids_of_task_numbers(0, 1, 1, {"1": [4639]})
+
+
+@needs_mirror
+def test_agent_r_15_the_suggested_training_list_gives_ids_that_are_not_tested_on():
+    train = json.loads((MIRROR / "sciworld_train_suggested.json").read_text())["ids"]
+    test = {
+        int(row["item_id"].removeprefix("sciworld_")) for row in json.loads((MIRROR / "sciworld_test.json").read_text())
+    }
+    ids = ids_of_task_numbers(task_iteration=9, ids=train)
+    assert len(ids) == 23 * 9
+    assert not set(ids) & test
+    assert all(game(i) for i in test)
+
+
+@pytest.mark.parametrize(
+    ("score", "completed", "moves", "reward", "raw", "done"),
+    [
+        (0.0, False, 3, 0.0, 0, False),
+        (0.03333, False, 3, 0.03, 3, False),
+        (0.125, False, 3, 0.12, 12, False),  # to even, as the package rounds
+        (0.75, True, 3, 0.75, 75, True),
+        (1.0, True, 8, 1.0, 100, True),
+        (0.5, False, 100, 0.5, 50, False),
+        (0.5, False, 101, 0.5, 50, True),
+    ],
+)
+def test_agent_r_36_scores_are_percents_normalised_to_one(score, completed, moves, reward, raw, done):
+    step = outcome("The door is now open.", score, completed, moves)
+    assert (step.reward, step.info["raw_score"], step.done) == (reward, raw, done)
+    assert step.info["valid"]
+    assert not step.info["disaster"]
+
+
+def test_agent_r_08_a_fatal_focus_counts_zero_and_ends_the_episode():
+    step = outcome("You focus on the agent.", -1.0, False, 18)
+    assert (step.reward, step.done) == (0.0, True)
+    assert step.info["disaster"]
+    assert step.info["raw_score"] == -100
+
+
+@pytest.mark.parametrize("said", ["No known action matches that input.", "Ambiguous request: Please enter the number"])
+def test_agent_r_36_what_was_not_understood_is_told(said):
+    assert not outcome(said, 0.0, False, 0).info["valid"]
+
+
+def test_agent_r_39_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_rooms():
+    among = candidates(VALID, LOOK, CARRIED)
+    assert {f"open door to {room}" for room in ROOMS} <= set(among)
+    assert not {"close door to hallway", "look at door to hallway"} & set(among)
+    assert [action for action in among if action.startswith("focus")] == ["focus on apple", "focus on thermometer"]
+    assert among == sorted(among, key=lambda action: (len(action), action))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "action"),
+    [
+        ("pick up apple", "pick up apple"),
+        (" pick up apple ", "pick up apple"),
+        ("pick up the red apple", "pick up apple"),
+        ("take the apple!", "pick up apple"),
+        ("open the cupboard, now!", "open cupboard"),
+        ("go open door to green house", "open door to greenhouse"),
+        ("open door to green house", "open door to greenhouse"),
+        ("dance wildly", "dance wildly"),
+        ("dance, wildly.", "dance, wildly."),
+        ("", ""),
+        ("focus on the apple", "focus on apple"),
+    ],
+)
+def test_agent_r_39_a_wording_is_mapped_to_the_action_with_most_shared_words(prediction, action):
+    assert mapped(prediction) == action
+
+
+def test_agent_r_39_ties_go_to_the_shorter_action_then_by_the_alphabet():
+    assert map_action("use lamp", ["use lamp on b", "use lamp on a", "use lamp in box"]) == "use lamp on a"
+    assert map_action("use lamp", ["use lamp on abc", "use lamp on z"]) == "use lamp on z"
+
+
+@pytest.mark.parametrize("among", [["pick up cup (containing red)"], ["pick up cup (containing red)", "look around"]])
+def test_agent_r_39_punctuation_is_stripped_from_what_was_mapped(among):
+    assert map_action("pick up the cup", among) == "pick up cup containing red"
+    assert map_action("mix the blue-violet paint", ["mix blue-violet paint"]) == "mix blue-violet paint"
+
+
+@pytest.mark.parametrize("prediction", ["close door to hallway", "check on agent", "put apple", "focus on ceiling"])
+def test_agent_r_39_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction):
+    """Trap 11: the original opened the door that was to be closed, and focused on what was not named."""
+    among = ["open door to hallway", "focus on apple", "pick up apple"]
+    assert map_action(prediction, among) == prediction
+
+
+@pytest.mark.parametrize(
+    ("prediction", "among", "action"),
+    [
+        ("Focus on apple", ["focus on apple", "go to kitchen"], "focus on apple"),
+        ("FOCUS on Apple", ["focus on apple", "go to kitchen"], "focus on apple"),
+        ("Close door to hallway", ["open door to hallway"], "Close door to hallway"),
+    ],
+)
+def test_agent_r_39_what_is_refused_does_not_depend_on_capitals(prediction, among, action):
+    assert map_action(prediction, among) == action
+
+
+@pytest.mark.parametrize("prediction", ["close door to hallway", "look at door to hallway"])
+def test_agent_r_39_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction):
+    assert prediction in VALID
+    assert prediction not in candidates(VALID, LOOK, CARRIED)
+    assert mapped(prediction) == prediction
+
+
+@pytest.mark.parametrize(
+    ("prediction", "among"),
+    [
+        ("inspect on apple", ["focus on apple", "pick up apple"]),
+        ("put apple up", ["pick up apple", "look at apple"]),
+        ("close door to hallway", ["open door to hallway", "go to hallway"]),
+        ("look at door to hallway", ["open door to hallway", "go to hallway"]),
+        ("turn off the stove", ["activate stove", "deactivate the other lamp"]),
+        ("Switch the stove off", ["activate stove"]),
+    ],
+)
+def test_agent_r_39_a_prediction_whose_best_match_is_refused_stays_as_it_is(prediction, among):
+    assert map_action(prediction, among) == prediction
+
+
+@given(st.text(), st.lists(st.sampled_from(VALID)))
+def test_agent_r_39_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(prediction, among):
+    assert map_action(prediction, among) == map_action(prediction, among[::-1])
+
+
+@pytest.mark.parametrize(
+    ("action", "thought"),
+    [
+        ("open door to kitchen", "The way to the kitchen leads through this door, so I open it."),
+        ("move ice to metal pot", "The ice belongs in the metal pot now."),
+        ("examine metal pot", "I want to see how it is with the metal pot."),
+        ("wait1", "This takes time, so I let some pass."),
+        ("reset task", "The next step is to reset task."),
+    ],
+)
+def test_agent_r_36_gold_actions_get_a_thought_of_their_kind(action, thought):
+    assert gold_move(action) == (thought, action)
+
+
+def test_agent_r_36_the_instruction_names_every_kind_of_action():
+    kinds = "open close activate deactivate connect disconnect use look read move pick pour dunk mix go eat flush focus"
+    for word in [*kinds.split(), "wait", "task", "inventory", "number", "Thought:", "Action:"]:
+        assert word in INSTRUCTION
+
+
+def test_agent_r_36_without_java_one_sentence_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="x"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(UserError, match=r"no java on the PATH: install Java 8 or newer"):
+        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UserError, match="no java in JAVA_HOME"):
+        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+
+
+def test_agent_r_36_without_the_packages_one_sentence_says_what_to_run(monkeypatch):
+    monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="'make env-sciworld'"):
+        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+    env = SciWorld(JvmPool(1))
+    assert len(env.task_ids()) == 4639  # panels can be drawn without Java
+    with pytest.raises(UserError, match="scienceworld and py4j not found"):
+        env.reset(0)

@@ -1,0 +1,284 @@
+"""Recipe books: what is read from recipe files, what is left out, what is refused, and the real book."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.textcraft.book import embedded_recipes
+from selfimprove.envs.textcraft.env import TextCraft
+from selfimprove.envs.textcraft.files import Slot, item_id, item_name, read_recipe
+from selfimprove.envs.textcraft.recipes import RecipeBook
+
+ROOT = Path(__file__).resolve().parents[3]
+MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
+REAL = MIRROR / "textcraft" / "recipes_1_16_5.json"
+
+LADDER = {
+    "type": "minecraft:crafting_shaped",
+    "group": "ladder",
+    "pattern": ["# #", "#&#", "# #"],
+    "key": {"#": {"item": "minecraft:pole"}, "&": [{"tag": "minecraft:cord"}, {"item": "minecraft:rope"}]},
+    "result": {"item": "minecraft:long_ladder", "count": 3},
+}
+DOUGH = {
+    "type": "minecraft:crafting_shapeless",
+    "ingredients": [{"item": "minecraft:flour"}, {"item": "minecraft:water"}, {"item": "minecraft:flour"}],
+    "result": {"item": "minecraft:dough"},
+}
+
+
+def one(output: str, *inputs: str, group: str | None = None) -> dict:
+    """A shapeless recipe for one piece; ``#cord`` is a tag."""
+    choices = [{"tag": name[1:]} if name.startswith("#") else {"item": name} for name in inputs]
+    row = {"type": "minecraft:crafting_shapeless", "ingredients": choices, "result": {"item": output}}
+    return row | ({"group": group} if group else {})
+
+
+def goals(book: RecipeBook) -> dict[str, int]:
+    return {item_name(goal): depth for goal, depth in book.goals}
+
+
+def test_agent_r_35_a_shaped_recipe_counts_its_symbols_and_takes_the_first_alternative():
+    recipe = read_recipe(LADDER, "ladder.json")
+    assert recipe.inputs == (Slot("minecraft:pole", 6), Slot("minecraft:cord", 1, is_tag=True))
+    assert (recipe.output, recipe.count, recipe.tag) == ("minecraft:long_ladder", 3, "minecraft:ladder")
+    assert recipe.command == "craft 3 long ladder using 6 pole, 1 cord"
+
+
+def test_agent_r_35_a_shapeless_recipe_counts_names_in_the_order_of_their_first_mention():
+    assert read_recipe(DOUGH, "dough.json").command == "craft 1 dough using 2 flour, 1 water"
+    assert read_recipe(DOUGH | {"result": "minecraft:dough"}, "dough.json") == read_recipe(DOUGH, "dough.json")
+
+
+@pytest.mark.parametrize("kind", ["minecraft:smelting", "minecraft:crafting_special_mapcloning", "stonecutting"])
+def test_agent_r_35_other_recipes_are_left_out(kind):
+    assert read_recipe({"type": kind}, "some.json") is None
+    assert goals(RecipeBook({"a": DOUGH, "b": {"type": kind}}, "book")) == {"dough": 1}
+
+
+def test_agent_r_35_a_name_without_a_namespace_is_in_the_games_own():
+    bare = json.loads(json.dumps(LADDER).replace("minecraft:", ""))
+    assert read_recipe(bare, "ladder.json") == read_recipe(LADDER, "ladder.json")
+
+
+def test_agent_r_35_what_is_made_of_one_block_is_left_out():
+    book = RecipeBook(
+        {"a": one("bar", "bar_block"), "b": one("plate", "bar"), "c": one("fort", "bar_block", "bar")}, "book"
+    )
+    assert goals(book) == {"fort": 1, "plate": 1}
+    assert book.is_raw("minecraft:bar")  # known, and nothing makes it
+
+
+def test_agent_r_35_a_tag_nobody_crafts_becomes_an_item():
+    book = RecipeBook({"tea": one("tea", "#herb", "water")}, "book")
+    assert book.is_raw("minecraft:herb")
+    env = TextCraft(book)
+    env.reset(0)
+    assert env.expert()[0].action == "get 1 herb"
+    assert env.step("get 1 herb").observation == "Got 1 herb"
+
+
+def test_agent_r_35_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them():
+    book = RecipeBook(
+        {
+            "net": one("net", "#cord"),
+            "hemp_cord": one("hemp_cord", "hemp_fibre", group="cord"),
+            "hemp_fibre": one("hemp_fibre", "hemp"),
+            "flax_cord": one("flax_cord", "flax", group="cord"),
+        },
+        "book",
+    )
+    assert goals(book) == {"flax cord": 1, "hemp fibre": 1, "hemp cord": 2, "net": 2}
+    assert not book.is_raw("minecraft:cord")
+
+
+def test_agent_r_35_a_group_may_be_called_as_its_item():
+    book = RecipeBook({"a": one("ladder", "pole", group="ladder")}, "book")
+    assert book.tags == set()
+    assert book.match("minecraft:ladder", [("minecraft:pole", 1)]) is not None
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_agent_r_35_a_recipe_whose_input_already_depends_on_its_output_is_skipped(length):
+    ring = {str(i): one(f"i{i}", f"i{i + 1}") for i in range(length)} | {"last": one(f"i{length}", "i0")}
+    book = RecipeBook({**ring, "z": one("z", "i0")}, "book")
+    assert goals(book) == {f"i{i}": length - i for i in range(length)} | {"z": length + 1}
+    assert book.is_raw(f"minecraft:i{length}")
+
+
+def test_agent_r_35_what_leads_back_to_itself_through_a_tag_is_no_goal():
+    book = RecipeBook(
+        {"a": one("cord", "#twine"), "b": one("twist", "cord", group="twine"), "c": one("cup", "clay")}, "b"
+    )
+    assert goals(book) == {"cup": 1}
+    env = TextCraft(book)
+    env.reset(0)
+    assert env.step("get 1 twist").observation == "Could not find twist"
+
+
+def test_agent_r_35_what_needs_an_item_that_is_called_as_a_tag_is_no_goal():
+    files = {"a": one("x", "cord"), "b": one("rope", "rope", group="cord"), "c": one("cup", "clay")}
+    book = RecipeBook(files, "book")
+    assert goals(book) == {"cup": 1}
+    assert TextCraft(book).step("get 1 cord").observation == "Could not find cord"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.json": one("a", "a")},
+        {"a.json": one("a", "#t"), "b.json": one("b", "a", group="t")},
+        {"a.json": {"type": "minecraft:smelting"}},
+        {"a.json": one("bar", "bar_block")},
+        {},
+    ],
+)
+def test_agent_r_35_a_book_with_nothing_to_craft_is_refused(files):
+    with pytest.raises(UserError, match=r"^my book: nothing can be crafted, .*; give recipes .*\.$"):
+        RecipeBook(files, "my book")
+
+
+def without(row: dict, key: str) -> dict:
+    return {name: value for name, value in row.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (without(DOUGH, "type"), "the key 'type' is missing"),
+        (without(DOUGH, "ingredients"), "the key 'ingredients' is missing"),
+        (without(DOUGH, "result"), "the key 'result' is missing"),
+        (without(LADDER, "pattern"), "the key 'pattern' is missing"),
+        (without(LADDER, "key"), "the key 'key' is missing"),
+        (DOUGH | {"result": {"count": 2}}, "key 'result': the key 'item' is missing"),
+        (DOUGH | {"result": {"item": "dough", "count": -1}}, "key 'result.count': must be a whole number above 0"),
+        (DOUGH | {"result": {"item": "dough", "count": "2"}}, "key 'result.count': must be a whole number above 0"),
+        (DOUGH | {"ingredients": [{"thing": "flour"}]}, "key 'ingredients': unknown item {'thing': 'flour'}"),
+        (DOUGH | {"ingredients": ["flour"]}, "key 'ingredients': unknown item 'flour'"),
+        (DOUGH | {"ingredients": [[]]}, "key 'ingredients': unknown item []"),
+        (DOUGH | {"ingredients": []}, "key 'ingredients': a recipe needs an input"),
+        (DOUGH | {"ingredients": [{"item": "other:flour"}]}, "key 'ingredients': unknown item 'other:flour'"),
+        (DOUGH | {"ingredients": [{"item": "rye flour, 1"}]}, "key 'ingredients': unknown item 'rye flour, 1'"),
+        (DOUGH | {"result": {"item": 7}}, "key 'result': unknown item 7"),
+        (DOUGH | {"group": 7}, "key 'group': unknown item 7"),
+        (LADDER | {"pattern": ["#&?"]}, "key 'pattern': unknown item '?'; name it in 'key'"),
+        (LADDER | {"pattern": ["###"]}, "key 'key': '&' does not stand in the pattern"),
+        (LADDER | {"pattern": [3]}, "key 'pattern': has a part of the wrong type"),
+        (LADDER | {"pattern": "#&#"}, "key 'pattern': has the wrong type"),
+        (LADDER | {"key": []}, "key 'key': has the wrong type"),
+        ([DOUGH], "a recipe is a JSON object"),
+        (None, "a recipe is a JSON object"),
+    ],
+)
+def test_agent_r_35_a_bad_recipe_is_refused_by_file_and_key(tmp_path, row, says):
+    path = tmp_path / "book.json"
+    path.write_text(json.dumps({"good.json": DOUGH, "bad.json": row}))
+    with pytest.raises(UserError) as error:
+        RecipeBook.load(path)
+    assert str(error.value).startswith(f"{path}, bad.json")
+    assert says in str(error.value)
+    assert str(error.value).endswith(".")
+    assert len(str(error.value)) < 260 + len(str(path))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1} x', b"\xff\xfe\x00", b"[" * 100_000])
+def test_agent_r_35_what_is_no_json_is_refused(tmp_path, content):
+    path = tmp_path / "recipes" / "bad.json"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    (path.parent / "good.json").write_text(json.dumps(DOUGH))
+    for place in (path, path.parent):
+        with pytest.raises(UserError, match=r"bad\.json: not a JSON file"):
+            RecipeBook.load(place)
+
+
+def test_agent_r_35_a_book_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"absent\.json: no such recipe file or folder"):
+        RecipeBook.load(tmp_path / "absent.json")
+    with pytest.raises(UserError, match=r"the folder holds no \.json recipe file"):
+        RecipeBook.load(tmp_path)
+    for merged in ("[]", "{}", "3"):
+        (tmp_path / "book.json").write_text(merged)
+        with pytest.raises(UserError, match=r"book.json: a recipe book is a JSON object \{file name: recipe\}"):
+            RecipeBook.load(tmp_path / "book.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["item", "minecraft:a", "#", "##", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["item", "tag", "count", "#", "&", "x"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([LADDER, DOUGH]), st.dictionaries(st.sampled_from([*LADDER, "ingredients"]), JSON, max_size=2))
+def test_agent_r_35_any_recipe_is_read_or_refused(row, changes):
+    try:
+        recipe = read_recipe(row | changes, "some.json")
+    except UserError:
+        with pytest.raises(UserError, match=r"^some\.json[:,] .*\.$"):
+            read_recipe(row | changes, "some.json")
+    else:
+        assert recipe is None or all(slot.count > 0 for slot in recipe.inputs)
+
+
+def test_agent_r_35_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path):
+    files = embedded_recipes()
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    for name in reversed(files):
+        (folder / name).write_text(json.dumps(files[name]))
+    merged = tmp_path / "book.json"
+    merged.write_text(json.dumps(dict(reversed(files.items()))))
+    task = len(files) // 2
+    openings = {TextCraft(RecipeBook.load(place)).reset(task) for place in (None, folder, merged)}
+    assert len(openings) == 1
+    assert RecipeBook.load(folder).goals == RecipeBook.load(merged).goals == RecipeBook.load().goals
+
+
+def test_agent_r_35_goals_are_sorted_by_depth_and_by_file_name_within():
+    book = RecipeBook.load()
+    assert book.goals == sorted(book.goals, key=lambda goal: goal[1])
+    made = [read_recipe(row, name).output for name, row in sorted(embedded_recipes().items())]
+    for depth in (1, 2, 3, 4):
+        here = [goal for goal, own in book.goals if own == depth]
+        assert here == sorted(here, key=made.index)
+
+
+@given(st.text(st.sampled_from("abc_ "), min_size=1))
+def test_agent_r_35_names_and_ids_are_two_spellings_of_one_thing(name):
+    assert item_name(item_id(name)) == name.replace("_", " ")
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+def test_agent_r_35_the_real_recipes_give_544_goals_in_the_published_order_all_solved():
+    book = RecipeBook.load(REAL)
+    listed = json.loads((MIRROR / "textcraft" / "goals_sorted_order.json").read_text())
+    assert [(row["goal"], row["depth"]) for row in listed] == book.goals
+    assert Counter(depth for _, depth in book.goals) == {1: 125, 2: 291, 3: 117, 4: 11}
+    env = TextCraft(book)
+    for task in env.task_ids():
+        env.reset(task)
+        steps = [env.step(move.action) for move in env.expert()]
+        assert all(step.info["valid"] for step in steps)
+        assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
+def test_agent_r_35_an_opening_of_the_real_book():
+    """Drawn as the original draws, with its sets sorted."""
+    opening = TextCraft(RecipeBook.load(REAL)).reset(5)
+    assert opening == (
+        "Crafting commands:\ncraft 1 black dye using 1 wither rose\n"
+        "craft 1 writable book using 1 book, 1 ink sac, 1 feather\ncraft 1 black dye using 1 ink sac\n\n"
+        "Goal: craft black dye."
+    )

@@ -1,0 +1,207 @@
+"""Updates: N, accumulation, critic, replayed data, losses that are no number (spec reflect_rl §1, RL; rows 44-48)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from selfimprove.core.errors import UserError
+from selfimprove.methods.reflect_rl.rl_config import CriticParams, RLParams
+from selfimprove.methods.reflect_rl.rl_critic import Critic
+from selfimprove.methods.reflect_rl.rl_group import Group
+from selfimprove.methods.reflect_rl.rl_learner import Learner
+from selfimprove.methods.reflect_rl.rl_objective import Trajectory, targets
+from selfimprove.methods.reflect_rl.rl_policy import Policy, weights_hash
+from tests.methods.reflect_rl.test_rl_policy import CONTEXT, IDS, decisions, logprobs
+
+
+def make(folder: Path, **params: object) -> tuple[Learner, Policy]:
+    cfg = RLParams.model_validate({"row_tokens": 64, "micro_batch_tokens": 150, "max_steps": 10} | params)
+    policy = Policy(folder, cfg.loading(CONTEXT), 3, IDS)
+    body = Policy(folder, cfg.loading(CONTEXT), 3, IDS) if cfg.critic and not cfg.critic.shared else None
+    return Learner(policy, cfg, Group(), 3, body), policy
+
+
+def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[Trajectory]:
+    """As the policy itself would have played them: with its own log-probabilities."""
+    some = decisions(sum(lengths))
+    known = logprobs(policy, some).tolist()
+    pairs = enumerate(zip(some, known, strict=True))
+    some = [replace(one, logprob=logprob, entropy=0.3, cost=cost * (-1) ** i) for i, (one, logprob) in pairs]
+    made = []
+    for length in lengths:
+        made.append(Trajectory(str(len(some)), True, some[:length]))
+        some = some[length:]
+    return made
+
+
+def formula(played: list[Trajectory], beta: float = 0.0) -> float:
+    """(1 / N) sum of Q_t log pi(a_t)."""
+    pairs = [(q, one.logprob) for e in played for q, one in zip(targets(e, beta), e.decisions, strict=True)]
+    return sum(q * p for q, p in pairs) / len(pairs)
+
+
+def test_reflect_rl_44_the_loss_is_over_all_decisions_of_all_episodes_however_they_are_laid_out(tiny: Path) -> None:
+    for layout in ({}, {"row_tokens": 500, "micro_batch_tokens": 9000}, {"row_tokens": 1, "micro_batch_tokens": 1}):
+        learner, policy = make(tiny, entropy_coef=0.2, **layout)
+        played = episodes(policy, [3, 1, 6, 2])
+        loss = learner.train(played, iteration=0, fresh=True)
+        assert loss == pytest.approx(formula(played, 0.2), abs=1e-5)
+        assert learner.tokens == sum(len(one.prompt) + 1 for e in played for one in e.decisions)
+
+
+def test_reflect_rl_44_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
+    learner, policy = make(tiny, lr=1e-3, weight_decay=0.01, grad_clip=1e-3)
+    played = episodes(policy, [4, 4])
+    twin = make(tiny)[1]
+    values = torch.zeros(())
+    from selfimprove.methods.reflect_rl.rl_policy import example
+
+    for e in played:
+        for one, q in zip(e.decisions, targets(e, 0.0), strict=True):
+            value, _ = twin.evaluate(((0,),), [one], [example(one)])
+            values = values + q * value[0] / 8
+    values.backward()
+    torch.nn.utils.clip_grad_norm_(twin.learnt, 1e-3)
+    torch.optim.Adam(twin.learnt, lr=1e-3, weight_decay=0.01).step()
+    learner.train(played, iteration=0, fresh=True)
+    for name, value in policy.state().items():
+        assert torch.allclose(value, twin.state()[name], atol=2e-4), name
+
+
+def test_reflect_rl_44_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
+    learner, policy = make(tiny, schedule="linear", max_steps=4)
+    before = weights_hash(policy.model)
+    learner.train(episodes(policy, [2]), iteration=4, fresh=True)
+    assert weights_hash(policy.model) == before
+    learner.train(episodes(policy, [2]), iteration=3, fresh=True)
+    assert weights_hash(policy.model) != before
+
+
+def test_reflect_rl_48_accumulated_calls_are_one_update_over_fresh_and_replayed_together(tiny: Path) -> None:
+    learner, policy = make(tiny, gradient_accumulation_steps=3)
+    fresh, replayed = episodes(policy, [3, 2]), episodes(policy, [4], cost=-2.0)
+    before = weights_hash(policy.model)
+    assert learner.train(fresh, iteration=0, fresh=True) is None
+    assert learner.train(replayed, iteration=0, fresh=False) is None
+    assert weights_hash(policy.model) == before
+    loss = learner.train(fresh, iteration=1, fresh=True)
+    assert loss == pytest.approx(formula([*fresh, *replayed, *fresh]), abs=1e-5)
+    assert weights_hash(policy.model) != before
+    assert learner.train(fresh, iteration=1, fresh=True) is None  # counting has begun anew
+
+
+def test_reflect_rl_45_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny: Path) -> None:
+    params = {"algorithm": "ppo", "critic": {"shared": True}, "lr": 1e-3}
+    one, policy = make(tiny, **params, ppo_epochs=1)
+    played = episodes(policy, [3, 5])
+    one.train(played, iteration=0, fresh=True)
+    plain, twin = make(tiny, lr=1e-3)
+    plain.train(played, iteration=0, fresh=True)
+    assert all(torch.allclose(value, twin.state()[name], atol=1e-5) for name, value in policy.state().items())
+    three, other = make(tiny, **params)
+    three.train(played, iteration=0, fresh=True)
+    assert three.tokens == 3 * one.tokens
+    assert weights_hash(other.model) != weights_hash(policy.model)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_reflect_rl_46_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: str) -> None:
+    critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1)
+    torch.manual_seed(0)
+    hidden = torch.randn(60, 8)
+    q = 3 * hidden[:, 0] - 1
+    assert critic.value(hidden).abs().max() == 0
+    critic.see(hidden[:30], q[:30])
+    assert critic.end_iteration(Group()) is None
+    assert critic.value(hidden).abs().max() == 0
+    critic.see(hidden[30:], q[30:])
+    loss = critic.end_iteration(Group())
+    assert loss is not None
+    assert loss < float((q / 100).square().mean())
+    assert (critic.value(hidden) - q).abs().mean() < 0.3 * q.abs().mean()
+    assert sum(layer.weight.numel() for layer in critic.head if hasattr(layer, "weight")) == (
+        8 if kind == "linear" else 72
+    )
+    assert critic.end_iteration(Group()) is None
+    assert critic.state(Group())["seen"] == [[]]  # nothing that was learnt is kept
+
+
+def test_reflect_rl_46_the_loss_is_the_squared_error_in_hundreds() -> None:
+    critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1)
+    critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
+    assert critic.end_iteration(Group()) == pytest.approx((1 + 4 + 9) / 3)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_reflect_rl_46_advantages_are_q_less_v_and_replayed_successes_teach_the_critic_nothing(
+    tiny: Path, shared: bool
+) -> None:
+    learner, policy = make(
+        tiny, critic={"shared": shared, "lr": 0.5, "every": 1, "epochs": 50}, lr=1e-9, weight_decay=0.0
+    )
+    played = episodes(policy, [3, 5])
+    assert learner.train(played, iteration=0, fresh=True) == pytest.approx(formula(played), abs=1e-5)
+    learner.train(episodes(policy, [4], cost=50.0), iteration=0, fresh=False)
+    loss = learner.end_iteration()
+    assert loss is not None
+    assert loss < 1e-3  # of costs about 1; with 50 among them it would be some 0.05
+    values = learner.train(played, iteration=1, fresh=True)
+    assert values != pytest.approx(formula(played), abs=1e-4)  # V is subtracted now
+
+
+def test_reflect_rl_46_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
+    learner, policy = make(tiny, critic={"shared": True, "every": 1})
+    learner.train(episodes(policy, [3]), iteration=0, fresh=True)
+    before = weights_hash(policy.model)
+    assert learner.end_iteration() is not None
+    assert weights_hash(policy.model) == before
+
+
+def test_reflect_rl_16_without_a_critic_nothing_is_kept_of_what_was_learnt(tiny: Path, tmp_path: Path) -> None:
+    learner, policy = make(tiny)
+    learner.train(episodes(policy, [3]), iteration=0, fresh=True)
+    assert learner.end_iteration() is None
+    assert learner.save(tmp_path)["waiting"] == []
+
+
+def test_reflect_rl_16_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -> None:
+    learner, policy = make(tiny)
+    before = weights_hash(policy.model)
+    with pytest.raises(UserError, match=r"the loss of iteration 3 is nan and the gradient norm nan; lower rl.lr"):
+        learner.train(episodes(policy, [3], cost=math.nan), iteration=2, fresh=True)
+    with pytest.raises(UserError, match=r"the loss of iteration 3 is -?\d\S* and the gradient norm inf; lower rl.lr"):
+        learner.train(episodes(policy, [3], cost=1e30), iteration=2, fresh=True)
+    assert weights_hash(policy.model) == before
+
+
+def test_a_policy_whose_weights_are_not_finite_is_not_handed_on(tiny: Path) -> None:
+    learner, policy = make(tiny)
+    learner.check_weights()
+    policy.learnt[-1].data.view(-1)[-1] = math.inf
+    with pytest.raises(UserError, match=r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
+        learner.check_weights()
+
+
+@pytest.mark.parametrize("critic", [None, {"kind": "mlp", "every": 3, "shared": True}])
+def test_a_learner_goes_on_from_a_checkpoint_to_the_bit(tiny: Path, tmp_path: Path, critic: object) -> None:
+    learner, policy = make(tiny, critic=critic, gradient_accumulation_steps=2)
+    played = episodes(policy, [2, 3, 1])
+    for number in range(3):  # ends with a call that waits
+        learner.train(played[: number + 1], iteration=number, fresh=True)
+        learner.end_iteration()
+    learner.train(played[:1], iteration=2, fresh=True)
+    learner.end_iteration()
+    rest = learner.save(tmp_path)
+    other, twin = make(tiny, critic=critic, gradient_accumulation_steps=2)
+    other.load(tmp_path, rest)
+    ends = []
+    for one in (learner, other):
+        losses = one.train(played, iteration=5, fresh=True), one.end_iteration()
+        ends.append((*losses, one.train(played, iteration=6, fresh=False)))
+    assert ends[0] == ends[1]
+    assert weights_hash(policy.model) == weights_hash(twin.model)

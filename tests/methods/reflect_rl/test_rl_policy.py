@@ -1,0 +1,197 @@
+"""The policy in training: head of labels, packed prompts, adapters, dropout (spec reflect_rl §1; rows 36-38)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_objective import Decision
+from selfimprove.methods.reflect_rl.rl_policy import Policy, example, order, shrunk_head, weights_hash, without_dropout
+from selfimprove.models.adapters import complete
+from selfimprove.models.loading import load_causal_lm
+from selfimprove.models.merging import full_weights
+from selfimprove.training.packing import lay_out
+
+IDS = [40, 7, 12, 300, 55]
+CONTEXT = 128
+
+
+def load(folder: Path, labels: list[int] | None = IDS, **params: object) -> Policy:
+    return Policy(folder, RLParams.model_validate(params).loading(CONTEXT), 3, labels)
+
+
+def decisions(count: int = 23, allowed: list[int] | None = IDS) -> list[Decision]:
+    draw = rng("decisions")
+    made = []
+    for _ in range(count):
+        prompt = [draw.randrange(20, 300) for _ in range(draw.randrange(3, 40))]
+        made.append(Decision(prompt, draw.choice(allowed or IDS), allowed, 0.0, 0.0, 0.0))
+    return made
+
+
+def logprobs(policy: Policy, some: list[Decision], row_tokens: int = 64, micro_tokens: int = 200) -> torch.Tensor:
+    """Of all decisions, in their order, as an update lays them out."""
+    examples = [example(one) for one in some]
+    (share,) = lay_out(range(len(some)), [len(one.ids) for one in examples], row_tokens, micro_tokens, 1)
+    out = torch.empty(len(some))
+    for micro in share:
+        values, _ = policy.evaluate(micro, some, examples)
+        out[order(micro)] = values.detach()
+    return out
+
+
+def expected(folder: Path, some: list[Decision]) -> torch.Tensor:
+    """One prompt after another through the plain model; the full softmax renormalised over what was allowed."""
+    model, out = load_causal_lm(folder), []
+    with torch.inference_mode():
+        for one in some:
+            full = torch.softmax(model(input_ids=torch.tensor([one.prompt])).logits[0, -1], -1)
+            out.append((full[one.token] / (1.0 if one.allowed is None else full[one.allowed].sum())).log())
+    return torch.stack(out)
+
+
+def test_reflect_rl_36_a_shrunk_head_is_the_full_softmax_renormalised_over_the_labels(tiny: Path) -> None:
+    some = decisions()
+    assert torch.allclose(logprobs(load(tiny), some), expected(tiny, some), atol=1e-5)
+
+
+def test_reflect_rl_36_the_head_is_frozen_without_bias_and_switched_back(tiny: Path) -> None:
+    model = load_causal_lm(tiny)
+    whole, ids = model.get_output_embeddings(), torch.tensor([[5, 9, 30]])
+    before = model(input_ids=ids).logits
+    with shrunk_head(model, IDS) as head:
+        assert model.get_output_embeddings() is head
+        assert head.bias is None
+        assert not head.weight.requires_grad
+        assert torch.equal(head.weight, whole.weight[IDS])
+        assert torch.allclose(model(input_ids=ids).logits, before[..., IDS], atol=1e-5)
+    assert model.get_output_embeddings() is whole
+    assert torch.equal(model(input_ids=ids).logits, before)
+    with pytest.raises(ZeroDivisionError), shrunk_head(model, IDS):
+        raise ZeroDivisionError
+    assert model.get_output_embeddings() is whole
+
+
+def test_reflect_rl_36_without_a_shrunk_head_the_vocabulary_is_chosen_from(tiny: Path) -> None:
+    some = decisions(allowed=None)
+    assert torch.allclose(logprobs(load(tiny, None), some), expected(tiny, some), atol=1e-5)
+
+
+def test_reflect_rl_36_labels_that_were_not_listed_are_masked(tiny: Path) -> None:
+    some = [*decisions(6), *decisions(6, IDS[1:3]), *decisions(6, IDS[3:])]
+    for labels in (IDS, None):
+        assert torch.allclose(logprobs(load(tiny, labels), some), expected(tiny, some), atol=1e-5)
+
+
+def test_how_prompts_are_packed_changes_no_probability(tiny: Path) -> None:
+    some = decisions()
+    policy = load(tiny)
+    for row_tokens, micro_tokens in ((1, 50), (200, 400), (60, 5000)):
+        assert torch.allclose(logprobs(policy, some, row_tokens, micro_tokens), logprobs(policy, some), atol=1e-5)
+
+
+def test_reflect_rl_36_the_heads_weights_stay_and_the_body_learns(tiny: Path) -> None:
+    policy, some = load(tiny), decisions(4)
+    head = policy.model.get_output_embeddings().weight
+    values, hidden = policy.evaluate(((0, 1), (2, 3)), some, [example(one) for one in some])
+    values.sum().backward()
+    assert head.grad is None
+    assert not any(parameter is head for parameter in policy.learnt)
+    assert all(parameter.grad is not None for parameter in policy.learnt)
+    assert not hidden.requires_grad
+    assert hidden.shape == (4, 32)
+    rows = [IDS.index(one.token) for one in some]
+    again = torch.log_softmax(linear(hidden, head.detach()[IDS]), -1)[range(4), rows]
+    assert torch.allclose(values, again, atol=1e-5)
+
+
+def test_reflect_rl_36_a_tied_output_layer_is_frozen_with_the_embedding(tiny: Path, tmp_path: Path) -> None:
+    model = load_causal_lm(tiny)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(tmp_path)
+    policy = load(tmp_path)
+    assert not any(parameter is policy.model.get_input_embeddings().weight for parameter in policy.learnt)
+    assert policy.learnt
+
+
+def test_reflect_rl_36_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from selfimprove.methods.reflect_rl import rl_policy
+
+    model = load_causal_lm(tiny)
+    model.lm_head = torch.nn.Linear(32, model.lm_head.out_features)
+    monkeypatch.setattr(rl_policy, "load_model", lambda *_: (model, None))
+    with pytest.raises(UserError, match="has a bias; set shrink_head: false"):
+        load(tiny)
+
+
+def test_reflect_rl_37_with_adapters_only_they_learn_and_the_written_model_decides_alike(
+    tiny: Path, tmp_path: Path
+) -> None:
+    policy, some = load(tiny, lora={"rank": 4, "alpha": 8}), decisions(8)
+    assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
+    assert {"lora_A", "lora_B"} == {name.split(".")[-3] for name in policy.state()}
+    optimizer = torch.optim.Adam(policy.learnt, lr=0.05)
+    for _ in range(3):
+        optimizer.zero_grad()
+        values, _ = policy.evaluate((tuple(range(8)),), some, [example(one) for one in some])
+        values.sum().neg().backward()
+        optimizer.step()
+    after = logprobs(policy, some)
+    assert (after - expected(tiny, some)).abs().max() > 0.05
+    policy.write(tmp_path / "model", tmp_path)
+    complete(tiny, tmp_path / "model", "float32")
+    assert torch.allclose(expected(full_weights(tmp_path / "model"), some), after, atol=1e-4)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "targets": ["q_proj", "lm_head"]}])
+def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) -> None:
+    some, gradients = decisions(6), []
+    for checkpointing in (False, True):
+        policy = load(tiny, lora=lora, gradient_checkpointing=checkpointing)
+        values, _ = policy.evaluate((tuple(range(6)),), some, [example(one) for one in some])
+        values.sum().backward()
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.learnt]))
+    assert torch.allclose(*gradients, atol=1e-5)
+    assert gradients[0].abs().max() > 0
+
+
+def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
+    policy, other = load(tiny), load(tiny)
+    with torch.no_grad():
+        for parameter in policy.learnt:
+            parameter.add_(0.01)
+    other.restore({name: value.clone() for name, value in policy.state().items()})
+    assert weights_hash(other.model) == weights_hash(policy.model) != weights_hash(load(tiny).model)
+
+
+def test_reflect_rl_15_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
+    policy, some = load(tiny), decisions(4)
+    for layer in policy.model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.5))
+    without_dropout(policy.model)
+    policy.model.train()
+    ids = torch.tensor([some[0].prompt])
+    first = policy.model(input_ids=ids).logits
+    assert torch.equal(policy.model(input_ids=ids).logits, first)
+
+
+@pytest.mark.parametrize("quantize", ["8bit", "4bit"])
+def test_reflect_rl_38_quantised_weights_ask_for_their_package(
+    tiny: Path, quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else find(name, *a)
+    )
+    with pytest.raises(UserError, match="bitsandbytes"):
+        load(tiny, lora={"quantize": quantize})

@@ -1,0 +1,376 @@
+"""Self-play training end to end on a tiny model: loss, figures, schedules, launchers. Checklist rows 36 to 46."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
+from selfimprove.core.records import Message, Pair
+from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.objective import FIGURES
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, check_first
+from selfimprove.methods.spin.training import EncodedPair, encode_pairs, finetune_pairs, lengths_of
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.job import join
+from selfimprove.training.loading import load_base, load_model
+from selfimprove.training.packing import make_plan
+from selfimprove.training.report import PairReport
+from tests.support.tiny import make_tiny_model
+
+Maker = Callable[..., list[Pair]]
+
+PARAMS: dict[str, Any] = {
+    "batch_size": 4, "row_tokens": 200, "micro_batch_tokens": 400, "max_length": 300, "lr": 1e-3, "logging_steps": 1,
+    "epochs": 2, "optimizer": "adamw",
+}  # fmt: skip
+LN2 = math.log(2)
+
+
+def params(**changes: Any) -> PairParams:
+    return PairParams.model_validate({**PARAMS, **changes}, strict=False)
+
+
+def run(tiny: Path, pairs: list[Pair], folder: Path, cfg: PairParams, **more: Any) -> PairReport:
+    options = {"scratch": folder / "scratch", "seed": 3, "threads": 1, **more}
+    return finetune_pairs(tiny, tiny, pairs, folder / "model", cfg, **options)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def trainer_for(model_dir: Path, start: Path, pairs: list[EncodedPair], folder: Path, cfg: PairParams) -> PairTrainer:
+    """A trainer that stands before its first step, with ``model_dir`` as the policy and ``start`` as the opponent."""
+    job = PairJob(
+        model_dir=model_dir, opponent_dir=start, opponent="", out_dir=folder / "out", checkpoints=folder / "c",
+        scores=folder, params=cfg, seed=3, threads=1,
+    )  # fmt: skip
+    scores = opponent.scores_folder(job, start.name, folder)
+    opponent.score(job, start, scores, pairs)
+    plan = make_plan(
+        lengths_of(pairs), batch_size=len(pairs), row_tokens=cfg.row_tokens,
+        micro_batch_tokens=cfg.micro_batch_tokens, seed=3,
+    )  # fmt: skip
+    model, _ = load_model(model_dir, cfg, 3, dropout=False)
+    trainer = PairTrainer(model, join(job), job, pairs, plan, None)
+    trainer.read_opponent(scores)
+    return trainer
+
+
+def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: PairParams) -> tuple[torch.Tensor, ...]:
+    """Loss and mean figures as the original computes them: both sides in one right-padded batch, labels of -100."""
+
+    def scores(network: Any, sides: list[EncodedExample]) -> tuple[torch.Tensor, torch.Tensor]:
+        width = max(len(side.ids) for side in sides)
+        ids = torch.zeros(len(sides), width, dtype=torch.long)
+        labels = torch.full((len(sides), width), -100)
+        mask = torch.zeros(len(sides), width, dtype=torch.long)
+        for row, side in enumerate(sides):
+            length = len(side.ids)
+            ids[row, :length], mask[row, :length] = torch.tensor(side.ids), 1
+            learnt = torch.tensor(side.token_weights) > 0
+            labels[row, :length] = torch.where(learnt, ids[row, :length], -100)
+        logits = network(ids, attention_mask=mask).logits[:, :-1]
+        labels = labels[:, 1:]
+        learnt = labels != -100
+        values = logits.float().log_softmax(-1).gather(2, labels.clamp(min=0)[..., None])[..., 0]
+        total = (values * learnt).sum(1)
+        return total / learnt.sum(1) if cfg.average else total, (logits.mean(-1) * learnt).sum(1) / learnt.sum(1)
+
+    sides = [one.real for one in pairs] + [one.generated for one in pairs]
+    own, logits = scores(model, sides)
+    with torch.no_grad():
+        theirs, _ = scores(reference, sides)
+    real, generated = own.chunk(2)
+    real_ratio, generated_ratio = (own - theirs).chunk(2)
+    h = real - generated if cfg.reference_free else real_ratio - generated_ratio
+    losses = -logsigmoid(cfg.beta * h) if cfg.loss == "sigmoid" else torch.relu(1 - cfg.beta * h)
+    rewards = cfg.beta * real_ratio.detach(), cfg.beta * generated_ratio.detach()
+    means = [
+        *rewards, rewards[0] - rewards[1], (rewards[0] > rewards[1]).float(), real, generated, *logits.chunk(2),
+    ]  # fmt: skip
+    return losses.mean(), *(column.mean() for column in means)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss": "hinge", "beta": 0.01},
+        {"reference_free": True},
+        {"average": True, "beta": 5.0},
+        {"row_tokens": 1},
+        {"attention": "segments", "beta": 5.0},
+    ],
+    ids=str,
+)
+def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
+    tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    cfg = params(**changes)
+    policy = make_tiny_model(tmp_path / "policy", hidden=32, spread=0.17, seed=4)
+    pairs, _ = encode_pairs(duels(7), ChatFormat.load(tiny), cfg)
+    trainer = trainer_for(policy, tiny, pairs, tmp_path, cfg)
+    figures = torch.zeros(len(FIGURES))
+    micros = trainer.micro_batches(0)
+    assert len(micros) > 1
+    assert any(len(micro["pairs"]) > 1 for micro in micros) or cfg.row_tokens == 1
+    for micro in micros:
+        loss, shares = trainer.micro_loss(trainer.model, micro)
+        loss.backward()
+        figures += shares
+    model, reference = load_base(policy, params())[0], load_base(tiny, params())[0]
+    expected = as_published(model, reference, pairs, cfg)
+    expected[0].backward()
+    assert figures[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
+    for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        assert theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5 * float(theirs.grad.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [({}, LN2), ({"loss": "hinge"}, 1.0), ({"beta": 5.0}, LN2), ({"average": True}, LN2), ({"sft_weight": 2.0}, LN2)],
+    ids=str,
+)
+def test_spin_36_the_first_loss_is_a_models_against_itself_with_no_reward(
+    tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any], first: float
+) -> None:
+    report = run(tiny, duels(8), tmp_path, params(epochs=1, **changes))
+    rounding = 1e-4 * changes.get("beta", 0.1)
+    loss = report.first["loss"] - changes.get("sft_weight", 0.0) * report.first["nll/real"]
+    assert loss == pytest.approx(first, abs=rounding)
+    for name in ("rewards/real", "rewards/generated", "rewards/margins", "drift"):
+        assert report.first[name] == pytest.approx(0.0, abs=rounding)
+    assert report.first["rewards/accuracies"] == 0.0
+
+
+def test_spin_40_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    pairs = duels(8)
+    run(tiny, pairs, tmp_path, params())
+    shutil.rmtree(tmp_path / "model")
+    [file] = (tmp_path / "scratch" / "opponent").glob("*/0.jsonl")
+    with Journal(file) as journal:
+        scores = {pair.key: journal[pair.key] for pair in encode_pairs(pairs, ChatFormat.load(tiny), params())[0]}
+    file.unlink()
+    with Journal(file) as journal:
+        for key, (real, generated) in scores.items():
+            journal.add(key, [real - 9, generated])
+    with pytest.raises(
+        UserError, match=r"^the first loss is 0\.\d{4} with rewards up to 0.9\d+, where .* has 0.6931 and 0"
+    ):
+        run(tiny, pairs, tmp_path, params(lr=2e-3))
+    assert not (tmp_path / "model").exists()
+    assert not list((tmp_path / "scratch").glob("*/checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "reward", "fits"),
+    [(0.6931, 0.0, True), (0.70, 0.01, True), (0.6931, 0.1, False), (0.8, 0.0, False), (1.6, 0.0, False)],
+)
+def test_spin_40_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
+    tmp_path: Path, loss: float, reward: float, fits: bool
+) -> None:
+    job = PairJob(
+        model_dir=tmp_path, out_dir=tmp_path, checkpoints=tmp_path, params=params(dtype="bfloat16", beta=0.1), seed=1,
+        threads=1, opponent_dir=tmp_path, opponent="it", scores=tmp_path,
+    )  # fmt: skip
+    metrics = {"loss": loss, "nll/real": 1.0, "rewards/real": reward, "rewards/generated": 0.0, "drift": 1e-3}
+    if fits:
+        check_first(metrics, 500, 64, job)
+        with pytest.raises(UserError, match="does not score the pairs as the opponent did"):
+            check_first({**metrics, "drift": 5e-3}, 500, 64, job)
+    else:
+        with pytest.raises(UserError, match="does not score the pairs as the opponent did"):
+            check_first(metrics, 500, 64, job)
+
+
+def test_spin_36_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    same = [pair.model_copy(update={"generated": pair.real}) for pair in duels(8)]
+    report = run(tiny, same, tmp_path / "same", params(optimizer="rmsprop", lr=1e-2))
+    assert report.counters.identical == 8
+    assert report.curve[-1]["loss"] == pytest.approx(LN2, abs=1e-6)
+    before, after = weights(tiny), weights(tmp_path / "same" / "model")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    run(tiny, same, tmp_path / "sft", params(sft_weight=1.0))
+    moved = weights(tmp_path / "sft" / "model")
+    assert any(not torch.equal(before[name], moved[name]) for name in before)
+
+
+def test_training_tells_the_sides_apart_on_pairs_that_it_never_saw(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    report = run(tiny, duels(24), tmp_path, params(epochs=4, validation=0.25, logging_steps=3))
+    assert report.held_out == 6
+    assert report.pairs == 4 * 18
+    assert [row["step"] for row in report.evaluations] == [5, 10, 15, 20]  # ceil(18 / 4) steps an epoch
+    assert set(report.evaluations[0]) == {"step", *(f"eval_{name}" for name in FIGURES)}
+    last = report.evaluations[-1]
+    assert last["eval_loss"] < 0.5 * LN2
+    assert last["eval_rewards/accuracies"] == 1.0
+    assert last["eval_rewards/margins"] == pytest.approx(last["eval_rewards/real"] - last["eval_rewards/generated"])
+    assert [row["step"] for row in report.curve] == [3, 6, 9, 12, 15, 18, 20]
+    assert set(report.curve[0]) == {"step", *FIGURES}
+
+
+def test_spin_44_an_epoch_has_its_own_last_step_and_a_tenth_of_all_is_warm_up(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
+    report = run(tiny, duels(9), tmp_path, params(epochs=3))
+    assert (report.steps, report.pairs) == (3 * math.ceil(9 / 4), 27)
+    cfg = PairParams()
+    assert (cfg.optimizer, cfg.schedule, cfg.warmup_ratio, cfg.lr, cfg.beta) == ("rmsprop", "linear", 0.1, 5e-7, 0.1)
+    assert (cfg.batch_size, cfg.epochs, cfg.weight_decay, cfg.max_length, cfg.sft_weight) == (64, 2.0, 0.0, 2048, 0.0)
+    job = PairJob(
+        model_dir=tiny, opponent_dir=tiny, opponent="", out_dir=tmp_path, checkpoints=tmp_path, scores=tmp_path,
+        params=cfg, seed=3, threads=1,
+    )  # fmt: skip
+    assert [join(job).get_warmup_steps(total) for total in (1, 10, 11, 100)] == [1, 1, 2, 10]
+
+
+@pytest.fixture(scope="module")
+def plain_curve(tiny: Path, duels: Maker, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    return run(tiny, duels(8), tmp_path_factory.mktemp("plain"), params()).curve
+
+
+KNOBS: list[dict[str, Any]] = [
+    {"lr": 2e-3}, {"beta": 5.0}, {"loss": "hinge"}, {"reference_free": True}, {"average": True}, {"sft_weight": 0.5},
+    {"sft_weight": 0.5, "reduction": "token_mean"}, {"optimizer": "rmsprop"}, {"schedule": "cosine"},
+    {"warmup_ratio": 0.5}, {"grad_clip": 1e-9}, {"weight_decay": 10.0}, {"betas": (0.5, 0.9)}, {"batch_size": 3},
+    {"dtype": "bfloat16"}, {"lora": {"rank": 2, "dropout": 0.1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", KNOBS, ids=str)
+def test_spin_44_45_every_knob_changes_the_figures(
+    tiny: Path, duels: Maker, tmp_path: Path, plain_curve: list[dict[str, float]], changes: dict[str, Any]
+) -> None:
+    assert run(tiny, duels(8), tmp_path, params(**changes)).curve != plain_curve
+
+
+def test_spin_36_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    by = {
+        reduction: run(tiny, duels(8), tmp_path / reduction, params(sft_weight=0.5, reduction=reduction)).first
+        for reduction in ("example_mean", "token_mean")
+    }
+    pairs, _ = encode_pairs(duels(8), ChatFormat.load(tiny), params())
+    plan = make_plan(lengths_of(pairs), batch_size=4, row_tokens=200, micro_batch_tokens=400, seed=3)
+    first = [pairs[index] for index in plan.steps[0].examples]
+    job = PairJob(
+        model_dir=tiny, opponent_dir=tiny, opponent="", out_dir=tmp_path, checkpoints=tmp_path, scores=tmp_path,
+        params=params(), seed=3, threads=1,
+    )  # fmt: skip
+    model = load_base(tiny, params())[0].eval()
+    losses = [(-opponent.score_pairs(model, [pair], opponent.ALONE, job)[0][0], pair.real.trained) for pair in first]
+    assert by["example_mean"]["nll/real"] == pytest.approx(sum(loss / n for loss, n in losses) / 4, rel=1e-5)
+    total = sum(loss for loss, _ in losses) / sum(n for _, n in losses)
+    assert by["token_mean"]["nll/real"] == pytest.approx(total, rel=1e-5)
+    assert by["token_mean"]["loss"] == pytest.approx(LN2 + 0.5 * total, rel=1e-5)
+
+
+def test_layout_and_gradient_checkpointing_do_not_change_the_figures(
+    tiny: Path, duels: Maker, tmp_path: Path, plain_curve: list[dict[str, float]]
+) -> None:
+    for name, changes in {
+        "narrow": {"row_tokens": 1, "micro_batch_tokens": 1},
+        "wide": {"row_tokens": 4000, "micro_batch_tokens": 4000},
+        "saving": {"gradient_checkpointing": True},
+        "apart": {"attention": "segments", "gradient_checkpointing": True},
+    }.items():
+        curve = run(tiny, duels(8), tmp_path / name, params(**changes)).curve
+        for row, plain in zip(curve, plain_curve, strict=True):
+            assert row == pytest.approx(plain, rel=1e-4, abs=1e-4)
+
+
+def test_the_same_call_gives_the_same_bytes(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    cfg = params(optimizer="rmsprop")
+    reports = [run(tiny, duels(10), tmp_path / name, cfg) for name in "ab"]
+    assert reports[0].model_dump(exclude={"timing"}) == reports[1].model_dump(exclude={"timing"})
+    files = [{f.name: f.read_bytes() for f in (tmp_path / name / "model").iterdir()} for name in "ab"]
+    assert files[0] == files[1]
+    assert set(files[0]) >= {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    report, (pairs, counters) = reports[0], encode_pairs(duels(10), ChatFormat.load(tiny), cfg)
+    assert report.counters == counters
+    assert report.real_tokens == 2 * sum(lengths_of(pairs))
+    assert report.trained_tokens == 2 * sum(one.real.trained + one.generated.trained for one in pairs)
+    assert report.padding == pytest.approx(1 - report.real_tokens / report.tokens)
+    assert report.loss == [(row["step"], row["loss"]) for row in report.curve]
+
+
+def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    pairs, _ = encode_pairs(duels(8), ChatFormat.load(tiny), params())
+    total = sum(lengths_of(pairs))
+    report = run(tiny, duels(8), tmp_path / "budget", params(epochs=0, max_tokens=3 * total))
+    assert 3 * total <= report.real_tokens < 3 * total + 4 * 300
+    nothing = run(tiny, duels(8), tmp_path / "none", params(epochs=0))
+    assert (nothing.steps, nothing.counters.pairs) == (0, 8)
+    copied = {f.name: f.read_bytes() for f in (tmp_path / "none" / "model").iterdir()}
+    assert copied == {f.name: f.read_bytes() for f in tiny.iterdir()}
+
+
+def test_bad_input_is_one_sentence(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no pair is left to train on \(4 longer than max_length 20, 0 with nothing"):
+        run(tiny, duels(4), tmp_path, params(max_length=20))
+    with pytest.raises(UserError, match="holds no model"):
+        run(tmp_path / "nowhere", duels(4), tmp_path, params())
+    foreign = Message(role="assistant", content="a", token_ids=[100_000], weight=1.0)
+    with pytest.raises(UserError, match="token ids from 100000 to 100000, and the model's are 0 to 319"):
+        run(tiny, [duels(1)[0].model_copy(update={"generated": [foreign]})], tmp_path, params())
+    assert not (tmp_path / "model").exists()
+
+
+def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
+    tiny: Path, duels: Maker, tmp_path: Path
+) -> None:
+    cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(update={"lr": 1e37})  # beyond what params allow
+    with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower finetune"):
+        run(tiny, duels(12), tmp_path, cfg)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("launcher", "attention"),
+    [
+        ({"kind": "fork", "processes": 2}, "sdpa"),
+        ({"kind": "torchrun", "processes": 2}, "segments"),
+        ({"kind": "deepspeed", "processes": 2, "zero_stage": 3}, "segments"),
+    ],
+    ids=["fork", "ddp", "zero3"],
+)
+def test_spin_46_two_processes_give_the_figures_and_weights_of_one(
+    tiny: Path, duels: Maker, tmp_path: Path, launcher: dict[str, Any], attention: str
+) -> None:
+    cfg = {"batch_size": 8, "epochs": 1, "validation": 0.2, "save_steps": 2, "optimizer": "rmsprop", "lr": 1e-4}
+    alone = run(tiny, duels(25), tmp_path / "alone", params(**cfg))
+    seen: list[int] = []
+    together = run(
+        tiny, duels(25), tmp_path / "together", params(**cfg, launcher=launcher, attention=attention),
+        progress=lambda done, of, note, metrics: seen.append(done),
+    )  # fmt: skip
+    for one, two in zip(alone.curve + alone.evaluations, together.curve + together.evaluations, strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-3)
+    assert together.first["loss"] == pytest.approx(LN2, abs=1e-5)
+    assert seen[-3:] == [1, 2, 3]
+    assert (together.real_tokens, together.pairs, together.held_out) == (alone.real_tokens, 20, 5)
+    lines = [
+        len(f.read_text().splitlines()) for f in (tmp_path / "together" / "scratch" / "opponent").glob("*/*.jsonl")
+    ]
+    assert sorted(lines) == [12, 13]  # shared out, and nothing twice
+    one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))
+    for name, tensor in one.items():
+        assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()
+    assert json.loads((tmp_path / "together/model/config.json").read_text())["dtype"] == "float32"

@@ -1,0 +1,194 @@
+"""Pairs to token ids: what is scored, what is cut, what is counted. Checklist rows 37 to 39."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message, Pair
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.methods.spin.training import EncodedPair, encode_pair, encode_pairs, pairs_of, sequences_of
+from selfimprove.pipeline.params import load_section
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.report import PairCounters
+
+Maker = Callable[..., list[Pair]]
+
+
+def says(content: str, **more: Any) -> Message:
+    return Message(role="assistant", content=content, **{"weight": 1.0, **more})
+
+
+def asks(content: str) -> Message:
+    return Message(role="user", content=content)
+
+
+def pair(real: list[Message], generated: list[Message], question: str = "How many?") -> Pair:
+    return Pair(id="p", prompt=[asks(question)], real=real, generated=generated)
+
+
+@pytest.fixture(scope="module")
+def chat(tiny: Path) -> ChatFormat:
+    return ChatFormat.load(tiny)
+
+
+def encoded(one: Pair, chat: ChatFormat, **changes: Any) -> EncodedPair:
+    result = encode_pair(one, chat, PairParams(**changes), PairCounters())
+    assert result is not None
+    return result
+
+
+def scored(side: EncodedExample, chat: ChatFormat) -> str:
+    """What is scored as text, with the end of turn shown."""
+    ids = [i for i, weight in zip(side.ids, side.token_weights, strict=True) if weight]
+    return "".join("<end>" if i == chat.end_id else chat.decode([i]) for i in ids)
+
+
+def test_spin_39_only_what_the_policy_wrote_is_scored_and_observations_are_read(chat: ChatFormat) -> None:
+    one = encoded(pair([says("Search[Mia]"), asks("Mia has 7."), says("Finish[7]")], [says("Finish[8]")]), chat)
+    assert scored(one.real, chat) == "Search[Mia]<end>Finish[7]<end>"
+    assert scored(one.generated, chat) == "Finish[8]<end>"
+    assert "Mia has 7." in chat.decode(one.real.ids)
+    assert set(one.real.token_weights) == {0.0, 1.0}
+
+
+def test_spin_39_whatever_a_message_weighs_its_tokens_count_once(chat: ChatFormat) -> None:
+    heavy, light = (encoded(pair([says("a", weight=w)], [says("b", weight=w)]), chat) for w in (12.0, 0.5))
+    assert heavy == light
+    opening = encoded(pair([says("a", weight=0.0), asks("and?"), says("b")], [says("c")]), chat)
+    assert scored(opening.real, chat) == "b<end>"
+
+
+def test_spin_37_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat: ChatFormat) -> None:
+    one = encoded(pair([says("Finish[7]")], [says("I think. Finish[8]")]), chat)
+    prompt = chat.encode([asks("How many?")], add_generation_prompt=True).ids
+    for side in (one.real, one.generated):
+        assert side.ids[: len(prompt)] == prompt
+        assert not any(side.token_weights[: len(prompt)])
+        assert all(side.token_weights[len(prompt) :])
+
+
+def test_spin_38_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
+    plain = encoded(pair([says("Finish[7]")], [says("Finish[8]")]), chat)
+    ids = chat.content_ids(says("Finish[7]"))
+    for real in (
+        says("Finish[7]" + chat.end_text),
+        says("Finish[7]" + chat.end_text + chat.end_text),
+        says("Finish[7]" + chat.end_text + "\n" + chat.end_text + "\n"),
+        says("Finish[7]", token_ids=ids),
+        says("Finish[7]", token_ids=[*ids, chat.end_id]),
+        says("Finish[7]", token_ids=[*ids, chat.end_id, chat.end_id], finish="stop"),
+    ):
+        assert encoded(pair([real], [says("Finish[8]")]), chat) == plain
+    assert plain.real.ids.count(chat.end_id) - plain.real.ids[:-1].count(chat.end_id) == 1
+    # In the middle of a text it is text.
+    inner = encoded(pair([says(f"a{chat.end_text}b")], [says("c")]), chat)
+    assert scored(inner.real, chat) == f"a{chat.end_text}b<end>"
+
+
+def test_spin_38_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:
+    newline = ChatFormat.load(Path(chat._where), "zephyr")
+    one = encoded(pair([says("Finish[7]"), asks("Episode finished")], [says("Finish[8]")]), newline)
+    assert one.real.ids[-1] == one.generated.ids[-1] == newline.end_id
+
+
+def test_ids_are_those_that_the_model_generated(chat: ChatFormat) -> None:
+    bytewise = [chat.content_ids(says(letter))[0] for letter in "apples"]
+    assert bytewise != chat.content_ids(says("apples"))
+    one = encoded(pair([says("apples")], [says("apples", token_ids=bytewise, finish="stop")]), chat)
+    assert one.generated.ids[-len(bytewise) - 1 : -1] == bytewise
+    assert not one.identical
+
+
+def test_a_reply_cut_at_the_token_limit_has_no_end_to_learn(chat: ChatFormat) -> None:
+    counters = PairCounters()
+    one = encode_pair(pair([says("a")], [says("b", finish="length")]), chat, PairParams(), counters)
+    assert one is not None
+    assert scored(one.generated, chat) == "b"
+    assert counters.cut_responses == 1
+
+
+WORDS = st.text(alphabet="abc 123[]", min_size=1, max_size=60)
+
+
+@given(WORDS, WORDS, WORDS, st.integers(10, 90), st.integers(2, 60), st.sampled_from(["keep_end", "keep_start"]))
+def test_spin_38_truncated_the_prompt_goes_first_then_the_responses(
+    tiny: Path, question: str, real: str, generated: str, max_length: int, max_prompt: int, truncation: str
+) -> None:
+    chat = ChatFormat.load(tiny)
+    one = pair([says(real)], [says(generated)], question)
+    cfg = {"max_length": max_length, "max_prompt_length": min(max_prompt, max_length - 1), "truncation": truncation}
+    whole = encoded(one, chat, max_length=10_000)
+    prompt = chat.encode(one.prompt, add_generation_prompt=True).ids
+    responses = [side.ids[len(prompt) :] for side in (whole.real, whole.generated)]
+    counters = PairCounters()
+    cut = encode_pair(one, chat, PairParams(overlong="truncate", **cfg), counters)
+    assert cut is not None
+    if len(prompt) + max(map(len, responses)) <= max_length:
+        assert cut == whole
+        assert not counters.truncated_prompts
+        return
+    size = min(len(prompt), int(cfg["max_prompt_length"]))
+    kept = prompt[len(prompt) - size :] if truncation == "keep_end" else prompt[:size]
+    # The budget is what the prompt leaves as it is now, not what the longest allowed one would leave (spec §3, R).
+    budget = max_length - len(kept)
+    assert [side.ids for side in (cut.real, cut.generated)] == [kept + response[:budget] for response in responses]
+    assert counters.truncated_prompts == (len(kept) < len(prompt))
+    assert counters.truncated_responses == sum(len(response) > budget for response in responses)
+    for side, response in zip((cut.real, cut.generated), responses, strict=True):
+        assert (side.ids[-1] == chat.end_id) == (len(response) <= budget)  # a cut response has no end of turn
+        assert side.trained == len(side.ids) - len(kept)
+
+
+def test_spin_38_over_long_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
+    short, long = pair([says("a")], [says("b")]), pair([says("a")], [says("b" * 100)])
+    kept, counters = encode_pairs([short, long, short], chat, PairParams(max_length=60))
+    assert len(kept) == counters.pairs == 2
+    assert counters.dropped_long == 1
+
+
+def test_what_has_nothing_to_score_or_nothing_to_tell_apart_is_counted(chat: ChatFormat) -> None:
+    silent = pair([says("a")], [says("b", weight=0.0)])
+    same = pair([says("a")], [says("a", token_ids=chat.content_ids(says("a")), finish="stop")])
+    kept, counters = encode_pairs([silent, same, pair([says("a")], [says("b")])], chat, PairParams())
+    assert [one.identical for one in kept] == [True, False]
+    assert (counters.pairs, counters.identical, counters.dropped_empty) == (2, 1, 1)
+
+
+def test_spin_38_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
+    for limit in (512, 600):
+        values = {"rise": {"overlong": "truncate", "max_length": 512, "max_prompt_length": limit}}
+        with pytest.raises(
+            UserError, match=rf"rise: max_prompt_length \({limit}\) leaves no token of max_length \(512\)"
+        ):
+            load_section(values, "rise", PairParams, "params.yaml")
+
+
+def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
+    for real, said in (
+        ([], "must begin with a message of the assistant"),
+        ([asks("Well?")], "must begin with a message of the assistant"),
+        ([says("a"), Message(role="user", content="7", weight=1.0)], "only what the assistant wrote can have a weight"),
+    ):
+        with pytest.raises(UserError, match=f"^pair 'p': .*{said}"):
+            encode_pairs([pair(real, [says("b")])], chat, PairParams())
+
+
+def test_sides_in_a_row_are_the_pairs_again(chat: ChatFormat, duels: Maker) -> None:
+    pairs, _ = encode_pairs(duels(5), chat, PairParams())
+    assert pairs_of(sequences_of(pairs)) == pairs
+    assert len({one.key for one in pairs}) == 5
+
+
+def test_the_module_is_light_until_training_starts() -> None:
+    code = "import sys, selfimprove.methods.spin.training; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,111 @@
+"""A base model of the hub: what a server's refusal means, told in one sentence. The hub here is a local stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from selfimprove.models.base import take_weights
+
+COMMIT = "0" * 39 + "1"
+CONFIG = b'{"model_type": "llama"}'
+PROGRAM = (
+    "from selfimprove.models.base import BaseParams, resolve_model\n"
+    "from selfimprove.core.errors import UserError\n"
+    "try:\n"
+    f"    print(resolve_model(BaseParams(model='org/model', revision='{COMMIT}')))\n"
+    "except UserError as error:\n"
+    "    print('refused:', error)\n"
+)
+
+
+@contextmanager
+def hub(listing: str | None, download: str | None) -> Iterator[str]:
+    """A server that lists and serves ``config.json``; instead of either it may send an ``X-Error-Code``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            refusal = listing if self.path.startswith("/api/") else download
+            body = CONFIG
+            if self.path.startswith("/api/"):
+                file = {"type": "file", "path": "config.json", "size": len(CONFIG), "oid": "c" * 40}
+                body = json.dumps([file]).encode()
+            if refusal is not None:
+                self.send_response(401 if refusal == "RepoNotFound" else 403)
+                self.send_header("X-Error-Code", refusal)
+                body = b"{}"
+            else:
+                self.send_response(200)
+                self.send_header("ETag", '"' + "c" * 40 + '"')
+                self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            """Nothing on the terminal."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def resolved(url: str, cache: Path) -> str:
+    environment = {**os.environ, "HF_ENDPOINT": url, "HF_HUB_CACHE": str(cache), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    environment.pop("HF_HUB_OFFLINE", None)
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(("listing", "download"), [("GatedRepo", "GatedRepo"), (None, "GatedRepo")])
+def test_a_gated_repository_says_where_its_licence_is_accepted(
+    listing: str | None, download: str | None, tmp_path: Path
+) -> None:
+    with hub(listing, download) as url:
+        said = resolved(url, tmp_path)
+    assert said.startswith(
+        "refused: base: 'org/model' is gated: accept the licence at https://huggingface.co/org/model"
+    )
+    assert "HF_TOKEN" in said
+
+
+def test_a_missing_or_private_repository_is_not_called_gated(tmp_path: Path) -> None:
+    with hub("RepoNotFound", "RepoNotFound") as url:
+        said = resolved(url, tmp_path)
+    assert said.startswith("refused: base: the hub has no 'org/model' at that revision for you")
+
+
+def test_a_repository_that_may_be_read_is_fetched(tmp_path: Path) -> None:
+    with hub(None, None) as url:
+        folder = Path(resolved(url, tmp_path))
+    assert (folder / "config.json").read_bytes() == CONFIG
+
+
+def test_a_folder_of_the_user_s_is_copied_and_what_the_hub_s_cache_holds_is_linked(tmp_path: Path) -> None:
+    """DVC makes the files that it shares read-only: the user's own must not be among them."""
+    source = tmp_path / "mine"
+    source.mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (source / name).write_text(name)
+    for own, links in ((True, 1), (False, 2)):
+        take_weights(source, tmp_path / str(own), own=own)
+        assert (tmp_path / str(own) / "model.safetensors").read_text() == "model.safetensors"
+        assert (source / "model.safetensors").stat().st_nlink == links

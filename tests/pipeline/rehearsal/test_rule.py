@@ -1,0 +1,186 @@
+"""The rule by which a profile becomes its rehearsal, for every profile of the repository that can be rehearsed."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove.pipeline.check import SCHEMAS
+from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.profiles import compose, names
+from selfimprove.pipeline.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsable, rehearsed
+
+ROOT = Path(__file__).resolve().parents[3]
+PROFILES = {
+    name: YAML(typ="safe", pure=True).load(compose(name, ROOT / "profiles")) for name in names(ROOT / "profiles")
+}
+REHEARSABLE = [name for name, params in PROFILES.items() if rehearsable(params)]
+KEPT = {
+    "engine", "kind", "zero_stage", "rank", "alpha", "targets", "quantize", "beta", "loss", "algorithm", "backend",
+    "lr", "schedule", "optimizer", "reduction", "chat_template", "format", "few_shot", "judge",
+}  # fmt: skip
+"""Keys that no rehearsal changes: engines, launchers, adapters, objectives, prompts."""
+
+
+def here(gpus: int = 0, **changes: Any) -> Here:
+    """A machine with a model folder that is there, for the schemas to accept."""
+    models = {} if gpus else dict.fromkeys(SCHEMAS, "selfimprove")
+    return Here(gpus, models, "http://127.0.0.1:9/v1", "chats", "snippets.jsonl", **changes)
+
+
+def rehearse(name: str, machine: Here) -> tuple[Params, list[Replacement]]:
+    return rehearsed(PROFILES[name], rehearsable(PROFILES[name]), machine)
+
+
+def leaves(node: Any, path: str = "") -> dict[str, Any]:
+    """Key -> value of everything that is no mapping; a list's places are keys too."""
+    if isinstance(node, dict):
+        return {k: v for key, value in node.items() for k, v in leaves(value, f"{path}.{key}").items()}
+    if isinstance(node, list) and not isinstance(node, str):
+        return {k: v for key, value in enumerate(node) for k, v in leaves(value, f"{path}.{key}").items()}
+    return {path[1:]: node}
+
+
+def under(key: str, places: set[str]) -> bool:
+    return any(key == place or key.startswith(f"{place}.") for place in places)
+
+
+@pytest.mark.parametrize("machine", [here(), here(4), here(quick=True)], ids=["cpu", "gpus", "quick"])
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_every_change_is_listed_and_what_is_listed_has_changed(name: str, machine: Here) -> None:
+    before = deepcopy(PROFILES[name])
+    own, made = rehearse(name, machine)
+    assert PROFILES[name] == before
+    old, new = leaves(PROFILES[name]), leaves(own)
+    changed = {key for key in old.keys() | new.keys() if old.get(key, ...) != new.get(key, ...)}
+    listed = {one.key for one in made}
+    assert {key for key in changed if not under(key, listed)} == set()
+    assert all(any(under(key, {place}) for key in changed) for place in listed)
+
+
+@pytest.mark.parametrize("machine", [here(), here(quick=True)], ids=["cpu", "quick"])
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_the_schemas_accept_a_rehearsal_on_the_cpu_and_nothing_in_it_asks_for_a_gpu(
+    name: str, machine: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # a base model has to be a folder
+    own, _ = rehearse(name, machine)
+    for section, schema in SCHEMAS.items():
+        load_section(own, section, schema, name)
+    for method in rehearsable(PROFILES[name]):
+        values = leaves(own[method])
+        assert {v for k, v in values.items() if k.endswith((".device", ".dtype"))} <= {"cpu", "float32"}
+        assert "flash_attention_2" not in values.values()
+        assert not any(v for k, v in values.items() if k.endswith(".tf32"))
+        assert all(v <= 2 for k, v in values.items() if k.endswith((".processes", ".nodes", ".tensor_parallel")))
+
+
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_engines_launchers_adapters_objectives_and_prompts_stay(name: str) -> None:
+    own, made = rehearse(name, here())
+    old, new = leaves(PROFILES[name]), leaves(own)
+    for key, value in new.items():
+        if key.rpartition(".")[2] in KEPT and key in old and not key.startswith("agent_r.iterations"):
+            assert value == old[key], key
+    assert not [one for one in made if one.key.endswith((".engine", ".kind"))] or name.startswith("agent-r")
+
+
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_on_gpus_the_model_the_data_types_and_the_kernels_are_the_profiles_own(name: str) -> None:
+    own, made = rehearse(name, here(8))
+    assert own["base"] == PROFILES[name]["base"]
+    assert own["run"] == PROFILES[name]["run"]
+    assert {one.kind for one in made} <= {"size", "service", "data"}
+
+
+def test_processes_never_exceed_the_gpus_that_are_there() -> None:
+    own, _ = rehearse("spin-zephyr-7b", here(4))
+    assert own["spin"]["iterations"]["iter0"]["finetune"]["launcher"] == {
+        "kind": "deepspeed", "processes": 4, "zero_stage": 3,
+    }  # fmt: skip
+
+
+def test_a_chain_is_cut_and_controls_match_its_last_iteration() -> None:
+    own, made = rehearse("agent-r-llama3.1-8b", here())
+    assert list(own["agent_r"]["iterations"]) == ["iter1", "iter2"]
+    assert {one["match"] for one in own["agent_r"]["controls"].values()} == {"iter2"}
+    assert Replacement("agent_r.controls.direct.match", "iter3", "iter2", "size") in made
+
+
+def test_runs_that_start_from_the_same_model_are_no_chain_and_all_stay() -> None:
+    own, _ = rehearse("reflect-rl-gpt2-xl", here())
+    assert own["reflect_rl"]["iterations"].keys() == PROFILES["reflect-rl-gpt2-xl"]["reflect_rl"]["iterations"].keys()
+
+
+def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing() -> None:
+    for name in REHEARSABLE:
+        own, _ = rehearse(name, here(quick=True))
+        for method in rehearsable(PROFILES[name]):
+            assert (len(own[method]["iterations"]), own[method]["controls"]) == (1, {}), name
+            assert own[method]["tasks"].get("source", "embedded") in ("embedded", "encyclopedia", "chat")
+    own, _ = rehearse("reflect-rl-gpt2-xl", here(quick=True))
+    assert list(own["reflect_rl"]["sft"]) == ["reflector", "policy"]
+
+
+def test_a_training_of_no_epochs_stays_one() -> None:
+    own, _ = rehearse("agent-r-llama3.1-8b", here())
+    assert own["agent_r"]["sft"]["epochs"] == 0
+    assert "max_tokens" not in own["agent_r"]["sft"]
+
+
+def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> None:
+    own, _ = rehearse("agent-r-llama3.1-8b", here())
+    first, second = own["agent_r"]["iterations"].values()
+    assert first["generate"]["engine"] == "rehearsal_expert"
+    assert second["generate"].get("engine", "actor") == "actor"
+    assert second["convert"]["accumulate"] is True  # it learns from the first one's trees as well
+
+
+@pytest.mark.parametrize("machine", [here(), here(8), here(quick=True)], ids=["cpu", "gpus", "quick"])
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> None:
+    own, _ = rehearse(name, machine)
+    graph = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"].values()
+    for key in {key for stage in graph for key in stage.get("do", stage).get("params", []) if "$" not in key}:
+        node = own
+        for part in key.split("."):
+            assert part in node, key
+            node = node[part]
+
+
+def test_xtuner_stays_xtuner_in_the_one_process_that_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    params = deepcopy(PROFILES["agent-r-llama3.1-8b"])
+    for one in params["agent_r"]["iterations"].values():
+        one["finetune"] |= {"backend": "xtuner", "dtype": "float16", "tf32": False, "attention": "sdpa"}
+    own, _ = rehearsed(params, ["agent_r"], here())
+    section = load_section(own, "agent_r", SCHEMAS["agent_r"], "xtuner")
+    trained = section.iterations["iter1"].finetune  # type: ignore[attr-defined]
+    assert (trained.backend, trained.dtype, trained.launcher.kind, trained.launcher.processes) == (
+        "xtuner", "float32", "deepspeed", 1,
+    )  # fmt: skip
+
+
+def test_curves_go_to_no_service_of_others() -> None:
+    params = deepcopy(PROFILES["rise-24gb"]) | {"tracking": {"report_to": "wandb"}}
+    own, made = rehearsed(params, ["rise"], here())
+    assert own["tracking"] == {"report_to": "tensorboard"}
+    assert Replacement("tracking.report_to", "wandb", "tensorboard", "service") in made
+
+
+def test_what_asks_for_a_gpu_or_starts_from_a_pretrained_model_can_be_rehearsed() -> None:
+    assert gpu_methods(PROFILES["default"]) == rehearsable(PROFILES["default"]) == []
+    assert gpu_methods(PROFILES["spin-zephyr-7b"]) == rehearsable(PROFILES["spin-zephyr-7b"]) == ["spin"]
+    assert gpu_methods(PROFILES["spin-smollm2"]) == []
+    assert rehearsable(PROFILES["spin-smollm2"]) == ["spin"]
+
+
+def test_slots_that_follow_the_models_size_are_capped_as_numbers_are() -> None:
+    params = deepcopy(PROFILES["reflect-rl-24gb"])
+    params["reflect_rl"]["engines"]["policy"] |= {"slots": "auto", "prefill_rows": "auto"}
+    policy = rehearsed(params, ["reflect_rl"], here())[0]["reflect_rl"]["engines"]["policy"]
+    assert (policy["slots"], policy["prefill_rows"]) == (16, 4)

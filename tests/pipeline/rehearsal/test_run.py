@@ -1,0 +1,82 @@
+"""How DVC is driven: a line per stage, the end of a failing one's output, and going on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from selfimprove.pipeline.rehearsal.folder import LOCAL_CONFIG
+from selfimprove.pipeline.rehearsal.rule import Replacement
+from selfimprove.pipeline.rehearsal.run import minutes_of, repro
+from selfimprove.pipeline.rehearsal.tell import replacements
+from tests.support.processes import gone
+from tests.support.repo_copy import ROOT, environment
+
+GRAPH = """\
+stages:
+  first: {cmd: echo 1 > first, outs: [first]}
+  second: {cmd: "%s", deps: [first], outs: [second]}
+  third: {cmd: cat second > third, deps: [second], outs: [third]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / ".dvc/config").write_text(LOCAL_CONFIG)
+    (tmp_path / "params.yaml").write_text("run: {seed: 1, threads: 1}\n")
+    (tmp_path / "selfimprove").symlink_to(ROOT / "selfimprove")
+    return tmp_path
+
+
+def test_a_failing_stage_is_named_with_its_last_words_and_the_next_call_goes_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "dvc.yaml").write_text(GRAPH % r"printf 'no \\033[31mpart\\n' && cat part > second")
+    assert repro(folder, ["third"], environment()) != 0
+    said = capsys.readouterr()
+    assert [line.split()[-1] for line in said.out.splitlines()] == ["first", "second"]
+    assert "stage second failed" in said.err
+    assert "no  [31mpart" in said.err  # the terminal is not controlled by what a stage prints
+    assert "\033" not in said.err
+    assert minutes_of(folder).keys() == {"first"}
+    (folder / "part").write_text("2")
+    assert repro(folder, ["third"], environment()) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["second", "third"]
+    assert list(minutes_of(folder)) == ["first", "second", "third"]
+
+
+def test_a_rehearsal_that_is_told_to_end_ends_its_stage_too(folder: Path) -> None:
+    (folder / "dvc.yaml").write_text(GRAPH % "echo $$ > pid && sleep 600")
+    program = "import sys; from pathlib import Path; from selfimprove.pipeline.rehearsal.run import repro; import os; "
+    program += "repro(Path(sys.argv[1]), ['third'], dict(os.environ))"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], cwd=ROOT, env=environment(), stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (folder / "pid").is_file() or not (folder / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) != 0
+    assert gone(int((folder / "pid").read_text()))
+
+
+def test_equal_changes_of_many_keys_are_one_line_and_sizes_are_counted() -> None:
+    made = [
+        Replacement("rise.sft.device", "cuda", "cpu", "device"),
+        Replacement("rise.controls.a.finetune.device", "cuda", "cpu", "device"),
+        Replacement("base.rise.model", "a/b", "models/small", "model"),
+        Replacement("rise.tasks.train", 6000, 6, "size"),
+    ]
+    lines = replacements(made)
+    assert lines[0].split() == ["device", "device", "(2", "places):", "cuda", "->", "cpu"]
+    assert lines[1].split() == ["model", "base.rise.model:", "a/b", "->", "models/small"]
+    assert lines[2].startswith("size      1 keys")
+    assert os.linesep not in "".join(lines)

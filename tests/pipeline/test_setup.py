@@ -1,0 +1,73 @@
+"""`make setup`: which lock goes into .venv, and that what was installed is known from then on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Stands for Python and pip: makes the environment's folder, writes down how it is called, and has no torch.
+PYTHON = """#!/bin/bash
+if [[ "$1 $2" == "-m venv" ]]; then
+  mkdir -p "$3/bin"
+  cp "$0" "$3/bin/python"
+  cp "$0" "$3/bin/pip"
+  exit
+fi
+echo "$(basename "$0") $*" >> {log}
+[[ "$(basename "$0")" != python ]]
+"""
+
+
+class Machine:
+    """A machine without an environment: ``make`` answers what pip was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.venv, self.python = folder / "log", folder / "venv", folder / "python3.11"
+        self.python.write_text(PYTHON.format(log=self.log))
+        self.python.chmod(0o755)
+
+    def make(self, *words: str) -> list[str]:
+        self.log.write_text("")
+        command = ["make", "--no-print-directory", *words, f"PYTHON={self.python}", f"VENV={self.venv}"]
+        environment = {name: value for name, value in os.environ.items() if name not in ("ACCELERATOR", "MAKEFLAGS")}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        told = [line.partition("--quiet --disable-pip-version-check ")[2] for line in self.log.read_text().splitlines()]
+        return [line for line in told if line]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+CPU = ["install torch==2.13.0", "install --require-hashes --no-deps -r requirements/main.lock"]
+CUDA = ["uninstall --yes torch", "install --require-hashes --no-deps -r requirements/gpu.lock"]
+
+
+def test_without_a_word_the_lock_for_cpus_is_installed_once(machine: Machine) -> None:
+    assert machine.make("setup") == CPU
+    assert machine.make("setup") == []
+
+
+def test_with_cuda_the_gpu_lock_is_installed_whole_and_stays(machine: Machine) -> None:
+    assert machine.make("setup", "ACCELERATOR=cuda") == CUDA
+    assert machine.make("setup") == []  # and so for every other target, which all need setup
+    assert machine.make("setup", "ACCELERATOR=cuda") == []
+
+
+def test_an_environment_for_cpus_becomes_one_for_gpus_and_back(machine: Machine) -> None:
+    machine.make("setup")
+    assert machine.make("setup", "ACCELERATOR=cuda") == CUDA
+    assert machine.make("setup", "ACCELERATOR=cpu") == CPU
+    assert machine.make("setup") == []
+
+
+def test_an_unknown_accelerator_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = subprocess.run(["make", "setup", "ACCELERATOR=tpu"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "ACCELERATOR=tpu: there are: cpu cuda" in done.stderr

@@ -1,0 +1,43 @@
+"""Processes that tests start, and whether they end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def gone(pid: int, seconds: float = 30.0) -> bool:
+    """Whether a process ends in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def child_of(owner: str, end: str) -> int:
+    """The process that an owner started and left behind; the owner ends as ``end`` says.
+
+    Args:
+        owner: a program that prints the other's number and takes ``end``: it raises, exits (with 3), or waits to be
+            killed, idle or busy.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", owner, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        if end in ("idle", "busy"):
+            assert psutil.pid_exists(pid)
+            time.sleep(0.3)
+            process.kill()
+        assert process.wait(timeout=60) == {"raises": 1, "exits": 3}.get(end, -signal.SIGKILL)
+    return pid

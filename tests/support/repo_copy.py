@@ -1,0 +1,47 @@
+"""A private copy of this repository in which DVC can run, for tests that run stages for real."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "dvc.yaml", ".dvcignore",
+         ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore",
+         *(f"models/{method}/controls/README.md" for method in ("rise", "agent_r", "spin")))  # fmt: skip
+
+
+def copy_repo(folder: Path, profile: str = "smoke") -> Path:
+    """Copy what stages need to ``folder``, as a git repository with ``params.yaml`` under ``profile``."""
+    for part in PARTS:
+        source, target = ROOT / part, folder / part
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, target)
+    run(folder, "git", "init", "--quiet")
+    run(folder, sys.executable, "-m", "selfimprove.pipeline.profiles", profile)
+    run(folder, "git", "add", "--all")
+    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "start")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """The environment of ``make``: the virtual environment first on the path, no telemetry, stable hashes."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1", "COLUMNS": "200"}
+
+
+def run(
+    folder: Path, *command: str, check: bool = True, timeout: float = 1200, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command there, with ``more`` in its environment; its output is shown if it fails."""
+    env = environment() | more
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    if check and done.returncode:
+        raise AssertionError(f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
