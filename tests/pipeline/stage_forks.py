@@ -1,7 +1,7 @@
 """Runs stage scripts, each in a process of its own forked from this one, and kills them where they are told to.
 
-Torch and transformers are imported once, before any fork, so that a run costs a fraction of a second. Reads one JSON
-job a line from standard input and answers each with a line::
+Torch, transformers and what the stages import are imported once, before any fork, so that a run costs a fraction of a
+second. Reads one JSON job a line from standard input and answers each with a line::
 
     {"module": "stages.rise.generate", "item": "iter1", "cwd": "...", "env": {}, "file_limit": null,
      "kill": {"at": "journal", "count": 3, "when": "after"}}
@@ -16,6 +16,8 @@ it is about to happen (before), half done (``torn``: half of the entry's bytes w
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import resource
@@ -35,11 +37,14 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print is not an answer
     import accelerate  # noqa: F401
     import deepspeed  # noqa: F401
+    import tensorboard.summary  # noqa: F401
     import torch
     import transformers.models.llama.modeling_llama
     import transformers.trainer  # noqa: F401
 
     torch.set_num_threads(1)
+    _import_what_stages_do()
+    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
     for line in sys.stdin:
         job = json.loads(line)
         folder = Path(job["cwd"])
@@ -58,6 +63,14 @@ def main() -> None:
         answers.flush()
 
 
+def _import_what_stages_do() -> None:
+    """Import each stage script and forget the script itself, which a fork runs from its own folder."""
+    for script in sorted(Path("stages").rglob("*.py")):
+        importlib.import_module(".".join(script.with_suffix("").parts))
+    for name in [name for name in sys.modules if name.split(".")[0] == "stages"]:
+        del sys.modules[name]
+
+
 def _run(job: dict[str, Any], folder: Path) -> None:
     """Become the stage; never returns."""
     code = 1
@@ -69,10 +82,10 @@ def _run(job: dict[str, Any], folder: Path) -> None:
         sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
         os.environ.update(job.get("env") or {})
         _watch(log, job.get("kill") or {})
-        sys.dont_write_bytecode = True  # a limit would cut it short, and the next import would stumble over it
         if "after" in (job.get("kill") or {}):
             Thread(target=_die, args=(job["kill"]["after"],), daemon=True).start()
         if job.get("file_limit"):
+            sys.dont_write_bytecode = True  # a limit would cut it short, and the next import would stumble over it
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], resource.RLIM_INFINITY))
         sys.argv = [job["module"], *([job["item"]] if job.get("item") else [])]
         sys.path[0] = str(folder)
