@@ -2,7 +2,7 @@
 
 - ``ours``: ``methods.reflect_rl.rollout.play``, hundreds of episodes at once in one process a thread, reflections and
   actions batched as they come, equal greedy reflections written once;
-- ``original``: the released code's order of work (spec reflect_rl §1, RL): batches of four episodes side by side until
+- ``original``: the released code's order of work: batches of four episodes side by side until
   the last of them ends; at each step transformers' ``generate`` writes the reflections of all four, then the actions,
   each from the full, left-padded prompt;
 - ``engine``: the requests of ours, known beforehand and handed over at once, first all reflections, then all actions,

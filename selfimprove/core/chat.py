@@ -49,14 +49,14 @@ NAMED_TEMPLATES = {
         "{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
         "{{ message['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
-    # One text that grows, as ReAct agents read it: nothing between the messages, one EOS behind the last words of the
-    # policy (SPIN spec §2.3, §3). Several assistant messages may follow each other; their weights differ.
+    # One growing text, as ReAct agents read it: nothing between the messages, one EOS after the policy's last message
+    # (docs/spin.md, S11 and S32). Several assistant messages may follow each other; their weights differ.
     "react": (
         "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
         "{% if messages[-1]['role'] == 'assistant' and not add_generation_prompt %}{{ eos_token }}{% endif %}"
     ),
-    # No roles at all: the original Reflect-RL's plain completions, whatever the model (spec reflect_rl §1, Prompt
-    # assembly), but with the end token that its training data lacked (§6, trap 14).
+    # No roles at all: the original Reflect-RL's plain completions, whatever the model, but with an end token, which its
+    # training data lacks (docs/reflect-rl.md, L14).
     "text": (
         "{% for message in messages %}{{ message['content'] }}"
         "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"

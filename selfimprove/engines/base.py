@@ -43,7 +43,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Choice:
-    """A decision by one token: what a policy gradient needs of it (spec reflect_rl §1, shrink_head).
+    """A decision by one token: what a policy gradient needs of it (docs/reflect-rl.md, L6).
 
     All under the softmax of logits / temperature over the allowed tokens alone, which is the full softmax
     renormalised; top_p and top_k, which narrow what is drawn, do not count. Temperature 0 counts as 1.

@@ -1,7 +1,7 @@
 """Allowed outputs, and decisions by one token, read off the pass that reads their prompts: no slot, no further step.
 
-What the policies of Reflect-RL ask for at every step (spec reflect_rl §1): the next token's logits at the prompts'
-ends, one draw each, and how likely it was among what was allowed.
+Reflect-RL's policies ask for this at every step: the next token's logits at the end of each prompt, one draw, and its
+probability among the allowed tokens.
 """
 
 from __future__ import annotations

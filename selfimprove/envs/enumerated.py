@@ -19,8 +19,8 @@ A state of DangerousTaxi (start 121, one action later) in its two parts, ``pre``
     Action 1: move north
     ...
 
-A reflection model reads ``pre`` only, a policy ``pre``, the reflection and ``post``, and answers with one label (spec
-reflect_rl §1). Everything is told in costs, as there: c = -r.
+A reflection model reads ``pre`` only, a policy ``pre``, the reflection and ``post``, and answers with one label
+(docs/reflect-rl.md, L2). Rewards are given as costs, as in the paper: c = -r.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class State(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What an action led to. ``success`` is judged at the end (spec §2); ``output``: the environment's answer.
+    """The result of an action. ``success`` is judged at the end; ``output``: the environment's answer.
 
     ``valid``: the label was listed, and what it stands for could be done. ``identified``: AutoExplore's answer, a path.
     """
@@ -82,7 +82,7 @@ class EnumeratedEnv(Protocol):
 
     @property
     def instruction(self) -> str:
-        """What stands before a state that is reflected on ("instr"; spec §1: only Taxi has one)."""
+        """What stands before a state that is reflected on ("instr"); only Taxi has one."""
         ...
 
     @property
@@ -134,14 +134,14 @@ class EnumeratedEnv(Protocol):
         ...
 
     def oracle(self) -> list[str]:
-        """Commands of a shortest way to success from here, whether or not the horizon allows it; [] if none."""
+        """Commands of a shortest path to success from here, whether or not the horizon allows it; [] if none."""
         ...
 
     def explain(self, last: Last | None, *key: object) -> str:
         """A scripted teacher's reflection on the state, in words drawn by ``key``; ``last`` None: the first step.
 
-        It says what the state is like and, if the last action was wrong, why; never which action comes next where the
-        spec says so (Taxi; in AutoExplore it does not choose).
+        It says what the state is like and, if the last action was wrong, why. In Taxi it never tells the next action,
+        and in AutoExplore it does not choose one.
         """
         ...
 
@@ -163,13 +163,13 @@ class EnumeratedEnv(Protocol):
 
 
 def oracle_label(env: EnumeratedEnv) -> str | None:
-    """The label, as listed now, of the oracle's next command; None at the end or where there is no way."""
+    """The label, as listed now, of the oracle's next command; None at the end or where there is no path."""
     way = env.oracle()
     return next((label for label, command in env.commands().items() if way and command == way[0]), None)
 
 
 def label_ids(labels: Sequence[str], encode: Callable[[str], Sequence[int]], offer: LabelSet = "single") -> list[int]:
-    """The token of every label: what a head of one row a label is cut to (spec §1, shrink_head).
+    """The token of every label: the rows that a shrunk head keeps (docs/reflect-rl.md, L4 and L6).
 
     Raises:
         UserError: some labels are not one token, or share one (names them, and offers the smaller set).
@@ -216,7 +216,7 @@ def make_enumerated(params: EnvParams, tasks: Path | None = None, *, training: b
 
     Args:
         tasks: the folder that reflect_rl-data wrote (AutoExplore: its tasks.json is played); None: made anew.
-        training: whether entries are left out as the params say (spec §2: training 0.5, evaluation 0).
+        training: whether AutoExplore hides entries with ``leaveout_prob``; evaluation never does.
 
     Raises:
         UserError: what the environment needs is missing or wrong.

@@ -24,7 +24,7 @@ OWN_OPTIONS = {
 
 
 class EnvParams(Section):
-    """Where the episodes are played, and how actions are listed (spec §2)."""
+    """Where the episodes are played, and how actions are listed (docs/reflect-rl.md, L29 to L44)."""
 
     name: EnvName = "taxi"
     horizon: int = Field(default=15, ge=1, description="actions of an episode, at most")

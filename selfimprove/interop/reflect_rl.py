@@ -1,4 +1,4 @@
-"""What the stages wrote in the original's formats, and its files taken over (spec reflect_rl §4).
+"""Exports of what the stages wrote in the original's formats, and imports of its files (docs/reflect-rl.md, L49).
 
     python -m selfimprove.interop.reflect_rl tasks        data/reflect_rl/tasks trajectories.jsonl train.json
     python -m selfimprove.interop.reflect_rl trajectories trajectories.jsonl taxi.json
@@ -67,7 +67,7 @@ def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> lis
 
 
 def state_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
-    """A row for each state that was reflected on; ``action`` is the oracle's label, which is what is learnt there.
+    """A row for each state that was reflected on; ``action`` is the oracle's label, which is trained on.
 
     Raises:
         UserError: a trajectory of AutoExplore, whose format is ``tasks``.
@@ -98,10 +98,10 @@ def to_text(example: Example) -> dict[str, str]:
 
 
 def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
-    """The example of a {"text"} row: what follows the last act marker is learnt, or the last analyse marker.
+    """The example of a {"text"} row: trained on is what follows the last act marker, or else the last analyse marker.
 
     Raises:
-        UserError: no text, or neither marker is in it, so that nothing would be learnt (spec §6, trap 9).
+        UserError: no text, or neither marker is in it, so that the loss mask would be empty.
     """
     text = row.get("text")
     marker = next((m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text), None)

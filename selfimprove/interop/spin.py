@@ -1,4 +1,4 @@
-"""Our files in the original's formats, and figures of trajectory files, anybody's (spec §2.2, §2.4, §2.5).
+"""SPIN's files in the original's formats, and the scores of any trajectory file (docs/spin.md, S42 to S44).
 
 python -m selfimprove.interop.spin trajectories episodes.jsonl trajs.json
 python -m selfimprove.interop.spin alpaca       trajs.json alpaca.json --mode self_play
@@ -46,12 +46,10 @@ def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewa
 
 
 def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) -> list[dict[str, str]]:
-    """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for (row 30).
+    """Rows {prompt, chosen, rejected} of the tasks that both runs have and that only one was rewarded for.
 
-    A reward that is null was never given, so its task makes no row.
-
-    The terminal observation is dropped on both sides; the prompt is not repeated in the responses, as it was in the
-    original (trap 3).
+    A task with a reward of null was not scored and makes no row. The terminal observation is dropped on both sides. The
+    prompt is not repeated in the responses, as it is in the original.
 
     Raises:
         UserError: a trajectory has no wrapper.
@@ -102,7 +100,7 @@ def joined(messages: Sequence[Message]) -> str:
 
 
 def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any]:
-    """EM, F1 and the share of tasks that are there at all, over ``requested`` tasks (spec §4).
+    """EM, F1 and reward over ``requested`` tasks, and how many of those the file lacks (they count as wrong).
 
     Raises:
         UserError: the file has more tasks than were requested.

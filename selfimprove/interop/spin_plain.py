@@ -1,4 +1,4 @@
-"""Plain SPIN by hand, as its scripts do it: reformat, generate in fractions, gather (spec §2.2, rows 33 to 35).
+"""Plain SPIN by hand, as its scripts do it: reformat, generate in fractions, gather (docs/spin.md, S45).
 
     python -m selfimprove.interop.spin_plain reformat --data ultrachat --output-dir reformatted
     python -m selfimprove.interop.spin_plain generate --model models/sft --input-dir reformatted \\
@@ -6,8 +6,8 @@
     python -m selfimprove.interop.spin_plain gather --num-fracs 63 --input-dir generated --output-dir iter0
 
 The pipeline does the same with ``tasks.source: chat``. A fraction is written whole, so that running it again gives the
-same file: the original appended (trap 10). Prompts are written as in training, zephyr's turns behind an empty system
-turn: the original generated with one format and trained with another (trap 6).
+same file; the original appended. Prompts are written as in training, Zephyr's turns after an empty system turn; the
+original generated with one format and trained with another.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from selfimprove.pipeline.stage import Stage
 def train_pairs_and_publish(
     stage: Stage[Any], method: str, model: Path, pairs: Sequence[Pair], cfg: PairParams, *, ancestors: int = 0
 ) -> None:
-    """Train ``model`` against itself as it enters; publish the new one, its figures and their curves.
+    """Train ``model`` against itself as it enters; publish the new one, its metrics and their curves.
 
-    The opponent is the model that training starts from (spec spin_agent §1): the caller has no other to give.
+    The opponent is the model that training starts from, so the caller gives one model only.
 
     Args:
         ancestors: training tokens of the iterations before this one.

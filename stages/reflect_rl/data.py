@@ -1,4 +1,4 @@
-"""reflect_rl-data: the tasks of Reflect-RL as frozen panels; AutoExplore's tasks themselves, and what is explored."""
+"""reflect_rl-data: the tasks of Reflect-RL as frozen splits; AutoExplore's tasks themselves, and what is explored."""
 
 import asyncio
 import sys

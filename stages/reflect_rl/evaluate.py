@@ -1,4 +1,4 @@
-"""reflect_rl-evaluate@<model or agent>: a policy, with its reflection model if it has one, plays a panel repeatedly."""
+"""reflect_rl-evaluate@<model or agent>: a policy, with its reflection model if it has one, plays a split repeatedly."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -1,4 +1,4 @@
-"""reflect_rl-finetune@<run>: reinforcement learning; plays the training panel and learns from what it played."""
+"""reflect_rl-finetune@<run>: reinforcement learning; plays the training split and learns from what it played."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""spin-data: panels, experts and paragraphs of SPIN, and what the warm start learns: expert trajectories."""
+"""spin-data: splits, experts and paragraphs of SPIN, and what the warm start learns: expert trajectories."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows

@@ -1,4 +1,4 @@
-"""SPIN row 50, without the harness: what is read out of its answer, the mean of six, the files, the table, bad input.
+"""The leaderboard without the harness: what is read of its answer, the mean of six, the files, the table, bad input.
 
 The harness itself runs in tests/backends/test_leaderboard.py.
 """

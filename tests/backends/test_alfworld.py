@@ -1,4 +1,4 @@
-"""ALFWorld for real: its interpreter and planner in its own process, our games and a game set in a folder (rows 31-33).
+"""ALFWorld for real: its interpreter and planner in its own process, our games and a set in a folder.
 
 ``make test-backends-alfworld``. Every process that a test starts has to be gone after it.
 """

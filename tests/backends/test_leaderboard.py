@@ -1,4 +1,4 @@
-"""lm-evaluation-harness for real, on a tiny random model (SPIN row 50).
+"""lm-evaluation-harness for real, on a tiny random model (docs/spin.md, S41).
 
 Runs in the optional environment .venvs/leaderboard (``make test-backends-leaderboard``). The six tasks are the
 harness's own, with their own prompts, examples and metrics, over a few invented rows in the form of their data sets,

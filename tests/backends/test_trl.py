@@ -1,6 +1,6 @@
-"""TRL's DPO trainer for real: on the same pairs, with the same two models, loss, gradient and figures are ours.
+"""TRL's DPO trainer for real: on the same pairs, with the same two models, loss, gradient and metrics are ours.
 
-Runs in the environment of ``make test-backends-trl``, which sees the main one. Checklist rows 36, 37, 42 and 48.
+Runs in the environment of ``make test-backends-trl``, which sees the main one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Decisions by one token: their log-probabilities and entropies, whole label sets, cut prompts, an engine over a
-trainer's own weights (spec reflect_rl §1; rows 34, 36, 42)."""
+trainer's own weights (docs/reflect-rl.md, L4 to L6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base model that comes as an adapter (SPIN spec §2.2, row 25): merged into its base, or refused in one sentence."""
+"""A base model that comes as an adapter: merged into its base, or refused in one sentence."""
 
 from __future__ import annotations
 

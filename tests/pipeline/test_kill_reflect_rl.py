@@ -1,4 +1,4 @@
-"""Reflect-RL's stages, killed and started again: the same bytes, nothing finished done twice (checklist rows 8, 50).
+"""Reflect-RL's stages, killed and started again: the same bytes, nothing finished done twice.
 
 As ``test_kill.py`` does for RISE: a chat teacher's answer, and in evaluation each model's, is one journal entry;
 reinforcement learning saves every other iteration. (Its parts, also by several processes: test_learn.)

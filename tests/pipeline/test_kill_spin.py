@@ -1,4 +1,4 @@
-"""SPIN's stages, killed and started again: the same bytes, nothing finished done twice (checklist rows 34, 41, 51).
+"""SPIN's stages, killed and started again: the same bytes, nothing finished done twice.
 
 As ``test_kill.py`` does for RISE. In self-play an entry of the journal is one reply of the opponent; in training it is
 one pair that the opponent has scored, all of them before the first step; training saves every other step.

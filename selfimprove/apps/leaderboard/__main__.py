@@ -1,4 +1,4 @@
-"""``make leaderboard MODEL=…``: a model through the Open LLM Leaderboard's six tasks (SPIN spec §4; row 50).
+"""``make leaderboard MODEL=…``: a model through the Open LLM Leaderboard's six tasks (docs/spin.md, S41).
 
     make leaderboard MODEL=models/spin/iter3                   # the six; where their data can't be had, the local tasks
     make leaderboard MODEL=org/name@revision TASKS=leaderboard ARGS="--dtype bfloat16 --batch-size 16"

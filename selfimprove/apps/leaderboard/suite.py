@@ -1,4 +1,4 @@
-"""Which tasks make the leaderboard, how each is asked and scored, and what was published (SPIN spec §4, §5).
+"""Which tasks make the leaderboard, how each is asked and scored, and what was published (docs/spin.md, S41).
 
 The Open LLM Leaderboard (its first version, which plain SPIN reports) is the mean of six tasks. Each has its own number
 of worked examples in the prompt and its own metric of lm-evaluation-harness::

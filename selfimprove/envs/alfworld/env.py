@@ -23,8 +23,8 @@ An episode (game 3 of seed 0, played by its planner; the room's list is cut)::
     You move the potato 1 to the garbagecan 1.
 
 It answers and is used as the built-in kitchen is (``kitchen.py``); games are the kitchen's own or the downloaded set's
-(``alfworld_games.py``). A game that crashes, hangs or can't be begun is put on a blacklist and ends its episode, no
-other (checklist rows 31 to 33; spec reflect_rl §2, ALFWorld).
+(``alfworld_games.py``). A game that crashes, hangs or cannot be started is put on a blacklist and ends its own episode
+only (docs/reflect-rl.md, L44).
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class AlfWorld:
         return [] if now.ending else list(now.commands)
 
     def oracle(self) -> list[str]:
-        """The planner's way to the goal from here, whether or not the horizon allows it; [] at the end or if none.
+        """The planner's path to the goal from here, whether or not the horizon allows it; [] at the end or if none.
 
         Planned anew at each call, so that it depends on nothing but where we are.
         """

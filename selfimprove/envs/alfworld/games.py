@@ -7,7 +7,7 @@ The downloaded set (``alfworld-download``) is a folder a game::
 
 Only the problem and the task's sentence are taken from there. The original leaves out games about things that are
 sliced or that hold others, and games that its own planner did not solve; and it writes ``game.tw-pddl`` into the set
-where that is missing (spec reflect_rl §6, trap 27), where we read ``initial_state.pddl``.
+where that is missing; here ``initial_state.pddl`` is read instead.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class DownloadedGames:
 
 
 class Blacklist:
-    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again (row 33)."""
+    """Games that crashed: id -> why. Kept in a file if there is one, so that no run tries them again."""
 
     def __init__(self, path: Path | None = None, games: Path | None = None) -> None:
         """Raises: UserError: the file is something else, or would lie in the folder of the games."""

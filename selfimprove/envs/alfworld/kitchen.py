@@ -36,7 +36,7 @@ An episode (game 693 of seed 0, played by the expert; long lines are broken)::
 
 The rules and the wording are ALFWorld 0.4's (``kitchen_rules.py``), a step takes microseconds instead of its 50 to
 190 ms, and every game is made from its number alone. Reaching the goal brings reward 1 and ends the episode; every
-other step brings 0 and costs nothing (spec §2, ALFWorld).
+other step brings 0 and costs nothing (docs/reflect-rl.md, L43).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kitchen's planner: a shortest way to the goal from any scene, for one who knows where everything is.
+"""The kitchen's planner: a shortest path to the goal from any scene, for one who knows where everything is.
 
 An errand says which things are brought where, one after the other, and where the hand is emptied first if it holds
-something else. All errands are tried; a walk turns each into deeds; the shortest is the plan (checklist row 32).
+something else. All errands are tried; a walk turns each into deeds; the shortest is the plan.
 """
 
 from __future__ import annotations

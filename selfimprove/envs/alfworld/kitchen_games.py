@@ -1,4 +1,4 @@
-"""The kitchen's games: rooms, things and a goal, made from a task's number alone (checklist row 31, built-in).
+"""The kitchen's games: rooms, things and a goal, made from a task's number alone (docs/reflect-rl.md, L43).
 
 Game 4 of seed 0, for instance: "cool some plate and put it in microwave", with 11 things in 13 receptacles.
 A game never changes; what changes in play is a ``Scene`` (``kitchen_rules.py``).

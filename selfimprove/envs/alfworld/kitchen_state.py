@@ -1,6 +1,6 @@
 """An ALFWorld episode as Reflect-RL's models read it: room and goal, what was done and seen, the labelled commands.
 
-The text is the original's; the built-in kitchen and ALFWorld itself are shown alike (spec §2, ALFWorld; row 31)::
+The text is the original's, the same for the built-in kitchen and for ALFWorld itself (docs/reflect-rl.md, L42)::
 
     You are in the middle of a room. Looking quickly around you, you see a fridge 1, and a sinkbasin 1.
 

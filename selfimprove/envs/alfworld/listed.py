@@ -1,11 +1,11 @@
-"""ALFWorld with labels: the built-in kitchen, or real games behind the same face (spec reflect_rl §2, ALFWorld).
+"""ALFWorld with labels: the built-in kitchen, or real games behind the same interface (docs/reflect-rl.md, L42).
 
 What the teacher says in the episode of ``kitchen.py`` on arriving at the fridge, and had it gone elsewhere::
 
     That helped. I open the fridge 1.
     The last command did not help. A plate may be at the fridge 1, so I go there.
 
-It sees no spoiler: it says what a player hopes to find.
+It is shown no spoiler: it says what a player hopes to find.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WELCOME = "-= Welcome"
 
 
 class PlannedGame(AgentEnv, Protocol):
-    """An environment that lists its admissible commands and knows a shortest way: the kitchen, or ALFWorld itself."""
+    """An environment that lists its admissible commands and knows a shortest path: the kitchen, or ALFWorld itself."""
 
     def task_ids(self, split: Any = None) -> Sequence[int]:
         """The games to learn in (``train``), to be tested in (``valid``), or all (None)."""
@@ -55,7 +55,7 @@ class _Moment(NamedTuple):
 class EnumeratedKitchen:
     """Implements ``EnumeratedEnv`` over games in ALFWorld's words; a win costs -1, everything else nothing.
 
-    ``game`` should have no horizon of its own that is shorter, so that it can tell the reasons of any way.
+    ``game`` should have no shorter horizon of its own, so that it can explain any path.
     """
 
     name = "alfworld"
@@ -162,7 +162,7 @@ def make_alfworld(params: EnvParams) -> EnumeratedKitchen:
     Raises:
         UserError: no goal with that thing and place; ALFWorld's environment or its folder of games is missing.
     """
-    horizon = 10_000  # the adapter cuts the episode; the game itself never does, so that any way can be told
+    horizon = 10_000  # the adapter cuts the episode; the game itself never does, so that it can explain any path
     game: PlannedGame
     if params.backend == "textworld":
         from selfimprove.envs.alfworld.env import make_textworld

@@ -11,8 +11,8 @@ Of game 4 of seed 0, "cool some plate and put it in microwave", the beginning an
      (:goal (exists (?r - receptacle ?o - object) (and (inReceptacle ?o ?r) (objectType ?o PlateType)
       (receptacleType ?r MicrowaveType) (coolable ?o) (isCool ?o)))))
 
-The original's games were made from a house simulator's scenes; only their problems need that, and a problem is a list
-of facts (spec §2, Backend). Ours say what the built-in kitchen's game of the same number says, so both can be played
+The original's games were made from a house simulator's scenes, but a problem is only a list of facts and needs no
+simulator. Ours say what the built-in kitchen's game of the same number says, so both can be played
 side by side. ALFWorld numbers what has the same kind in falling order of the ids, and so do we.
 """
 

@@ -5,7 +5,7 @@
     {'alfworld': '0.4.2', 'textworld': '1.7.0'}
 
 ALFWorld's packages live in an environment of their own (``make env-alfworld``). The original runs a game in a thread
-and leaves it alive when a step takes too long; a process can be killed, and is (spec reflect_rl §6, trap 27).
+and leaves that alive when a step takes too long; a process can be killed, and is.
 """
 
 from __future__ import annotations

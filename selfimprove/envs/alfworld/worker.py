@@ -8,7 +8,7 @@
 
 Each request may name sessions that nobody needs any more (``"left": [1, 2]``). What fails is answered with
 ``{"error": "..."}``. It needs nothing of selfimprove, reads the package's own domain and
-grammar and nothing else, and is never told where games lie, so it can't write there (spec reflect_rl §6, trap 27). The
+grammar and nothing else, and is never told where games lie, so it cannot write there, as the original does. The
 grammars inside of downloaded games are not used: TextWorld runs what stands in a grammar as Python. The process ends
 when its standard input does, however busy it is.
 
@@ -129,7 +129,7 @@ def _world_class() -> type[Any]:
             return self.reset()
 
         def plan(self) -> list[str]:
-            """The planner's way to the goal from here; [] if there is none, or it is reached."""
+            """The planner's path to the goal from here; [] if there is none, or it is reached."""
             if self.state["won"]:
                 return []
             return [" ".join(command.split()) for command in self._pddl_state.replan(self._entity_infos)]

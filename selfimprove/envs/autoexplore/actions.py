@@ -5,8 +5,8 @@
     2. cat README.md
     3. id README.md
 
-Labels are the numbers 0 to 199, then a-z and A-Z: 252, each one token for GPT-2 (spec reflect_rl §1, Single-prompt
-action enumeration). A folder with more actions than that shows the first 252.
+Labels are the numbers 0 to 199, then a-z and A-Z: 252, each one token for GPT-2 (docs/reflect-rl.md, L4 and L30). A
+folder with more actions than that shows the first 252.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def choose(choices: Sequence[Choice], response: str) -> Action | None:
     """The action that a response names, None if it names none.
 
     Accepted: a command exactly as listed, or a label: with blanks of any kind around it, a trailing dot, or any text
-    after the first dot (``7``, `` 7. ``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7`` (spec §2,
-    Accepted labels).
+    after the first dot (``7``, `` 7. ``, ``7. cat a.py``). Not accepted: ``07``, ``.7``, ``Choice 7``
+    (docs/reflect-rl.md, L31).
     """
     response = response.strip()
     for choice in choices:

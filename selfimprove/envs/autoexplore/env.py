@@ -43,8 +43,8 @@ An episode (a small repository, played by the expert; the first state in full)::
     > 1                                       (the list has changed: ``hub.py`` has been read, 1 is ``id hub.py`` now)
     cost 1 + 1 + (1 - 15): found in three steps
 
-``id`` ends the episode, right or wrong, and so does step H (spec reflect_rl §2, AutoExplore). Everything is told in
-costs: 1 a step, the last one 15 less if a target was identified and 15 more if not.
+``id`` ends the episode, right or wrong, and so does step H (docs/reflect-rl.md, L32). Rewards are given as costs: 1 a
+step; the last one costs H (15) less if a target was identified, and H more if not.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class AutoExplore:
     ``shuffle_action``: draw labels from all ``labels``. ``easy``: the task is "Find <path>" of one target.
     ``first_step``: a bandit of one step, whose cost is -100 - H for the first command of the optimal path, else 1.
     ``union_targets``: what teachers identified counts as right, too. ``keyword_costs``: further costs by the first word
-    of a result, such as ``{"Error": 2, "Warning": 1}``; the original meant these and never charged them (spec §6, trap
-    6). ``cut``: the tokenizer's measure of 500 tokens.
+    of a result, such as ``{"Error": 2, "Warning": 1}``; the original means to charge these, and never does. ``cut``:
+    the tokenizer's measure of 500 tokens.
 
     Draws are named by ``seed``, the task and the episode, never by order.
     """
@@ -212,7 +212,7 @@ class AutoExplore:
         return result
 
     def _charge(self, status: str, chosen: Action | None, valid: bool) -> Step:
-        """Count a step and its cost, and end the episode where it ends (spec §2; §1, Curricula for first_step)."""
+        """Count a step and its cost, and end the episode where it ends (docs/reflect-rl.md, L32)."""
         now = self._moment
         steps = now.steps + 1
         cost = 1.0 + self._keyword_costs.get(status.partition(":")[0], 0.0)
@@ -295,7 +295,7 @@ class AutoExplore:
         )
 
     def expert(self) -> list[Move]:
-        """The known way to the nearest target from here: ``cd``, ``cat`` unless read or too late, ``id``.
+        """The known path to the nearest target from here: ``cd``, ``cat`` unless read or too late, ``id``.
 
         Each with a reason that says what a searcher could know, in words that vary with the task. [] when done or when
         the steps that are left are too few.

@@ -1,4 +1,4 @@
-"""AutoExplore's scripted expert: the way to a target, and a sentence for each step that a searcher could have said.
+"""AutoExplore's scripted expert: the path to a target, and a sentence for each step that a searcher could have said.
 
     cd core         The task speaks of events, so I look into core.
     cat hub.py      I read hub.py to see whether it is what I look for.

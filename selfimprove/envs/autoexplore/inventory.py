@@ -3,7 +3,7 @@
     {"name": "rich", "files": 98, "bytes": 1048576, "sha256": "5c0e…", "dropped": {"hidden": 35, "suffix": 1}}
 
 Which Python packages a machine has, and in which versions, is not in the params. This row is: two runs with the same
-rows explored the same files (checklist row 1). No place on the machine is named.
+rows explored the same files (docs/reflect-rl.md, L36). No place on the machine is named.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Filtered(NamedTuple):
 
 
 def filter_repo(folder: Path | str) -> Filtered:
-    """The repositories in a folder, filtered as the original filters, with counts (spec §3, filter_repo; §6, trap 21).
+    """The repositories in a folder, filtered as the original filters, with counts (docs/reflect-rl.md, L36).
 
     Raises:
         UserError: it can't be listed, or nothing in it is left to explore.

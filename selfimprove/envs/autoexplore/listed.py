@@ -1,4 +1,4 @@
-"""AutoExplore with labels, depth levels and a teacher that analyses without choosing (spec reflect_rl §1, §2).
+"""AutoExplore with labels, depth levels and a teacher that analyses without choosing (docs/reflect-rl.md, L29 to L34).
 
 What the teacher says in the episode of ``autoexplore/env.py``, had it read README.md first::
 
@@ -78,11 +78,11 @@ class EnumeratedAutoExplore:
         self.levels = tuple(levels) if level < 0 else (tuple(levels)[level],)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """Indices into the tasks, of every split: which is for what, the panels say."""
+        """Indices into the tasks; there are no splits here, the method draws them."""
         return self._game.task_ids()
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
-        """See ``EnumeratedEnv``: a task belongs to the bucket of its target's depth, once (§6, trap 18)."""
+        """See ``EnumeratedEnv``: a task belongs to the level of its target's depth, once."""
         if level and level not in self._buckets:
             raise UserError(f"autoexplore has no level {level!r}; choose one of {', '.join(self._buckets)}.")
         return [task for task in tasks if not level or task in self._buckets[level]]
@@ -94,7 +94,7 @@ class EnumeratedAutoExplore:
         return self.state()
 
     def state(self) -> State:
-        """See ``EnumeratedEnv``; split at the last heading, since a file that was read may hold one, too [R]."""
+        """See ``EnumeratedEnv``; split at the last heading, since a file that was read may hold one, too."""
         pre, heading, actions = self._game.observation().rpartition(ACTION_HEADING)
         return State(pre, heading + actions, tuple(self.commands()))
 
@@ -103,7 +103,7 @@ class EnumeratedAutoExplore:
         return {choice.label: choice.action.text for choice in self._game.choices()}
 
     def step(self, label: str) -> Played:
-        """See ``EnumeratedEnv``; labels are read as the spec accepts them (§2, Accepted labels)."""
+        """See ``EnumeratedEnv``; which texts name a label: ``actions.choose``."""
         step = self._game.step(label)
         now = self._game.snapshot()
         success = bool(step.info["success"])
@@ -120,7 +120,7 @@ class EnumeratedAutoExplore:
         return [action.text for action in way]
 
     def explain(self, last: Last | None, *key: object) -> str:
-        """What is promising here and why; the command itself is not chosen (spec §1, Data with negatives)."""
+        """What is promising here and why; the command itself is not chosen."""
         words = rng("autoexplore reflection", *key)
         said = []
         if last is not None and not last.helped:

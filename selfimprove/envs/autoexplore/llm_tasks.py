@@ -1,4 +1,4 @@
-"""Questions about files, asked by a language model that is shown one file at a time (checklist rows 2 and 3).
+"""Questions about files, asked by a language model that is shown one file at a time (docs/reflect-rl.md, L37).
 
 What it is shown of ``core/hub.py``, below the instructions for code, and what it answers::
 
@@ -13,10 +13,10 @@ What it is shown of ``core/hub.py``, below the instructions for code, and what i
     QUERY: Which part of the library repeats old events?
     ANSWER: The function replay publishes every event once more.
 
-Each pair becomes a task whose target is the file. Which files are shown follows the original (spec reflect_rl §3,
-gen_task): at most 100 a repository, drawn by the seed, at most two folders deep; excerpts of 50 to 2000 tokens, of a
-table its first 20 lines; one prompt each for code, text and data, in words of our own. Its parser lost the digits of
-answers, kept duplicates, and its pattern for build outputs also dropped layouts (§6, trap 22); ours doesn't.
+Each pair becomes a task whose target is the file. Which files are shown follows the original: at most 100 a repository,
+drawn by the seed, at most two folders deep; excerpts of 50 to 2000 tokens, of a table its first 20 lines; one prompt
+each for code, text and data, in our own wording. The original's parser loses the digits of answers and keeps
+duplicates, and its pattern for build outputs also drops "layout"; this one does not.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ async def make_llm_tasks(
     """Tasks about all repositories, by repository and file, and counts of what became of the answers.
 
     ``model``: how the tasks name who asked. The engine batches the requests, one a file; each draws from its own key.
-    ``progress``: told after every answer how many there are, of how many.
+    ``progress``: called after every answer with their number so far, and the total.
 
     Raises:
         UserError: no file is long enough, no answer held a usable pair, the engine failed at each file, or it can't

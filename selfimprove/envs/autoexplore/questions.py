@@ -2,8 +2,8 @@
 
 Every file is read for facts that name it (``class Hub``, the heading "Installing", the columns year, city). A fact
 that no other file of the repository shares becomes a question with one right answer. Which files are asked about
-follows the original's gen_task (spec reflect_rl §3; §6, trap 22): at most 100 a repository, drawn by the seed, at most
-two folders deep, with at least 50 tokens, and no tests or build outputs, told by whole words of the path.
+follows the original (docs/reflect-rl.md, L37): at most 100 a repository, drawn by the seed, at most two folders deep,
+with at least 50 tokens, and no tests or build outputs, recognised by whole words of the path.
 """
 
 from __future__ import annotations

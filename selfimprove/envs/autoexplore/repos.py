@@ -1,6 +1,6 @@
 """Repositories to explore: the Python packages that this machine has, or any folder; filtered as the original filters.
 
-Dropped (spec reflect_rl §3, filter_repo; §6, traps 3 and 21): names that begin with a dot or an underscore; LICENSE,
+Dropped (docs/reflect-rl.md, L36): names that begin with a dot or an underscore; LICENSE,
 Makefile, conf.py, artwork, requirements, ci, tests, examples, by whole name or stem; names that are not plain ASCII;
 links and special files; files of other kinds than ``ALLOWED_SUFFIXES``, unreadable ones, ones with fewer than 10
 characters or with fewer than 90 % ASCII. Nothing is copied: a repository is a listing, shared by all episodes.
@@ -81,7 +81,7 @@ class Repo:
 
 
 def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:
-    """Why an entry does not stay in a repository (the original's ``ignore``, mended); None: it stays."""
+    """Why an entry does not stay in a repository (the original's ``ignore``, corrected); None: it stays."""
     if name[0] in "._":
         return "hidden"
     if name in IGNORED:

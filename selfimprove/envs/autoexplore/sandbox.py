@@ -6,7 +6,7 @@
     >>> sandbox.run(["cat", "../../etc/passwd"]).text
     'Error: You cannot access file ../etc/passwd outside the repo! You are now at src'
 
-What it promises, for any list of arguments and any folder that it is given (spec reflect_rl §2, §6 traps 1-5):
+What it promises, for any list of arguments and any folder that it is given (docs/reflect-rl.md, L35):
 
 - Nothing is executed. There is no shell; ``;``, ``$()``, ``|``, ``>``, ``~``, quotes, blanks, newlines and leading
   dashes in an argument are characters of a name. The only option is ``-n N`` of head and tail.
@@ -17,7 +17,7 @@ What it promises, for any list of arguments and any folder that it is given (spe
   by folder without following links, so that it also holds when the folder changes in the meantime.
 - It always answers: FIFOs, devices and sockets are never opened; of a file at most ``TAIL_LIMIT`` bytes are read;
   every answer is bounded; what can't be decoded or would move a terminal's cursor is shown as U+FFFD.
-- An answer says success with the output or error with the reason; where the root lies on the machine is not told.
+- An answer says success with the output or error with the reason; where the root lies on the machine is not shown.
   A command that fails changes nothing.
 
 What it does not promise: it can't tell hard links and mounted folders inside the tree from the tree's own; a network
@@ -229,12 +229,12 @@ def shown(name: str) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as the commands show it: in double quotes if it holds a blank (spec §2)."""
+    """A name as the commands show it: in double quotes if it has a space."""
     return f'"{name}"' if " " in name else name
 
 
 def unquoted(name: str) -> str:
-    """A name without the quotes around it, however many (spec §6, trap 20)."""
+    """A name without the quotes around it, however many; the original never matches quoted names."""
     while len(name) > 1 and name[0] in "'\"" and name[0] == name[-1]:
         name = name[1:-1]
     return name

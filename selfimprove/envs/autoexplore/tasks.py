@@ -7,7 +7,7 @@ A task, as the original writes them (a JSON list)::
      "optimal_path": ["cd core", "cat hub.py", "id hub.py"],
      "filename": "core/hub.py", "root": "eventlib", "n_level": 1, "model": "template"}
 
-Later steps add ``trajectories`` (spec reflect_rl §4, Data formats). ``questions`` makes tasks without a model.
+Later steps add ``trajectories`` (docs/reflect-rl.md, L49). ``questions`` makes tasks without a model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trajectory(Record):
 class Task(Record):
     """One question about one repository. ``filename`` is the target's path below ``root``, the repository's name.
 
-    A name in quotes, as the original writes those with blanks, loses them here (spec §6, trap 20).
+    The original writes names with spaces in quotes; these are removed here, so that they match.
     """
 
     question: str
@@ -73,13 +73,13 @@ class Task(Record):
     def targets(self, union: bool = False) -> tuple[str, ...]:
         """The correct files: the original target; with ``union`` also whatever teachers identified.
 
-        The original always adds the latter, negative trajectories' too, and drops tasks without any (spec §6, trap 7).
+        The original always adds the latter, negative trajectories' too, and drops tasks without any: tests then leak.
         """
         named = {unquoted(t.filename) for t in self.trajectories if t.filename} if union else set()
         return (self.filename, *sorted(named - {self.filename}))
 
     def with_trajectories(self, more: Iterable[Trajectory]) -> Task:
-        """The task with further trajectories: every positive is ``positive``, a negative gets a free number (§4)."""
+        """The task with further trajectories: every positive is ``positive``, a negative gets a free number."""
         trajectories = list(self.trajectories)
         taken = {one.info for one in trajectories}
         for one in more:
@@ -121,7 +121,7 @@ def unplayable(task: Task, repos: Mapping[str, Repo], most: int = len(LABELS)) -
 
 
 def filter_tasks(tasks: Iterable[Task], repos: Mapping[str, Repo], most: int = len(LABELS)) -> list[Task]:
-    """Tasks that can be played, each once, in order of first appearance (spec §3, filter_task).
+    """Tasks that can be played, each once, in order of first appearance (docs/reflect-rl.md, L37).
 
     Dropped: ``unplayable`` ones. Paths lose ``ls``, get their quotes as listed, and end with ``id``. Tasks with the
     same root, file and question are merged: the first keeps its fields and receives the others' trajectories, each of
@@ -160,7 +160,7 @@ class Split(NamedTuple):
 
 
 def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
-    """Shuffle by the seed, cut at round(0.7 n) and round(0.2 n) more (spec §6, trap 19); blank ones are left out."""
+    """Shuffle by the seed, cut at round(0.7 n) and round(0.2 n) more; tasks without a question are left out."""
     shuffled = [task for task in tasks if task.question]
     rng("autoexplore split", seed).shuffle(shuffled)
     train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))
@@ -170,7 +170,7 @@ def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
 def depth_levels(
     tasks: Iterable[Task], merge_first_two: bool = False, merge_after_first_k: int = 3
 ) -> list[list[Task]]:
-    """The depth curriculum: tasks by the depth of their target, shallow first; each task once (spec §6, trap 18).
+    """The depth curriculum: tasks by the depth of their target, shallow first; each once (docs/reflect-rl.md, L34).
 
     ``merge_first_two`` fuses the two shallowest levels; then all after the first ``merge_after_first_k`` fuse to one.
     """

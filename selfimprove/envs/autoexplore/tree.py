@@ -44,7 +44,7 @@ _NOTHING: Mapping[str, Entry] = MappingProxyType({})
 
 
 def no_dot_entries(path: Path, name: str, kind: Kind) -> bool:
-    """The original's copy: everything but names that begin with a dot (spec §2, AutoExplore)."""
+    """What the original copies: everything but names that begin with a dot."""
     return not name.startswith(".")
 
 

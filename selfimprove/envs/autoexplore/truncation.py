@@ -5,7 +5,7 @@
     ...
     Large file, only display first 5 lines and 500 tokens.
 
-Source: spec reflect_rl §2, AutoExplore.
+The limits are the original's (docs/reflect-rl.md, L33).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A question::
     question  What rocket was the first spacecraft that ever approached Uranus launched on?
     gold      Titan IIIE
 
-Scored as HotpotQA (spec spin_agent §2.6, row 4); there is a test split only.
+Scored as HotpotQA; there is a test split only.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A question of the embedded encyclopedia, and a score::
 
     score("the town of Tolma", question)  ->  Score(reward=0.0, em=False, f1=0.5, pred="town of tolma", gt="tolma")
 
-Tasks and metrics: spec spin_agent §2.6. Answers come from an episode's ``finish[...]``; how they are found is the
-method's business.
+Tasks and metrics: docs/spin.md, S24 to S28. Answers come from an episode's ``finish[...]``; how they are found is up to
+the method.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Paragraph(Record):
 
 @dataclass(frozen=True)
 class Score:
-    """An answer's marks: ``reward`` 1 or 0 (the task's own rule), exact match, F1 in [0, 1], and what was compared."""
+    """An answer's scores: ``reward`` 1 or 0 (the task's own rule), exact match, F1 in [0, 1], and what was compared."""
 
     reward: float
     em: bool
@@ -61,12 +61,12 @@ class Score:
 
 
 def score(answer: str, question: Question) -> Score:
-    """The marks of ``answer`` under the metric of the question's task; an empty answer is never rewarded (row 8)."""
+    """The score of ``answer`` under the metric of the question's task; an empty answer is never rewarded."""
     return _metric(question.task)(answer, question.gold)
 
 
 def load_questions(name: str, split: str, folder: Path) -> list[Question]:
-    """The split's questions in the data set's order, so that a place in the list is the task index (rows 1 to 5).
+    """The split's questions in the data set's order, so that a place in the list is the task index.
 
     ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
 
@@ -194,7 +194,7 @@ def content_id(task: str, *parts: str) -> str:
 
 
 def duplicates(panels: Mapping[str, Sequence[Question]]) -> dict[str, list[str]]:
-    """Questions that stand in two panels, or twice in one: {question's text: panels}, case and spaces aside."""
+    """Questions that stand in two splits, or twice in one: {question's text: panels}, case and spaces aside."""
     places: dict[str, list[str]] = {}
     for name, questions in panels.items():
         for question in questions:

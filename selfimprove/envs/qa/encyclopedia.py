@@ -9,8 +9,8 @@ Two questions of a default world, with the paragraphs that answer them::
     Who was born first, Mara Venn or Ilo Frost?                                                 (comparison)
         -> Ilo Frost
 
-Every relation has one value, so every answer is unique. Panels are disjoint by content: people, works, organisations
-and events belong to one panel each. Scored as HotpotQA. The scripted expert of a question looks up every paragraph in
+Every relation has one value, so every answer is unique. Splits are disjoint by content: people, works, organisations
+and events belong to one split each. Scored as HotpotQA. The scripted expert of a question looks up every paragraph in
 turn by its title; what it thinks is drawn by the question's id.
 """
 
@@ -65,7 +65,7 @@ class EncyclopediaParams(Section):
 
 @dataclass(frozen=True)
 class Encyclopedia:
-    """The corpus, and the panels' questions with the plans of their scripted experts."""
+    """The corpus, and the splits' questions with the plans of their scripted experts."""
 
     paragraphs: tuple[Paragraph, ...]
     panels: dict[Split, tuple[Quest, ...]]
@@ -74,7 +74,7 @@ class Encyclopedia:
 def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *, seed: int) -> Encyclopedia:
     """A world and ``counts`` questions about it, the same for the same arguments.
 
-    Questions of a panel are drawn one after the other: with a smaller count a panel keeps its first questions.
+    Questions of a split are drawn one after the other: with a smaller count a split keeps its first questions.
 
     Raises:
         UserError: the world is too small for so many different questions.
@@ -88,7 +88,7 @@ def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *
 
 
 class _Writer:
-    """Draws the questions of one panel."""
+    """Draws the questions of one split."""
 
     def __init__(self, world: World, params: EncyclopediaParams, panel: Split, draws: Random) -> None:
         self._world, self._params, self._panel, self._draws = world, params, panel, draws
@@ -180,7 +180,7 @@ def _same(one: Entry, other: Entry, fact: str) -> bool:
 
 
 def _paths() -> dict[int, list[tuple[Relation, ...]]]:
-    """Chains of one, two and three relations that start at an entry of a panel."""
+    """Chains of one, two and three relations that start at an entry of a split."""
     starts = ("person", "work", "organisation", "event")
     paths: dict[int, list[tuple[Relation, ...]]] = {1: [(r,) for r in words.RELATIONS if r.of in starts]}
     for hops in (2, 3):

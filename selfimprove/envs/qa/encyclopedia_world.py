@@ -6,7 +6,7 @@ An entry and its paragraph::
                                           "teacher": "Ilo Frost"})
     Mara Venn was a painter from Tolma, born in 1712. The teacher of Mara Venn was Ilo Frost.
 
-People, works, organisations and events belong to one panel each, and what one says of another stays within it; towns,
+People, works, organisations and events belong to one split each, and what one says of another stays within it; towns,
 rivers and lands are common to all, as countries are in a real encyclopedia.
 """
 
@@ -21,7 +21,7 @@ from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import Paragraph, Split
 
 SHARES: dict[Split, float] = {"train": 0.6, "dev": 0.15, "test": 0.25}
-"""Parts of the people, and of what they made, that belong to each panel."""
+"""Parts of the people, and of what they made, that belong to each split."""
 
 YEARS = (1501, 1899)
 

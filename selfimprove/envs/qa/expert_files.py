@@ -1,4 +1,4 @@
-"""Expert files as FireAct publishes them, read with care: rows are repaired, filtered and counted (row 31).
+"""Expert files as FireAct publishes them: rows are repaired, filtered and counted (docs/spin.md, S29).
 
 An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) hold the same as messages::
 
@@ -6,9 +6,9 @@ An Alpaca row (``alpaca_format/hotpotqa.json``); chat rows (``gpt_format/``) hol
      "output": "Thought: I need to search …\\nAction: search[Malcolm Smith …]\\nObservation: Smith was named …\\n"
                "Thought: …\\nAction: finish[Super Bowl XLVIII]\\nObservation: Episode finished, reward = True\\n"}
 
-Repaired: questions whose later lines (MMLU's options) slipped into the output (trap 9). Dropped: rows of another shape,
-rounds without a thought or an action, no end, a failed end (40 of the released 734), and questions that had an expert
-before. The terminal line is always taken off (spec spin_agent §1).
+Repaired: questions whose later lines (MMLU's options) slipped into the output. Dropped: rows of another shape, rounds
+without a thought or an action, no end, a failed end (40 of the released 734), and questions that had an expert before.
+The terminal line is always removed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Expert trajectories: what SPIN imitates. Scripted ones, whose questions say what to look up, are made here.
 
-One of the encyclopedia, as a policy's text would read (spec spin_agent §2.3)::
+One of the encyclopedia, as a policy's text would read (docs/spin.md, S30)::
 
     Thought: I need the author of The Silver Gate.
     Action: search[The Silver Gate]
@@ -11,8 +11,8 @@ One of the encyclopedia, as a policy's text would read (spec spin_agent §2.3)::
     Thought: Mara Venn was born in Tolma.
     Action: finish[Tolma]
 
-The terminal line ``Observation: Episode finished, …`` is no part of a trajectory: experts' always say True, and a
-model could win on that word alone (spec §1).
+The terminal line ``Observation: Episode finished, …`` is no part of a trajectory: an expert's always says True, so a
+model could win on that word alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Source = Literal["scripted", "gpt-4", "data"]
 
 
 class Round(Record):
-    """One round: what the policy wrote, and what it was told. The last round, ``finish[...]``, is told nothing."""
+    """One round: what the policy wrote, and the observation. The last round, ``finish[...]``, has none."""
 
     thought: str
     action: str
@@ -100,7 +100,7 @@ _LAST = ("So the answer is {gold}.", "The answer is {gold}.", "This tells me tha
 
 
 def hotpotqa_quest(question: Question) -> Quest:
-    """The plan for a question that names its gold paragraphs: search each title, finish with the answer (spec §2.7).
+    """The plan for a question that names its gold paragraphs: search each title, finish with the answer.
 
     The paragraph that holds the answer comes last only where the data set lists it last; the words of the thoughts are
     drawn by the question's id.

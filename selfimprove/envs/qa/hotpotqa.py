@@ -11,8 +11,8 @@ An episode (the third row of FireAct's experts)::
     Action:      finish[Nevada]
     gold         Nevada
 
-Reward: exact match after the normaliser; F1 beside it (spec spin_agent §2.6, rows 1, 6 to 8). The unlabelled test
-split is refused: nothing could be scored on it.
+Reward: exact match after the normaliser; F1 is reported beside it (docs/spin.md, S25 and S26). The test split has no
+answers and is refused.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def context_paragraphs(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Pa
 
 
 def task_order(count: int, *, shuffled: bool = True) -> list[int]:
-    """Task indices in the order in which FireAct plays them (row 23): by ``random.Random(233)``, or as they are."""
+    """Task indices in the order in which FireAct plays them: by ``random.Random(233)``, or as they are."""
     order = list(range(count))
     if shuffled:
         random.Random(SHUFFLE_SEED).shuffle(order)

@@ -8,8 +8,8 @@ A question of ``<folder>/test/astronomy_test.csv`` (no header: question, four op
     gold      D
     "D", "(D)", "D. Because …"  ->  reward 1        "Both A and D"  ->  reward 0
 
-A leading letter that stands by itself decides (spec spin_agent §2.6, row 3); to the original "Both…" meant B
-(trap 11), and the order of its tasks was the file system's.
+A leading letter that stands alone decides (docs/spin.md, S28). The original reads "Both…" as B, and the order of its
+tasks is the file system's.
 """
 
 from __future__ import annotations

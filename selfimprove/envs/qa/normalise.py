@@ -1,4 +1,4 @@
-"""HotpotQA's answer normaliser, exact match and F1 (spec spin_agent §2.6), which Bamboogle shares.
+"""HotpotQA's answer normaliser, exact match and F1, which Bamboogle shares (docs/spin.md, S25 and S26).
 
 ::
 
@@ -40,7 +40,7 @@ def exact_match(answer: str, gold: str) -> bool:
 
 
 def f1(answer: str, gold: str) -> float:
-    """Overlap of the two multisets of words, in [0, 1]; 0 where the guard forbids half marks."""
+    """Overlap of the two multisets of words, in [0, 1]; 0 where the guard forbids a partial score."""
     if not answer.strip():
         return 0.0
     if not normalise(answer) and not normalise(gold):

@@ -6,8 +6,8 @@ A question, as prompts put it (the prefix is the method's ``question_prefix``)::
     gold      no
     "No, it will not."  ->  reward 1        "Not sure"  ->  reward 0
 
-The first word decides, without its punctuation (spec spin_agent §2.6, row 2): "not sure" is no "no", as it was to the
-original (trap 11).
+The first word decides, without its punctuation (docs/spin.md, S27). The original compares prefixes, so that "not sure"
+counts as "no".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DangerousTaxi: fetch the passenger, bring them to the destination, never bump into anything (Reflect-RL, spec §2).
+"""DangerousTaxi: fetch the passenger, bring them to the destination, never hit a wall (docs/reflect-rl.md, L39, L40).
 
 An episode (start 61 in the mode ``full``, played by the expert; of the observations only the first and the last)::
 
@@ -90,10 +90,10 @@ SUCCESS_BELOW: Mapping[Mode, float] = {"pickup": 0.0, "dropoff": 0.0, "full": -1
 
 
 def succeeded(mode: Mode, q0: float, delivered: bool) -> bool:
-    """The original's judgement of an episode by its cost ``q0`` = Q₀ (spec §2): below 0, in ``full`` below −1.
+    """Success as the original judges it, by the episode's cost ``q0`` = Q₀: below 0, in ``full`` below −1.
 
-    Without a curriculum (``none``) its threshold of −1 could not be reached, the best return being 1: there, success
-    is the delivery [R]. In episodes of at most 20 actions this equals what ``Step.reward`` says.
+    Without a curriculum (``none``) the original's threshold of −1 cannot be reached, since the best return is 1: here,
+    success is the delivery. In episodes of at most 20 actions this equals what ``Step.reward`` says.
     """
     return delivered if mode == "none" else q0 < SUCCESS_BELOW[mode]
 
@@ -248,7 +248,7 @@ class Taxi:
         return [] if self._now.ending else list(ACTIONS)
 
     def oracle(self) -> list[int]:
-        """A shortest way to success from here, whether or not the horizon allows it; [] at the end."""
+        """A shortest path to success from here, whether or not the horizon allows it; [] at the end."""
         if self._now.ending:
             return []
         return best_actions(self._now.states[-1], until_aboard=self._mode == "pickup")

@@ -104,7 +104,7 @@ def starts() -> tuple[int, ...]:
 def picture(state: int) -> str:
     """The 7-row map. Later symbols cover earlier ones: D, then P, then the taxi as T, O (on P) or X (with P aboard).
 
-    So the destination can't be seen while the taxi stands on it (spec §2, DangerousTaxi).
+    So the destination cannot be seen while the taxi stands on it.
     """
     row, column, passenger, destination = place(state)
     cells = {LANDMARKS[destination]: "D"}
@@ -142,7 +142,7 @@ def distances() -> tuple[int, ...]:
 
 
 def best_action(state: int) -> int:
-    """The first action of a shortest way to the delivery; of several, the lowest, as a search forwards finds it."""
+    """The first action of a shortest path to the delivery; of several, the lowest, as a search forwards finds it."""
     table, distance = moves()[state], distances()
     if distance[state] == 1:
         return DROP_OFF
@@ -150,7 +150,7 @@ def best_action(state: int) -> int:
 
 
 def best_actions(state: int, *, until_aboard: bool = False) -> list[int]:
-    """A shortest way to the delivery; ``until_aboard``: its part up to the pickup ([] if the passenger is aboard)."""
+    """A shortest path to the delivery; ``until_aboard``: its part up to the pickup ([] if the passenger is aboard)."""
     actions = []
     while not (until_aboard and place(state).passenger == ABOARD):
         action = best_action(state)

@@ -1,4 +1,4 @@
-"""DangerousTaxi with labels, levels and a teacher that explains without telling the action (spec reflect_rl §2).
+"""DangerousTaxi with labels, levels and a teacher that explains without telling the action (docs/reflect-rl.md, L41).
 
 What the teacher says of start 61 (in ``taxi.py``) after a first move to the south, which was wrong::
 
@@ -9,7 +9,7 @@ and at start 15, had it been reached by a good move::
     The last step helped. Three columns east lies the passenger, but a wall stands in the east; it ends two rows south.
 
 The sentences say where the target lies, what is blocked and where the wall ends. From that the next action follows,
-but none is named: what the teacher knows of it (the spoiler) is not part of what is learnt (§6, trap 11).
+but none is named: the teacher's knowledge of it (the spoiler) never enters the training data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from selfimprove.envs.taxi.grid import (
 from selfimprove.envs.taxi.words import where
 
 LEVELS: tuple[Mode, ...] = ("pickup", "dropoff", "full")
-"""The curriculum (spec §1, Curricula)."""
+"""The curriculum (docs/reflect-rl.md, L25)."""
 
 INSTRUCTION = (
     "You drive a taxi T on a grid to the passenger P, then, seen as X, to the destination D, never into a wall.\n"
@@ -92,7 +92,7 @@ class EnumeratedTaxi:
         self._moment = self._games[mode].snapshot()
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """The 300 starts, of every split: which is for what, the panels say."""
+        """The 300 starts; there are no splits here, the method draws them."""
         return self._games["full"].task_ids()
 
     def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
@@ -183,7 +183,7 @@ _COMPASS = {SOUTH: "south", NORTH: "north", EAST: "east", WEST: "west"}
 def obstacles(state: int) -> str:
     """What keeps a taxi from going straight to its target: blocked ways, and ways that lead behind a wall; or "".
 
-    With ``where`` it tells a shortest way from the others, without naming it.
+    With ``where`` it tells a shortest path from the others, without naming it.
     """
     here = place(state)
     down, right = here.target[0] - here.row, here.target[1] - here.column

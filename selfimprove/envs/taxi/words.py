@@ -1,4 +1,4 @@
-"""Why a taxi driver does what they do: one short first-person sentence for a state and an action of a shortest way."""
+"""Why a taxi driver does what they do: one short first-person sentence for a state and an action of a shortest path."""
 
 from __future__ import annotations
 

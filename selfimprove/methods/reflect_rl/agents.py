@@ -1,4 +1,4 @@
-"""Players without trained weights, evaluated like the models: chance, the oracle, chat models (rows 53, 54).
+"""Players without trained weights, evaluated like models: chance, the oracle, chat models (docs/reflect-rl.md, L47).
 
 ========  ===========================================================================================================
 random    one of the listed labels, uniformly
@@ -8,8 +8,8 @@ chat      it analyses the state first and chooses in a second turn, each step a 
 react     the same in one dialogue over the whole episode, reflection and action in turn (evaluate_gpt)
 ========  ===========================================================================================================
 
-A label is read exactly, and an answer that names none is an invalid action [R: the original read "Action 12" as 1 and
-guessed where it found nothing; spec reflect_rl §6, trap 25].
+A label is read exactly, and an answer that names none is an invalid action; the original reads "Action 12" as 1, and
+guesses where it finds nothing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RandomAgent:
 
 
 class ExpertAgent:
-    """The oracle; where it knows no way, the first label."""
+    """The oracle; where it knows no path, the first label."""
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
         """See ``Agent``."""

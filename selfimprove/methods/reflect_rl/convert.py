@@ -1,7 +1,7 @@
-"""The teacher's trajectories as the five supervised sets (spec reflect_rl §3, convert; §4; rows 10, 39).
+"""The teacher's trajectories as the five supervised sets (docs/reflect-rl.md, L13 and L14).
 
 =======================  ======================================================  =====================================
-set                      prompt                                                  learnt
+set                      prompt                                                  trained on
 =======================  ======================================================  =====================================
 sft                      pre, post, act                                          the label
 sft_reflection           instr, pre, analyse                                     the reflection
@@ -9,8 +9,8 @@ sft_policy               instr, pre, analyse, reflection, post, act             
 …_positive               the same of complete trajectories only                  the same
 =======================  ======================================================  =====================================
 
-Prompts are those of generation and reinforcement learning (``prompts.py``; §6, trap 12). An end token is learnt after
-every answer (trap 14). A complete trajectory is learnt if it succeeded, and of a negative only what mends it.
+Prompts are those of generation and reinforcement learning (``prompts.py``); an end token is trained after every answer.
+The original does neither. A complete trajectory is trained on if it succeeded, a negative only where it is put right.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from selfimprove.methods.reflect_rl.prompts import (
 
 
 def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:
-    """(name, step) of what is learnt from a trajectory; nothing of a complete one that failed."""
+    """(name, step) of the steps that are trained on; none of a trajectory that failed."""
     if trajectory.status != "solved":
         return
     for number, step in enumerate(trajectory.steps):
@@ -44,7 +44,7 @@ def convert(trajectories: Sequence[Trajectory], instruction: str, markers: Marke
     """The five sets, in the trajectories' order.
 
     Raises:
-        UserError: nothing can be learnt from any trajectory.
+        UserError: no trajectory has a step to train on.
     """
     sets: dict[DataSet, list[Example]] = {name: [] for name in DATA_SETS}
     for trajectory in trajectories:

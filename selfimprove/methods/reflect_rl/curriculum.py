@@ -1,4 +1,4 @@
-"""When which tasks are played: level after level, or all from the start (spec reflect_rl §1, Curricula; row 25)."""
+"""Which tasks are played when: level after level, or all from the start (docs/reflect-rl.md, L25)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
 
     Raises:
         UserError: there is no task (of the only level); tasks that are shared out get no iteration each, or a level
-            gets none [R: the original then never advanced; §6, trap 18].
+            gets none (the original then never advances).
     """
     if not tasks:
         raise UserError("reflect_rl.tasks: there is no task to train on; raise tasks.train or few_data.")

@@ -1,4 +1,4 @@
-"""What a played episode leaves behind: steps with reflection, action, probability and cost (spec reflect_rl §4, logs).
+"""The record of an episode: steps with reflection, action, probability and cost (docs/reflect-rl.md, L48).
 
 A step of DangerousTaxi::
 
@@ -62,7 +62,7 @@ class RLEpisode(Record):
 
 
 def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> Trajectory:
-    """The episode as it is learnt from.
+    """The episode as the update reads it.
 
     Args:
         ids: of every label; None where actions are chosen among the whole vocabulary.

@@ -1,4 +1,4 @@
-"""Which episodes an evaluation plays, and by whom (spec reflect_rl §3, evaluate; row 51)."""
+"""Which episodes an evaluation plays (docs/reflect-rl.md, L46)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Game(NamedTuple):
 
 
 def games(env: EnumeratedEnv, panel: Sequence[int], cfg: EvaluateParams, reps: int | None = None) -> list[Game]:
-    """Every task of the panel, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
+    """Every task of the split, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
 
     Raises:
-        UserError: no such level, or no task of the panel at any of them.
+        UserError: no such level, or no task of the split at any of them.
     """
     found = [
         Game(task, level, rep)

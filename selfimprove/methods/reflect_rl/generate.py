@@ -1,14 +1,14 @@
-"""The teacher's trajectories with reflections: complete ones, and negatives (spec reflect_rl §1; rows 6, 7, 30).
+"""The teacher's trajectories with reflections: complete ones, and negatives (docs/reflect-rl.md, L9 to L11).
 
-A negative in AutoExplore: the way to the target up to its ``cat``, another file's ``cat`` in its place, and then the
-teacher's word on why that was wrong, with the step that mends it::
+A negative in AutoExplore: the path to the target up to its ``cat``, another file's ``cat`` in its place, and then the
+teacher's explanation of why that was wrong, with the step that corrects it::
 
     (replayed)  cd core
     (wrong)     cat bus.py
-    learnt      bus.py does not answer the task. hub.py could hold the answer and has not been read.  ->  cat hub.py
+    trained on  bus.py does not answer the task. hub.py could hold the answer and has not been read.  ->  cat hub.py
 
-Elsewhere: an episode in which chance acts, the oracle now and then, and the teacher reflects at every state; what is
-learnt at each is the teacher's reflection and the oracle's action, never what chance did.
+Elsewhere: an episode of random actions, and now and then the oracle's, in which the teacher reflects at every state;
+trained on are the teacher's reflection and the oracle's action, never the random one.
 
 As everywhere, a method is about one episode; nothing here batches, retries, writes or logs.
 """
@@ -27,7 +27,7 @@ from selfimprove.methods.reflect_rl.teacher import Teacher
 
 
 class TaughtStep(Record):
-    """A state, what was thought of it, and the action. ``learn``: it becomes training data; replayed steps do not.
+    """A state, the reflection on it, and the action. ``learn``: it becomes training data; replayed steps do not.
 
     ``label``, ``command``: what is right here by teacher or oracle; ``done``: what was done instead, if that differs.
     """
@@ -43,7 +43,7 @@ class TaughtStep(Record):
 
 
 class Trajectory(Record):
-    """One way through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: what AutoExplore identified."""
+    """One path through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: what AutoExplore identified."""
 
     id: str
     env: str
@@ -73,7 +73,7 @@ class Job(Record):
 
 
 def jobs(train: list[int], cfg: GenerateParams) -> list[Job]:
-    """What the params ask of the training panel, in its order: positives, then negatives; levels in turn."""
+    """What the params ask of the training split, in its order: positives, then negatives; levels in turn."""
     levels = cfg.levels or [""]
     whole = [Job(task_id=task, level=levels[i % len(levels)]) for i, task in enumerate(train[: cfg.tasks])]
     return whole + [
@@ -134,8 +134,8 @@ async def _exploring(
 ) -> Trajectory:
     """Chance plays, the oracle with ``cfg.oracle_prob``; the teacher reflects at every state, for the oracle's action.
 
-    It ends where the environment ends it, danger included [R: the original's spoilers switched the danger off; §6, trap
-    11], or after ``horizon`` actions.
+    It ends where the environment ends it, danger included (the original's spoilers switch the danger off), or after
+    ``horizon`` actions.
     """
     env.reset(made.task_id, k + 1, made.level)
     last: Last | None = None
@@ -156,7 +156,7 @@ async def _exploring(
 
 
 async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Teacher, seed: int) -> Trajectory | None:
-    """The optimal way up to its ``cat``, then another one that is listed there; the teacher explains and mends it.
+    """The optimal path up to its ``cat``, then another one that is listed there; the teacher explains and corrects it.
 
     None where no k+1-th other file is listed there.
     """
@@ -172,7 +172,7 @@ async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Tea
         return None
     made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
     wrong, played = _act(env, others[k])
-    if played.done:  # the horizon left no step to mend it in
+    if played.done:  # the horizon left no step to correct it in
         return None
     key = SeedKey(seed, made.id, len(made.steps))
     reflection = await teacher.reflect(env, wrong, key, exploring=True)
@@ -213,7 +213,7 @@ def _with_step(
 
 
 def _act(env: EnumeratedEnv, label: str) -> tuple[Last, Played]:
-    """Do it; it helped if the way that is left became shorter."""
+    """Do it; it helped if the remaining path became shorter."""
     before, command = len(env.oracle()), env.commands()[label]
     played = env.step(label)
     helped = played.success or (not played.done and 0 < len(env.oracle()) < before)

@@ -1,4 +1,4 @@
-"""The online part of Reflect-RL: play, learn from what was played, learn from replayed successes (spec §1, RL).
+"""Online training: play, update on what was played, then on replayed successes (docs/reflect-rl.md, L15 to L27).
 
     for each iteration:
         episodes = play(the level's next tasks)       the frozen model reflects, the policy acts, dropout is off
@@ -90,7 +90,7 @@ class RLReport(BaseModel):
     """What a run tells of itself. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
 
     ``update_tokens``: read forwards and backwards, every pass; ``rollout_tokens``: prompts read by both models in play.
-    ``real_tokens``: what fine-tuning would read for as much compute, a token in play being a third of one learnt from.
+    ``real_tokens``: what fine-tuning would read for as much compute, a token in play being a third of a trained one.
     """
 
     iterations: int

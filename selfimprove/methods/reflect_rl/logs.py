@@ -1,8 +1,7 @@
-"""Curves of reinforcement learning: success, cost and loss by step, of runs and of the runs they go on from (row 55).
+"""Curves of reinforcement learning: success, cost and loss of runs and their ancestors (docs/reflect-rl.md, L48).
 
-A run that started from another run's weights goes on where that one stopped: its steps are counted on from there, and
-of the ancestor only what came before counts. The original halved its offsets and lost the ancestors' last part
-(spec reflect_rl §6, trap 26).
+The steps of a run that started from another run's weights are counted on from where that one stopped, and of the
+ancestor only the steps before that count. The original divides offsets twice and loses the ancestors' last part.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WINDOW = 99
 
 
 class Point(NamedTuple):
-    """One iteration. None: the figure was not measured then (an update without a loss)."""
+    """One iteration. None: the metric was not measured then (an update without a loss)."""
 
     step: float
     success: float | None
@@ -172,7 +171,7 @@ def original_points(path: Path) -> list[Point]:
     """The points of the original's logs.json: [{iter, loss: [current, replay], critic_loss, cost, succ, log}, …].
 
     Its iterations count from 0, a point's steps from 1. The loss is that of the current episodes; missing values are
-    skipped, not counted as 0 (trap 26).
+    skipped, not counted as 0 as in the original.
 
     Raises:
         UserError: the file is missing or no such list.

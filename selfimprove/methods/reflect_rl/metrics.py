@@ -1,7 +1,7 @@
-"""The figures Reflect-RL reports: success and cost of a policy that plays each task several times (spec §3; row 51).
+"""Reflect-RL's metrics: success and cost of a policy that plays each task several times (docs/reflect-rl.md, L46).
 
 ===========  ========================================================================================================
-success      share of successful episodes, judged as the environment's spec says (§2)
+success      share of successful episodes, as the environment judges (L32, L40, L42)
 cost         mean of an episode's total cost, Q₀ without entropies
 steps        actions of an episode
 invalid      share of those actions whose label was not listed, or which could not be done
@@ -10,7 +10,7 @@ levels       success, cost and the number of episodes at each level
 ===========  ========================================================================================================
 
 The original prints bare means. Episodes of one task are not independent, so the standard errors here are over tasks: a
-task's mean over its episodes is one observation, and ``n`` counts tasks; ``episodes`` counts episodes [R].
+task's mean over its episodes is one observation, and ``n`` counts tasks; ``episodes`` counts episodes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _values(episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
 
 
 def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
-    """Every figure as {mean, se, n}; see the file's head."""
+    """Every metric as {mean, se, n}; see the file's head."""
     figures: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
     figures["invalid"] = ratio(
         (sum(not step.valid for one in mine for step in one.steps), sum(len(one.steps) for one in mine))

@@ -33,7 +33,7 @@ DATA_SETS: tuple[DataSet, ...] = (
 
 
 class TaskParams(Section):
-    """Panels of tasks, disjoint, drawn by the run's seed; without counts all tasks are split 7:2:1 (spec §3)."""
+    """Splits of the tasks, disjoint, drawn by the run's seed; without counts 7:2:1 of all (docs/reflect-rl.md, L45)."""
 
     train: int | None = Field(default=None, ge=1, le=1_000_000)
     dev: int | None = Field(default=None, ge=0, le=1_000_000)
@@ -55,13 +55,13 @@ class TaskParams(Section):
 
 
 class PromptParams(Section):
-    """How both models are asked (spec §1, Prompt assembly)."""
+    """How both models are prompted (docs/reflect-rl.md, L2)."""
 
     markers: MarkerStyle = Field(default="spaced", description="stripped: for SentencePiece tokenizers")
 
 
 class GenerateParams(Section):
-    """The teacher's trajectories with reflections: complete ones, and negatives (spec §1, Data with negatives)."""
+    """The teacher's trajectories with reflections: complete ones, and negatives (docs/reflect-rl.md, L8 to L12)."""
 
     teacher: str = Field(default="teacher", description="an engine; a scripted one explains without a model")
     tasks: int | None = Field(default=None, ge=1, description="training tasks that it plays whole; null: all")
@@ -116,7 +116,7 @@ class Control(Section):
 
 
 class EvaluateParams(ActingParams):
-    """A policy plays a panel, each task several times (spec §3, evaluate)."""
+    """A policy plays a split, each task several times (docs/reflect-rl.md, L46)."""
 
     panel: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
@@ -129,7 +129,7 @@ class EvaluateParams(ActingParams):
 
 
 class ReportParams(Section):
-    """The curves of success, cost and loss over the steps of reinforcement learning (spec §3, Plot)."""
+    """The curves of success, cost and loss over the steps of reinforcement learning (docs/reflect-rl.md, L48)."""
 
     window: int = Field(default=99, ge=1, description="points of the centred mean; odd")
 
@@ -141,7 +141,7 @@ class ReportParams(Section):
 
 
 class Agent(Section):
-    """A player without trained weights: chance, the oracle, or a chat model over an endpoint (spec §3, Scripts)."""
+    """A player without trained weights: chance, the oracle, or a chat model (docs/reflect-rl.md, L47)."""
 
     kind: Literal["random", "expert", "direct", "react", "chat"]
     engine: str | None = Field(default=None, description="direct, react, chat: who answers")

@@ -1,4 +1,4 @@
-"""What the two models read: one builder for generation, training and reinforcement learning (spec reflect_rl §1).
+"""What the two models read: one builder for generation, SFT, RL and evaluation (docs/reflect-rl.md, L2).
 
 The reflection model reads ``instr + pre + analyse`` and the policy, with a reflection R,
 ``instr + pre + analyse + R + post + act``::

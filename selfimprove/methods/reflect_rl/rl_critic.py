@@ -1,9 +1,9 @@
-"""The critic: what a state will still cost, from the hidden state at its decision (spec reflect_rl §1, RL).
+"""The critic: a state's cost to go, from the hidden state at its decision (docs/reflect-rl.md, L19).
 
 A linear layer or a small MLP on the last hidden state; the body below gets no gradient. Trained every few iterations on
-what was seen since, by MSE of (Q - V) / 100. Replayed successes do not count: V is about the present policy, and a
-critic that saw them twice would be too hopeful. What was seen is forgotten then [R: the original's kept it for ever,
-even without a critic; §6, trap 16].
+the decisions played since, by the MSE of (Q - V) / 100. Replayed successes are left out: V is of the present policy,
+and a critic that saw successes twice would expect too little cost. The decisions are dropped after the update; the
+original keeps them for ever, even without a critic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One update of a policy from the episodes it has just played, or from replayed successes (spec reflect_rl §1, RL).
+"""One update of a policy from the episodes just played, or from replayed successes (docs/reflect-rl.md, L15 to L21).
 
 Each call of ``train`` is one step of gradient accumulation; the update itself is over all accumulated episodes, with N,
 the number of their decisions, as its divisor. How decisions are laid out in rows, micro-batches and processes changes
@@ -34,7 +34,7 @@ WEIGHTS, OPTIMIZER, CRITIC = "policy.safetensors", "optimizer.pt", "critic.pt"
 
 
 class Learner:
-    """Optimiser, critic, and what waits to be learnt.
+    """Optimiser, critic, and the episodes that wait for an update.
 
     Attributes:
         tokens: that all updates have read so far, every pass counted.

@@ -1,4 +1,4 @@
-"""Policy gradient and PPO in the paper's costs, c = -r: what is minimised (Reflect-RL; spec reflect_rl §1, RL).
+"""Policy gradient and PPO in the paper's costs, c = -r: what is minimised (docs/reflect-rl.md, L16 to L18).
 
 Of an episode with costs c_t and the policy's entropies H_t, Q_t = sum over k >= t of (c_k - beta H_k), undiscounted,
 and A_t = Q_t - V_t, where V is 0 without a critic. There is no baseline, normalisation, GAE or KL.
@@ -34,7 +34,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """An episode as it is learnt from."""
+    """An episode as the update reads it."""
 
     id: str
     success: bool

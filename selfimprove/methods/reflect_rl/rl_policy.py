@@ -1,7 +1,7 @@
-"""A policy in training: its model, the head of labels, and what it makes of packed prompts (spec reflect_rl §1).
+"""A policy in training: its model, its head of labels, log-probabilities of packed prompts (docs/reflect-rl.md, L6).
 
-An engine may decode over the very same parameters meanwhile: it keeps the whole output layer, which is frozen while the
-head is shrunk, so that both see one distribution (``engines.base.Choice``).
+An engine may decode over the same parameters meanwhile. It keeps the whole output layer, which is frozen while the head
+is shrunk, so that both see one distribution (``engines.base.Choice``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Policy:
 
     Attributes:
         model: as the library has it (with adapters: the model that they sit in).
-        learnt: the parameters that training changes.
+        learnt: the trainable parameters.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Policy:
         return logs.gather(1, tokens[:, None])[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The learnt parameters by name: what a checkpoint holds."""
+        """The trained parameters by name: what a checkpoint holds."""
         return {name: value.detach() for name, value in self._outer.named_parameters() if value.requires_grad}
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ def in_training_dtype(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 def without_dropout(model: torch.nn.Module) -> None:
-    """Switch all dropout off for good, in training mode too: what is learnt is what was done (spec §6, trap 15)."""
+    """Switch all dropout off, in training mode too: the update must see the probabilities of play (L22)."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0

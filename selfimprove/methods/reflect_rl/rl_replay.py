@@ -1,4 +1,4 @@
-"""Replay of successes: the last few successful episodes, drawn uniformly with replacement (spec reflect_rl §1, RL)."""
+"""Replay: the last successful episodes, drawn uniformly with replacement (docs/reflect-rl.md, L20)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One episode as the paper has it: the frozen model reflects, the policy reads state, reflection and actions, one token
-acts (spec reflect_rl §1; rows 34, 40-42). Used by reinforcement learning and by evaluation.
+"""One episode: the frozen model reflects, the policy reads state, reflection and actions, one token acts
+(docs/reflect-rl.md, L1 to L7). Used by reinforcement learning and by evaluation.
 
 Nothing here batches, writes or logs: hundreds of ``play`` run at once, and the engines batch whatever is waiting.
 """

@@ -1,4 +1,4 @@
-"""What reinforcement learning may start from: a policy of this environment, advised as it has learnt to be.
+"""What reinforcement learning may start from: a policy of this environment, with a reflection model if it needs one.
 
 A model folder that knows labels says so in ``environment.json``::
 
@@ -23,7 +23,7 @@ MARK = "environment.json"
 
 
 def mark_environment(folder: Path, env: EnumeratedEnv | Spelling) -> None:
-    """Note in a model folder what its policy has learnt to act in."""
+    """Write into a model folder which environment and labels its policy was trained on."""
     write_json(folder / MARK, {"env": env.name, "labels": list(env.labels)})
 
 
@@ -60,7 +60,7 @@ def check_labels(folder: Path, env: EnumeratedEnv, template: str | None) -> dict
 
 
 def check_reflector(params: ReflectRLParams, run: str) -> None:
-    """A policy that has learnt to act on reflections needs somebody who reflects.
+    """Refuse a policy that was trained on reflections and has no reflection model.
 
     Raises:
         UserError: the run goes on from such a policy and names no reflector.

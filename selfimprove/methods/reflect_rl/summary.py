@@ -48,7 +48,7 @@ def main_row(params: ReflectRLParams) -> str:
 
 
 def summarise_reflect_rl(params: ReflectRLParams, results: Path) -> dict[str, Any]:
-    """Every row's figures, and the paired differences of Reflect-RL to every other row."""
+    """Every row's metrics, and the paired differences of Reflect-RL to every other row."""
     summary = summarise(
         params,
         reflect_rl_rows(params),

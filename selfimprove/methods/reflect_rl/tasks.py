@@ -1,7 +1,7 @@
-"""Which tasks Reflect-RL sees: a panel to learn from, one to choose settings by, one to be judged on (rows 5, 9, 21).
+"""Which tasks Reflect-RL sees: splits to train on, to choose settings by, and to test on (docs/reflect-rl.md, L45).
 
-Panels are frozen lists of task ids, drawn by the run's seed, hashed and disjoint; AutoExplore's ids are places in the
-tasks.json beside them. Trajectories are made of the training panel only, so nothing that is taught is ever tested.
+Splits are frozen lists of task ids, drawn by the run's seed, hashed and disjoint; AutoExplore's ids are places in the
+tasks.json beside them. Trajectories are made of the training split only, so nothing that is taught is ever tested.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None 
 
 
 def build_panels(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Panel, list[int]]:
-    """The three panels, disjoint, in an order drawn by the seed.
+    """The three splits, disjoint, in an order drawn by the seed.
 
-    Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest [R: the original's draws were unseeded and not
-    of one shuffle; §6, trap 19]. Where the environment has splits (ALFWorld), dev and test are drawn from ``valid``.
+    Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest (the original's draws are unseeded, and not of
+    one shuffle). Where the environment has splits of its own (ALFWorld), dev and test are drawn from ``valid``.
 
     Raises:
-        UserError: more tasks are asked for than there are, or a panel would be empty.
+        UserError: more tasks are asked for than there are, or a split would be empty.
     """
     learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
     panels: dict[Panel, list[int]] = {}
@@ -106,17 +106,17 @@ def _enough(name: str, asked: int, there: int) -> None:
 
 
 def panel_hash(ids: Sequence[int]) -> str:
-    """Names a panel: its ids in order."""
+    """Names a split: its ids in order."""
     return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
 
 
 def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a panel file, which ``load_panel`` reads back."""
+    """The rows of a split file, which ``load_panel`` reads back."""
     return [{"env": env_name, "task_id": task_id} for task_id in ids]
 
 
 def load_panel(folder: Path, panel: Panel, env_name: str) -> list[int]:
-    """Task ids of a panel.
+    """Task ids of a split.
 
     Raises:
         UserError: the file is missing, or a line has no task id or is of another environment.
@@ -132,6 +132,6 @@ def load_panel(folder: Path, panel: Panel, env_name: str) -> list[int]:
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """The original's task file: a JSON list (spec §4)."""
+    """The original's task file: a JSON list."""
     rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
     path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Who reflects and acts for the models to learn from: the environment's scripted teacher, or a chat model (row 6).
+"""The teacher, who reflects and acts: the environment's scripted one, or a chat model (docs/reflect-rl.md, L8, L12).
 
-A chat model is asked in two turns a step, as the original asks GPT-4 (spec reflect_rl §1, Data with negatives)::
+A chat model is asked in two turns a step, as the original asks GPT-4::
 
     user       <the state>  Analyze the situation in at most 50 words. Do not choose a command yet.
     assistant  The task is about events, so the folder core is promising.
@@ -56,7 +56,7 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
 
     The answer itself, with a dot or colon and text after it; else a letter right after "action:"; else the first whole
     number after the word "action"; only where there is none, the first that stands alone. Never a part of a number,
-    never another one in the place of one that is not listed (spec §3, evaluate_gpt; §6, trap 25)::
+    never another one in the place of one that is not listed (docs/reflect-rl.md, L38)::
 
         Of the 6 moves, the best action is 3.    ->  3
         Action 12                                ->  12, None if only 0 to 5 are listed
@@ -83,10 +83,10 @@ class Teacher(Protocol):
         ...
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """A reflection on the state; None: it told a secret each time it was asked.
+        """A reflection on the state; None: it told the secret each time it was asked.
 
         Args:
-            exploring: somebody else acts, and the last action may have been wrong.
+            exploring: another player acts, and the last action may have been wrong.
         """
         ...
 
@@ -101,7 +101,7 @@ class Teacher(Protocol):
 
 
 class ScriptedTeacher:
-    """The environment's own: knows a shortest way and why, in words drawn by the key."""
+    """The environment's own: knows a shortest path and why, in words drawn by the key."""
 
     name = "scripted"
 
@@ -125,7 +125,7 @@ class ChatTeacher:
         self._engine, self._cfg = engine, cfg
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """See ``Teacher``; a teacher that tells the secret is asked again under another key (§6, trap 11)."""
+        """See ``Teacher``; a teacher that tells the secret is asked again under another key."""
         dialogue = analysis_request(env, last, exploring=exploring)
         for attempt in range(TELLING_TRIES):
             said = (await self._ask(dialogue, key.at(2 * attempt))).text.strip()

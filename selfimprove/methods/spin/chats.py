@@ -1,4 +1,4 @@
-"""Plain SPIN's rows: chats cut to a prompt and its answer, and the opponent's answer beside it (spec §2.2).
+"""Plain SPIN's rows: chats cut to a prompt and its answer, with the opponent's answer (docs/spin.md, S45).
 
 A row, before generation::
 
@@ -106,7 +106,7 @@ def reformat(data: Path, kind: Literal["ultrachat", "tulu-v2"]) -> tuple[dict[Sp
 
 
 def fractions(count: int, length: int) -> int:
-    """How many fractions of ``length`` rows hold ``count`` rows: ceil(n/L); length 0 is the whole set (row 34)."""
+    """How many fractions of ``length`` rows hold ``count`` rows: ceil(n/L); length 0 is the whole set."""
     return 1 if length == 0 else -(-count // length)
 
 
@@ -116,7 +116,7 @@ def fraction(rows: Sequence[Row], index: int, length: int) -> list[tuple[int, Ro
     The order is the original's, so that its fractions and ours hold the same rows.
 
     Raises:
-        UserError: there are not so many fractions; the original wrote an empty one, which broke gathering (trap 10).
+        UserError: there are not so many fractions; the original writes an empty one, which breaks gathering.
     """
     count = fractions(len(rows), length)
     if not 0 <= index < count:
@@ -134,7 +134,7 @@ def fraction_name(index: int, split: Split) -> str:
 
 
 def gathered(folder: Path, count: int, split: Split) -> list[Row]:
-    """The rows of all ``count`` fractions, in order (row 35).
+    """The rows of all ``count`` fractions, in order.
 
     Raises:
         UserError: a fraction is missing or empty, a row has no answer, or there is a fraction beyond ``count``.

@@ -1,4 +1,4 @@
-"""Trajectories to Alpaca rows (spec §2.5, row 28).
+"""Trajectories to Alpaca rows (docs/spin.md, S43).
 
 Of the README's sample, in the two modes ::
 
@@ -6,8 +6,8 @@ Of the README's sample, in the two modes ::
     self_play  {"instruction": "What movie did …?", "input": "", "output": "Thought: … Action: finish[The Fugitive]"}
 
 ``parity`` is the original's, byte for byte. ``self_play`` drops the terminal observation and its newline: it says True
-on every expert and False on every failure, so a model could win on that word alone (spec §1). The instruction is what
-stands between the markers, on however many lines; the original counted lines and broke those of MMLU (trap 9).
+on every expert and False on every failure, so a model could win on that word alone. The instruction is the text between
+the markers, on however many lines; the original counts lines, which breaks MMLU's questions.
 """
 
 from __future__ import annotations

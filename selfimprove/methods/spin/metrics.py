@@ -1,18 +1,18 @@
-"""The figures SPIN reports of evaluation and of self-play (spec §4, row 49).
+"""SPIN's metrics of evaluation and self-play (docs/spin.md, S40).
 
 ============  =========================================================================================================
 em            exact match after the task's normaliser: a share; 0 for an episode that never finished
 f1            overlap of words, in [0, 1]
 reward        the task's own rule: em for HotpotQA, the first word or letter for StrategyQA and MMLU
 steps         rounds of an episode
-finished      share of episodes in which the policy said finish
-invalid       share of rounds without an action that there is
-failed        share of episodes with a round whose replies all lacked an action
-cramped       share of episodes that outgrew the engine's context
+finished      share of episodes that the policy ended with ``finish``
+invalid       share of rounds without an action that exists
+failed        share of episodes with a round in which no reply had an action
+cramped       share of episodes that did not fit the engine's context
 ============  =========================================================================================================
 
-Every average is over the questions that were asked for, blocked episodes included; the original's files lack what never
-finished, which flatters (465 of 500 questions in one of them).
+Every mean is over the questions that were asked for, blocked episodes included. The original's files lack unfinished
+episodes, which raises the scores (one of them has 465 of 500 questions).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def outcomes(episodes: Iterable[SpinEpisode]) -> list[Outcome]:
 
 
 def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
-    """Every figure as {mean, se, n}; ``kinds``: exact match of each kind of question, where the data set has kinds."""
+    """Every metric as {mean, se, n}; ``kinds``: exact match of each kind of question, where the data set has kinds."""
     figures: dict[str, Any] = dict(average(outcomes(episodes)))
     figures["invalid"] = ratio((sum(map(is_invalid, one.rounds)), len(one.rounds)) for one in episodes)
     figures["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)

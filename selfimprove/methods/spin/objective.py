@@ -1,4 +1,4 @@
-"""Self-play's objective (SPIN paper, eq. 4.7; spec spin_agent §1, §3): tell the expert's response from one's own.
+"""Self-play's objective (SPIN paper, eq. 4.7): tell the expert's response from the model's own (docs/spin.md, S1).
 
     h = [log p(y|x) - log p_opponent(y|x)] - [log p(y'|x) - log p_opponent(y'|x)];   loss = mean log(1 + exp(-beta h))
 
@@ -22,7 +22,7 @@ FIGURES = (
     "loss", "rewards/real", "rewards/generated", "rewards/margins", "rewards/accuracies", "logps/real",
     "logps/generated", "logits/real", "logits/generated", "nll/real", "drift",
 )  # fmt: skip
-"""What is measured of each step, as means over its pairs (row 42). ``nll/real``: of a token of the real side;
+"""The metrics of a step, as means over its pairs (docs/spin.md, S35). ``nll/real``: per token of the real side;
 ``drift``: how far a token's log-probability is from the opponent's, over both sides (0 at the start)."""
 
 

@@ -1,10 +1,10 @@
-"""The opponent's log-probabilities: each pair scored once, by the frozen model, and never again (row 41).
+"""The opponent's log-probabilities: the frozen model scores each pair once (docs/spin.md, S36).
 
-The original computes them anew at every step. What is scored is kept in journals under the run's scratch, by the names
-of opponent, tokenizer and pair; a run that is called again, also with other settings, computes only what is not there.
+The original computes them at every step. Scores are kept in journals in the run's scratch folder, under the names of
+opponent, tokenizer and pair; a run that is called again, also with other settings, computes only what is missing.
 
-The opponent is loaded as the model that is trained, and computes in the same precision. There are two ways to score,
-since neither has the other's advantage. In float32 on a CPU every pair goes through the model by itself: its score then
+The opponent is loaded like the model that is trained, and computes in the same precision. There are two ways to score
+pairs. In float32 on a CPU every pair goes through the model by itself: its score then
 depends on nothing but the opponent and the pair, to the last bit, whatever its neighbours and the number of processes,
 as reproducible results need. On a GPU, and in bfloat16, pairs share micro-batches as in training: many times as fast,
 and the neighbours change the last bits, as they do in every step of training there.

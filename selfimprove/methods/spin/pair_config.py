@@ -1,4 +1,4 @@
-"""Everything that training on pairs can be told; the defaults are those of the SPIN paper and its released scripts."""
+"""Settings of training on pairs; the defaults are those of the SPIN paper and its released scripts."""
 
 from __future__ import annotations
 

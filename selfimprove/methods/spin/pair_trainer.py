@@ -45,7 +45,7 @@ ROUNDING = 1e-6
 
 
 class PairJob(RunJob):
-    """Training on pairs, as a training process is told of it."""
+    """Training on pairs, as it is handed to a training process."""
 
     kind: Literal["pairs"] = "pairs"
     params: PairParams
@@ -97,7 +97,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
 
 
 class PairTrainer(PlannedTrainer):
-    """The mean over a step's pairs of SPIN's loss; its figures are ``spin_objective.FIGURES``."""
+    """The mean over a step's pairs of SPIN's loss; its metrics are ``spin_objective.FIGURES``."""
 
     _job: PairJob
     figures = FIGURES
@@ -139,7 +139,7 @@ class PairTrainer(PlannedTrainer):
         return inputs
 
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """SPIN's loss of the micro-batch's pairs, with its figures."""
+        """SPIN's loss of the micro-batch's pairs, with its metrics."""
         params, held = self._job.params, inputs["pairs"]
         logits = self.logits_of_learnt(model, inputs)
         predicting = learnt_positions(inputs["coefficients"])[:, :-1]
@@ -165,7 +165,7 @@ class PairTrainer(PlannedTrainer):
             rewards = implicit_rewards(scores, against, params.beta)
             means = over_sequences(logits.float().mean(-1), lengths.flatten()).view(-1, 2) / lengths
             drift = (sums - reference).abs().sum(1) / lengths.sum(1)
-            # Strictly more, which rounding alone is not: a model against itself wins nothing (row 42).
+            # Strictly more, beyond rounding: a model against itself has accuracy 0.
             won = (rewards[:, 0] - rewards[:, 1] > params.beta * ROUNDING * against.abs().sum(1)).float()
             columns = [*rewards.T, rewards[:, 0] - rewards[:, 1], won, *scores.T, *means.T]
             shares = torch.stack(columns).sum(1) / inputs["batch"]
@@ -198,7 +198,7 @@ class PairTrainer(PlannedTrainer):
         return [self._render(micro, batch) for micro in shares[self.args.process_index]]
 
     def report(self, seconds: float, rope_factor: float | None, opponent_seconds: float, scored: int) -> PairReport:
-        """What was trained, and how the figures went."""
+        """What was trained, and the curves of its metrics."""
         plan = self._plan
         read = [index for step in plan.steps for index in step.examples]
         here = [index for step in plan.steps[self._resumed_at :] for index in step.examples]

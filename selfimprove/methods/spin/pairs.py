@@ -1,7 +1,7 @@
-"""Pairs of two continuations of one prompt (spec §1, §2.5; rows 29, 30, 43).
+"""Pairs of two continuations of one prompt (docs/spin.md, S2, S5 and S6).
 
-SPIN's: the expert's trajectory and the opponent's own episode, joined on the question, whatever either earned. Outcome
-pairs (the DPO option): two of one's own episodes on the same question, of which one was rewarded.
+SPIN's: the expert's trajectory and the opponent's own episode, joined on the question, whatever their rewards. Outcome
+pairs (the DPO option): two of the model's own episodes on the same question, one of them rewarded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PairAudit(Record):
     identical: int = 0
     """the policy wrote what the expert wrote: no gradient (kept unless ``drop_identical``)"""
     rewarded: int = 0
-    """the policy was right; its episode is the negative side all the same (spec §1)"""
+    """the policy was right; its episode is the negative side nevertheless, as in the paper"""
     unfinished: int = 0
     failed: int = 0
     """no reply with an action after all retries"""
@@ -100,7 +100,7 @@ def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
 
 
 def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:
-    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled (row 43). Never an older generation.
+    """G_k and G_(k-1): of each the first int(fraction * n), joined, shuffled. Never an older generation.
 
     Shuffled as by ``datasets.Dataset.shuffle(seed=mix.seed)``, the original's mixer.
     """

@@ -26,7 +26,7 @@ class OtherTask(Section):
 
 
 class TasksParams(Section):
-    """Where questions, experts and paragraphs come from, and how many a panel has.
+    """Where questions, experts and paragraphs come from, and how many a split has.
 
     ``encyclopedia`` is made from a seed; ``hotpotqa`` is real, with FireAct's experts (``data/sources.yaml`` or
     DATA_MIRROR); ``chat`` is plain SPIN: prompts and the answers that people gave, no tools.
@@ -56,7 +56,7 @@ class TasksParams(Section):
 
 
 class PromptParams(Section):
-    """How a question is put (spec §2.3)."""
+    """How a question is written (docs/spin.md, S11 and S12)."""
 
     format: Format = Field(
         default="alpaca", description="alpaca: one growing text; question: without the wrapper; chat; reply"
@@ -92,7 +92,7 @@ class PlayParams(Section):
 
 
 class GenerateParams(PlayParams):
-    """Self-play: the opponent answers the training panel. More than one run a question gives outcome pairs as well."""
+    """Self-play: the opponent answers the training split. More than one run a question gives outcome pairs as well."""
 
     runs: int = Field(
         default=1, ge=1, le=10_000, description="episodes on each question; the first is SPIN's, all make outcome pairs"
@@ -100,7 +100,7 @@ class GenerateParams(PlayParams):
 
 
 class EvaluateParams(PlayParams):
-    """The policy plays a panel it never saw."""
+    """The policy plays a split it never saw."""
 
     panel: Literal["dev", "test"] = "test"
     temperature: float = Field(default=0.0, ge=0)
@@ -113,9 +113,9 @@ class EvaluateParams(PlayParams):
 
 
 class Mix(Section):
-    """Training data: this iteration's pairs and the one's before it, never older ones (spec §1).
+    """Training data: the pairs of this iteration and of the one before it, never older ones (docs/spin.md, S2).
 
-    Of each the first int(fraction * n) rows, joined, then shuffled with ``seed`` (spec §3, Mixer).
+    Of each the first int(fraction * n) pairs, joined, then shuffled with ``seed``.
     """
 
     own: float = Field(default=1.0, gt=0, le=1)
@@ -152,7 +152,7 @@ class SftControl(Section):
 
 
 class OutcomeControl(Section):
-    """DPO on pairs of one's own episodes, the rewarded one preferred, which iteration ``source`` made from its runs."""
+    """DPO on pairs of the model's own episodes, the rewarded one preferred, which iteration ``source`` made."""
 
     data: Literal["outcome"]
     source: str
@@ -218,9 +218,9 @@ class SpinParams(Section):
         return self
 
     def asked(self, panel: Split) -> tuple[str, str]:
-        """(task, prefix): which data set a panel's questions are of, and what is put before each of them.
+        """(task, prefix): which data set a split's questions are of, and what is put before each of them.
 
-        With ``tasks.other`` the test panel is that task's, and ``prompt.question_prefix`` is for it alone: warm start
+        With ``tasks.other`` the test split is that task's, and ``prompt.question_prefix`` is for it alone: warm start
         and self-play ask the source's questions as they are.
         """
         other, prefix = self.tasks.other, self.prompt.question_prefix

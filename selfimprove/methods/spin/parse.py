@@ -1,4 +1,4 @@
-"""What a policy said in one round: a thought and an action (spec spin_agent §2.3, Parsing).
+"""Parses a policy's reply in one round: a thought and an action (docs/spin.md, S9).
 
 ::
 
@@ -6,8 +6,8 @@
     Action: search[The Silver Gate [novel]]       tool      search
     Observation: hallucinated …                   argument  The Silver Gate [novel]
 
-The argument ends at the line's last ``]``: the original split at every bracket, so that arguments were cut short, and
-let a bracketless action loop until the cap (trap 7).
+The argument ends at the line's last ``]``. The original split at every bracket, which cut arguments short, and repeated
+an action without brackets until the cap on rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One episode: the policy thinks and acts, tools answer, at most eleven rounds (spec spin_agent §2.3; rows 15 to 23).
+"""One episode: the policy thinks and acts, tools answer, at most ``max_rounds`` rounds (docs/spin.md, S8 to S16).
 
 ::
 
@@ -8,8 +8,8 @@
     Thought: She was born in Tolma.
     Action: finish[Tolma]
 
-Nothing here batches, limits tools, writes or logs: hundreds of episodes run at once, and each is the same whoever runs
-beside it, since its noise is named by run, question, round and attempt.
+Nothing here batches, limits tools, writes or logs. Hundreds of episodes run at once, and none depends on the others,
+since an episode's noise is named by run, question, round and attempt.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ async def play(
     """One episode.
 
     Args:
-        index: place of the question in its panel.
-        prefix: put before the question (``Yes or no: ``, say; row 22).
+        index: place of the question in its split.
+        prefix: put before the question (``Yes or no: ``, for example).
         run: which of several episodes on the same question this is; each has its own noise.
 
     Returns:
@@ -164,7 +164,7 @@ async def play(
 async def _reply(
     episode: SpinEpisode, dialogue: Sequence[Message], policy: Engine, cfg: PlayParams, key: SeedKey
 ) -> None:
-    """Plain SPIN: the policy's one answer is the whole episode. Its format is the one that training has (trap 6)."""
+    """Plain SPIN: the policy's one answer is the whole episode, in the format that training uses."""
     (reply,) = await policy.generate(
         Request(messages=dialogue, seed=key, temperature=cfg.temperature, top_p=cfg.top_p, max_tokens=cfg.max_tokens)
     )
@@ -178,10 +178,10 @@ async def _reply(
 async def _ask(
     policy: Engine, dialogue: Sequence[Message], cfg: PlayParams, key: SeedKey, form: Format
 ) -> tuple[Completion, int]:
-    """A reply with an action, or the last of those without one, and how many were asked for (row 17).
+    """A reply with an action, or the last one without, and how many were asked for (docs/spin.md, S10).
 
-    Every attempt has the same prompt, cue and stop string, which the original dropped (trap 7). A greedy policy that
-    says the same again is not asked a third time.
+    Every attempt has the same prompt, cue and stop string; the original drops the last two. A greedy policy that
+    repeats its reply is not asked a third time.
     """
     said_before: str | None = None
     for attempt in range(cfg.retries + 1):
@@ -206,9 +206,9 @@ async def _ask(
 def _spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, failed: bool) -> list[Message]:
     """The policy's words as messages: the ids as generated wherever the text is the one generated.
 
-    The trajectory has the words as they were parsed; a line too many, or ``Observation:`` after the last action, are
-    not in it, and the rest is then tokenised anew. A literal ``Observation:`` that the policy did not write itself is
-    not learnt. Of a failed round the policy's own words are kept, as it is they that it must unlearn.
+    The trajectory has the text as it was parsed, without surplus lines or an ``Observation:`` after the last action;
+    where that differs from the generated text, it is tokenised anew. A literal ``Observation:`` that the policy did not
+    write itself has no weight. A failed round keeps the policy's own text, which training makes less likely.
     """
     body = cut(reply.text) if failed else said(parsed.thought, parsed.action, form)
     wrote_stop = STOP in reply.text

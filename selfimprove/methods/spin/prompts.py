@@ -1,7 +1,7 @@
-"""How a question and the rounds after it are written, for generation and training alike (spec spin_agent §2.3).
+"""How a question and the rounds after it are written, in generation and training (docs/spin.md, S11 to S13).
 
-``alpaca`` is one text that grows, and one assistant message in pieces: what the policy wrote has a weight, what a tool
-said has none, and the words between (the cue, the literal ``Observation:``) are learnt as the spec's mask has it ::
+``alpaca`` is one growing text in pieces. The policy's text, the cue and the literal ``Observation:`` have weight 1 in
+the loss mask, a tool's answer has none ::
 
     user       Below is an instruction … ### Instruction:\\nIn which town …?\\n\\n### Response:\\n
     assistant  Thought:                                                                             weight 1
@@ -104,7 +104,7 @@ def said(thought: str, action: str, form: Format) -> str:
 
 
 def observed(observation: str, form: Format) -> Message:
-    """A tool's answer: never learnt."""
+    """A tool's answer: never trained on (weight 0)."""
     return Message(role="user", content=f" {observation}" if is_flat(form) else f"Observation: {observation}")
 
 
@@ -116,7 +116,7 @@ def one_line(observation: str | None) -> str:
 def written(rounds: Sequence[Round], form: Format) -> list[Message]:
     """The messages of rounds that are already known: an expert's.
 
-    They end with the last action: what came after it would tell who is the expert (spec §1).
+    They end with the last action: the terminal line after it would tell the expert from the policy.
     """
     messages: list[Message] = []
     for number, known in enumerate(rounds):
@@ -128,7 +128,7 @@ def written(rounds: Sequence[Round], form: Format) -> list[Message]:
 
 
 def few_shot_text(choice: str, task: str) -> str:
-    """The worked episodes that open a prompt: ``off`` none, ``default`` the task's own, else a file (row 19).
+    """The worked episodes that open a prompt: ``off`` none, ``default`` the task's own, else a file.
 
     Raises:
         UserError: no such file, or it is not UTF-8 text.

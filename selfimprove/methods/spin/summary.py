@@ -23,7 +23,7 @@ def spin_rows(spin: SpinParams) -> dict[str, str]:
 
 
 def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
-    """Every row's figures, and the paired differences of the last iteration to every other row."""
+    """Every row's metrics, and the paired differences of the last iteration to every other row."""
     summary = summarise(
         spin,
         spin_rows(spin),

@@ -1,7 +1,7 @@
-"""Which questions SPIN sees: a training panel with an expert for each, a dev and a test panel, and what is searched.
+"""Which questions SPIN sees: a training split with an expert for each, a dev and a test split, and what is searched.
 
-Panels are frozen, in the data set's order, so that a place in a panel is the task index; disjoint by their questions'
-words. Each stage plays ``chosen`` places of a panel: shuffled by the original's seed, then cut (spec §2.3, row 23).
+Splits are frozen, in the data set's order, so that a place in a split is the task index; disjoint by their questions'
+words. Each stage plays ``chosen`` places of a split: shuffled by the original's seed, then cut (docs/spin.md, S15).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}
 
 @dataclass
 class Material:
-    """What the data stage makes. ``experts`` has one for every question of the training panel, in its order."""
+    """What the data stage makes. ``experts`` has one for every question of the training split, in its order."""
 
     panels: dict[Split, list[Question]]
     experts: list[Expert]
@@ -59,7 +59,7 @@ def gather(
     """Panels, experts and paragraphs of the source. ``play_tools``: those of self-play, where it has its own.
 
     Raises:
-        UserError: the source can't be had or is malformed, has too few questions, or a question stands in two panels.
+        UserError: the source can't be had or is malformed, has too few questions, or a question stands in two splits.
     """
     if tasks.source == "encyclopedia":
         material = _encyclopedia(tasks, tools, seed)
@@ -75,10 +75,10 @@ def gather(
 
 
 def check_disjoint(panels: Mapping[Split, Sequence[Question]]) -> None:
-    """Refuse a question that stands in two panels or twice in one.
+    """Refuse a question that stands in two splits or twice in one.
 
     Raises:
-        UserError: names the first such question and its panels.
+        UserError: names the first such question and its splits.
     """
     twice = duplicates({str(name): questions for name, questions in panels.items()})
     if twice:
@@ -90,10 +90,10 @@ def check_disjoint(panels: Mapping[Split, Sequence[Question]]) -> None:
 
 
 def chosen(panel: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:
-    """(task index, question) of the part of a panel that is played, in playing order.
+    """(task index, question) of the part of a split that is played, in playing order.
 
     Raises:
-        UserError: the panel has fewer questions than are asked for: rates would silently be of fewer.
+        UserError: the split has fewer questions than are asked for: rates would silently be of fewer.
     """
     order = task_order(len(panel), shuffled=cfg.shuffled)
     end = len(order) if cfg.end is None else cfg.end
@@ -105,7 +105,7 @@ def chosen(panel: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Questi
 
 
 def panel_hash(questions: Sequence[Question]) -> str:
-    """Names a panel: its ids in order."""
+    """Names a split: its ids in order."""
     return blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
 
 
@@ -115,7 +115,7 @@ def expert_messages(expert: Expert, form: Format, *, few_shot: str = "", prefix:
 
 
 def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", prefix: str = "") -> list[Example]:
-    """The warm start's training examples: loss on what the policy writes, no more (row 32)."""
+    """The warm start's training examples, with loss on what the policy writes alone."""
     return [
         Example(
             id=expert.id,
@@ -169,9 +169,9 @@ def _hotpotqa(
 ) -> Material:
     """Real questions: FireAct's experts, or scripted ones on questions whose paragraphs are known, and dev questions.
 
-    The test panel is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
-    shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (spec §4: label which it is).
-    Paragraphs, which no server has, are asked for only where a panel, an expert or a tool (``searched``) needs them.
+    The test split is dev 0..499, whose paragraphs are in the corpus; FireAct's own sample (the first 500 of the
+    shuffled dev order) is ``other: {task: hotpotqa, split: dev}``, without paragraphs (docs/spin.md, S40).
+    Paragraphs, which no server has, are asked for only where a split, an expert or a tool (``searched``) needs them.
     """
     if searched or tasks.other is None or tasks.dev or tasks.experts != "gpt-4":
         known = _Contexts.read(fetch("hotpotqa_contexts", download, mirror=mirror))
@@ -257,7 +257,7 @@ def open_tools(cfg: ToolsParams, form: Format, folder: Path, corpus: Path) -> To
 
 
 def tool_modules(cfg: ToolsParams) -> list[str]:
-    """Files of the modules that hold tools of one's own, which params name as module:function."""
+    """Files of the modules of a user's own tools, which params name as module:function."""
     files: list[str] = []
     for behind in cfg.use.values():
         module, own, _ = behind.partition(":")

@@ -9,7 +9,7 @@ Of the pair ::
     generated  assistant  "Thought: ... Action: finish[Elbe]"      weight 1
 
 the policy's own messages and the end-of-turn tokens after them are scored, on both sides; prompt and observations are
-context (spec spin_agent §1, §3, rows 37-39). Light until training starts, as ``launch``.
+context (docs/spin.md, S13 and S32). Imports nothing heavy until training starts, as ``launch``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EncodedPair:
 
     @property
     def identical(self) -> bool:
-        """Whether nothing tells the sides apart, so that nothing can be learnt from them."""
+        """Whether the sides are equal, so that the pair has no gradient."""
         return self.real == self.generated
 
     @property
@@ -142,7 +142,7 @@ def pairs_of(sequences: Sequence[EncodedExample]) -> list[EncodedPair]:
 
 
 def encode_pairs(pairs: Sequence[Pair], chat: ChatFormat, cfg: PairParams) -> tuple[list[EncodedPair], PairCounters]:
-    """Encode all pairs, in order; those that cannot be learnt from are left out and counted."""
+    """Encode all pairs, in order; those that cannot be trained on are left out and counted."""
     counters = PairCounters()
     encoded = []
     for pair in pairs:
@@ -162,7 +162,7 @@ def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCou
 
     Over-long with ``truncate``: the prompt is cut to ``max_prompt_length``, equally for both sides; then each response
     to what ``max_length`` leaves beside the prompt as it is, and a response that is cut ends without its end of turn.
-    The original leaves what ``max_length`` holds beside ``max_prompt_length``, however short the prompt (spec §3).
+    The original leaves each response ``max_length`` minus ``max_prompt_length``, however short the prompt is.
 
     Raises:
         UserError: the chat template refuses the dialogue, a side begins with no assistant's message, or another

@@ -1,4 +1,4 @@
-"""Episodes in the original's trajectory JSON, which its README shows, and back (spec §2.4, row 24).
+"""Episodes in the original's trajectory JSON, which its README shows, and back (docs/spin.md, S42).
 
 ::
 
@@ -7,7 +7,7 @@
               "finished": true, "steps": 2, "iteration": "iter0"}}
 
 ``finished``, ``steps`` and ``iteration`` are ours. An episode that never finished is written with reward false and
-pred "", where the original lost it (trap 7); without evaluation the reward is null.
+pred "", where the original loses it; without evaluation the reward is null.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     """The trajectory file of one run, keyed by task index, in playing order.
 
     Raises:
-        UserError: two episodes have one task index (several runs, or panels joined), or one is plain SPIN's.
+        UserError: two episodes have one task index (several runs, or splits joined), or one is plain SPIN's.
     """
     entries: dict[str, Any] = {}
     for episode in episodes:
@@ -84,7 +84,7 @@ def to_json(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
 
 
 def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
-    """A trajectory file, anybody's: key -> entry.
+    """Any trajectory file: key -> entry.
 
     Raises:
         UserError: missing, not JSON, or an entry has no ``traj``.

@@ -53,7 +53,7 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
 
 
 def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
-    """Tasks of each panel: as asked for, or 7:2:1 of all that there can be."""
+    """Tasks of each split: as asked for, or 7:2:1 of all that there can be."""
     tasks, env = reflect_rl.tasks, reflect_rl.env
     if tasks.train is not None:
         sizes = {"train": tasks.train, "dev": tasks.dev or 0, "test": tasks.test or 0}
@@ -87,7 +87,7 @@ def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
 
 
 def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
-    """Examples of each supervised set: a learnt step each."""
+    """Examples of each supervised set: one for each step that is trained on."""
     cfg = reflect_rl.generate
     positive = min(train, cfg.tasks or train) * cfg.horizon
     negative = min(train, cfg.negative_tasks or train) * cfg.negatives

@@ -75,7 +75,7 @@ def test_reflect_rl_02_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_
     }
     repo = Repo.open(make_folder("r", files))
     shown = {excerpt.path: excerpt.text for excerpt in excerpts(repo, 0)}
-    assert sorted(shown) == ["2000.txt", "2001.txt", "50.txt", "a/b/level.txt", "layout.txt", "long.csv"]  # trap 22
+    assert sorted(shown) == ["2000.txt", "2001.txt", "50.txt", "a/b/level.txt", "layout.txt", "long.csv"]
     assert [token_count(shown[f"{n}.txt"]) for n in (50, 2000, 2001)] == [50, 2000, MAX_TOKENS]
     assert shown["2000.txt"] == files["2000.txt"]
     assert shown["long.csv"] == "\n".join(files["long.csv"].split("\n")[:20])

@@ -54,13 +54,13 @@ def test_spin_06_07_the_released_runs_are_marked_alike():
     differing = Counter()
     for file in sorted((FIREACT / "dev_trajs").glob("*.json")):
         runs = json.loads(file.read_text())
-        assert {int(key) for key in runs} <= set(order)  # row 23
+        assert {int(key) for key in runs} <= set(order)  # the original's order of tasks
         for key, run in runs.items():
             mark = score(run["pred"], questions[int(key)])
             assert mark.gt == run["gt"]
             if (mark.em, round(mark.f1, 9)) != (run["em"], round(run["f1"], 9)):
                 differing[run["pred"]] += 1
-    assert set(differing) <= {""}  # row 8: the original had no guard for an empty answer
+    assert set(differing) <= {""}  # the original has no guard for an empty answer
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_spin_01_supporting_titles_each_once_in_the_order_of_the_facts():
         ("Yes, it will.", "yes", 1),
         ("YES!", "yes", 1),
         ("no.", "no", 1),
-        ("not sure", "no", 0),  # trap 11: a prefix is no word
+        ("not sure", "no", 0),  # a prefix is no word
         ("nothing", "no", 0),
         ("yesterday", "yes", 0),
         ("It is so: yes", "yes", 0),  # the first word decides
@@ -92,7 +92,7 @@ def test_spin_02_strategyqa_reads_booleans(tmp_path):
         ("**B**", "B"),
         ("[B]", "B"),
         ("B eating", "B"),
-        ("Both B and C", ""),  # trap 11: the original read B
+        ("Both B and C", ""),  # the original reads B
         ("Because", ""),
         ("Dinosaurs", ""),
         ("A and B", ""),

@@ -1,4 +1,4 @@
-"""When which tasks are played (spec reflect_rl §1, Curricula; rows 22-25)."""
+"""Which tasks are played when (docs/reflect-rl.md, L25 and L34)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reinforcement learning end to end, on a tiny model and a corridor (spec reflect_rl §1, RL; rows 25, 37-50)."""
+"""Reinforcement learning end to end, on a tiny model and a corridor (docs/reflect-rl.md, L15 to L28)."""
 
 from __future__ import annotations
 

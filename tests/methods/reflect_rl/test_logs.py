@@ -54,7 +54,7 @@ def test_reflect_rl_55_the_mean_is_centred_and_skips_what_is_missing(values, hal
 
 
 def test_reflect_rl_55_a_step_in_the_values_stays_where_it_is():
-    """The original's curves lagged by one sample (trap 26)."""
+    """The original's curves lag by one sample."""
     values = [0.0] * 10 + [1.0] * 10
     means = centred_mean(values, 5)
     assert means[9] == pytest.approx(0.4)

@@ -1,4 +1,4 @@
-"""Prompts: the spec's text to the letter, split at the last heading, and the original's token stream under ``text``."""
+"""Prompts: the exact text, split at the last heading, and the original's token stream under ``text``."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_reflect_rl_39_what_is_asked_is_what_was_trained_token_for_token(gpt2):
     assert encoded.ids[: len(asked)] == asked
     span = encoded.spans[1]
     assert span.start == len(asked)
-    assert encoded.ids[span.end : span.stop] == [gpt2.end_id]  # trap 14: the end is learnt
+    assert encoded.ids[span.end : span.stop] == [gpt2.end_id]  # the end token is trained
     assert example.messages[0].weight == 0
     assert example.messages[1].weight == 1
 

@@ -1,4 +1,4 @@
-"""Updates: N, accumulation, critic, replayed data, losses that are no number (spec reflect_rl §1, RL; rows 44-48)."""
+"""Updates: N, accumulation, critic, replayed data, losses that are no number (docs/reflect-rl.md, L17 to L22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs-to-go, policy gradient, PPO and replay, against their formulas (spec reflect_rl §1, RL; rows 43-45, 47)."""
+"""Costs to go, policy gradient, PPO and replay, against their formulas (docs/reflect-rl.md, L16 to L20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy in training: head of labels, packed prompts, adapters, dropout (spec reflect_rl §1; rows 36-38)."""
+"""The policy in training: head of labels, packed prompts, adapters, dropout (docs/reflect-rl.md, L6, L22, L28)."""
 
 from __future__ import annotations
 

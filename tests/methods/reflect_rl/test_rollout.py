@@ -1,4 +1,4 @@
-"""One episode of Reflect-RL: who reads what, what acts, what is kept (spec reflect_rl §1; rows 34, 40-42)."""
+"""One episode of Reflect-RL: who reads what, what acts, what is kept (docs/reflect-rl.md, L1 to L7)."""
 
 from __future__ import annotations
 

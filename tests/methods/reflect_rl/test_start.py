@@ -1,4 +1,4 @@
-"""What reinforcement learning may start from (bad input; spec reflect_rl §6, trap 8)."""
+"""What reinforcement learning may start from, and bad input (docs/reflect-rl.md, L26)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files in the original's formats, from the command line (rows 24, 28, 29, 30)."""
+"""Files in the original's formats, from the command line (docs/spin.md, S42 to S44)."""
 
 import json
 from pathlib import Path

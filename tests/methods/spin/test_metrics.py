@@ -1,4 +1,4 @@
-"""What is reported of episodes, over what was asked for (row 49), and the rows of the table."""
+"""Metrics of episodes, over the questions asked for (docs/spin.md, S40), and the rows of the table."""
 
 import pytest
 

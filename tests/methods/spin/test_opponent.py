@@ -1,4 +1,4 @@
-"""The opponent: the model that training starts from, scored once a pair. Checklist rows 40 and 41."""
+"""The opponent: the model that training starts from, scored once a pair (docs/spin.md, S36)."""
 
 from __future__ import annotations
 

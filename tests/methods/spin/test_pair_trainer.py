@@ -1,4 +1,4 @@
-"""Self-play training end to end on a tiny model: loss, figures, schedules, launchers. Checklist rows 36 to 46."""
+"""Self-play training end to end on a tiny model: loss, metrics, schedules, launchers (docs/spin.md, S32 to S38)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``spin`` section: what does not fit is one sentence (rows 44, 47, 48, 51)."""
+"""The ``spin`` section: what does not fit is refused in one sentence."""
 
 from typing import Any
 

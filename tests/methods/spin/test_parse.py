@@ -1,4 +1,4 @@
-"""The action parser: every text has a reading, and an action survives being written and read again (row 16)."""
+"""The action parser: every text has a reading, and an action survives being written and read again."""
 
 import pytest
 from hypothesis import given

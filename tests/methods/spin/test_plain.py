@@ -1,4 +1,4 @@
-"""Plain SPIN: rows of chats, fractions, gathering, and one format for generation and training (rows 33 to 35)."""
+"""Plain SPIN: rows of chats, fractions, gathering, and one format for generation and training (docs/spin.md, S45)."""
 
 import asyncio
 import json

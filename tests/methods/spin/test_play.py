@@ -1,4 +1,4 @@
-"""The episode loop: rounds, stops, retries, tools, and what of it becomes training text (rows 15, 17, 18, 20 to 22)."""
+"""The episode loop: rounds, stops, retries, tools, and what of it becomes training text (docs/spin.md, S8 to S16)."""
 
 import asyncio
 import random

@@ -1,6 +1,6 @@
-"""A question played by the policies there are: a local model with its adapter, and an endpoint (rows 25 and 26).
+"""A question played by the policies there are: a local model with its adapter, and an endpoint (docs/spin.md, S17).
 
-The third, vLLM (row 27), needs its own environment: tests/backends/test_vllm.py.
+The third, vLLM, needs its own environment: tests/backends/test_vllm.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How questions and rounds are written: wrapper, few-shot, prefix, and the template that joins them (rows 19 to 22)."""
+"""How questions and rounds are written: wrapper, few-shot, prefix, and the template that joins them."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_spin_20_the_rendered_text_of_an_expert_is_the_original_training_text_wi
 
 @pytest.mark.parametrize("form", ["alpaca", "question"])
 def test_spin_39_observations_are_masked_and_nothing_else_is(react, form):
-    """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays (spec §1)."""
+    """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays."""
     from selfimprove.core.records import Example
 
     messages = [*opening(QUESTION.question, form), *written(EXPERT.rounds, form)]
@@ -103,7 +103,7 @@ def test_spin_19_a_few_shot_file_that_is_not_there_is_refused(choice, words):
 
 
 def test_spin_19_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head():
-    """The original cut as many characters off the trajectory as the examples had (trap 7)."""
+    """The original cuts as many characters off the trajectory as the examples have."""
     flat = opening("Q?", "alpaca", "Question: x\n")[0].content
     assert flat == f"Question: x\n\n{alpaca('Q?')}"
     chat = opening("Q?", "chat", "Question: x\n")

@@ -1,4 +1,4 @@
-"""The growing text under any tokenizer: pieces join as one text would be spelt (rows 20, 38; spec §3, one EOS)."""
+"""The growing text under any tokenizer: pieces join as one text would be spelt, with one EOS."""
 
 import json
 from pathlib import Path

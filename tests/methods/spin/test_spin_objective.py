@@ -1,4 +1,4 @@
-"""SPIN's loss is its formula, whatever the precision of the logits. Checklist rows 36 and 37."""
+"""SPIN's loss is its formula, whatever the precision of the logits."""
 
 from __future__ import annotations
 

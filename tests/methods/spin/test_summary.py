@@ -1,4 +1,4 @@
-"""The rows of SPIN's table and the points of its plot (rows 48, 49, 51)."""
+"""The rows of SPIN's table and the points of its plot."""
 
 import json
 

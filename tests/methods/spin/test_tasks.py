@@ -1,4 +1,4 @@
-"""Panels, their order and their experts; a question may stand in one panel only (rows 1, 15, 23, 31, 32)."""
+"""Splits, their order and their experts; a question may stand in one split only (docs/spin.md, S15, S24, S29)."""
 
 import json
 import os
@@ -167,7 +167,7 @@ def test_spin_49_another_task_can_be_the_test_panel(tmp_path):
 
 @needs_data
 def test_spin_24_the_released_runs_score_what_the_paper_says():
-    """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM (spec §5)."""
+    """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""
     from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories
 

@@ -1,4 +1,4 @@
-"""Pairs to token ids: what is scored, what is cut, what is counted. Checklist rows 37 to 39."""
+"""Pairs to token ids: what is scored, what is cut, what is counted (docs/spin.md, S13, S32 to S34)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_spin_38_truncated_the_prompt_goes_first_then_the_responses(
         return
     size = min(len(prompt), int(cfg["max_prompt_length"]))
     kept = prompt[len(prompt) - size :] if truncation == "keep_end" else prompt[:size]
-    # The budget is what the prompt leaves as it is now, not what the longest allowed one would leave (spec §3, R).
+    # The budget is what the real prompt leaves, not what the longest allowed one would leave.
     budget = max_length - len(kept)
     assert [side.ids for side in (cut.real, cut.generated)] == [kept + response[:budget] for response in responses]
     assert counters.truncated_prompts == (len(kept) < len(prompt))

@@ -1,4 +1,4 @@
-"""Episodes as the README's trajectory JSON, and its rows as Alpaca rows, byte for byte (rows 24, 28)."""
+"""Episodes as the README's trajectory JSON, and its rows as Alpaca rows, byte for byte (docs/spin.md, S42, S43)."""
 
 import json
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_spin_28_parity_is_the_originals_row_and_self_play_has_no_terminal_line(
 
 
 def test_spin_28_instructions_of_several_lines_stay_whole():
-    """The original counted lines, so that MMLU's options slipped into the output (trap 9)."""
+    """The original counts lines, so that MMLU's options slip into the output."""
     asked = Question(id="m", task="mmlu", question="Question: Why?\nA. a\nB. b\nC. c\nD. d", gold="C")
     row = alpaca_row(trajectory(played([" t\nAction: finish[C]"], question=asked)), "parity")
     assert row["instruction"] == asked.question

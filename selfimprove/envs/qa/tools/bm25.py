@@ -1,4 +1,4 @@
-"""Local search: BM25 over a corpus of paragraphs (spec spin_agent §2.7, row 12).
+"""Local search: BM25 over a corpus of paragraphs (docs/spin.md, S20).
 
 A paragraph's score for a query, summed over the query's words (one that stands twice counts twice)::
 

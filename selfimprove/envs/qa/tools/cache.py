@@ -1,7 +1,7 @@
-"""Answers of a paid search, kept by exact query (spec spin_agent §2.7, row 11).
+"""Answers of a paid search, kept by exact query (docs/spin.md, S23).
 
-Every answer goes to the file when it comes: the original saved at exit, and a crash lost what had been paid for
-(trap 12). A torn last line is dropped on reading. One file serves any number of runs, one after the other.
+Every answer is written when it comes; the original saves at exit, so a crash loses what was paid for.
+A torn last line is dropped on reading. One file serves any number of runs, one after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Calls tools for a policy: by name without regard to case, so many at once, so long at most (row 14, spec §2.3, §2.7).
+"""Calls tools for a policy, by name without regard to case, with limits on concurrency and time (docs/spin.md, S19).
 
-Whatever a tool does (raises, hangs, gives 10 MB or a number), the episode goes on: the call answers None, which the
-method puts into neutral words, and a counter says what happened. No exception's text ever enters a trajectory.
+Whatever a tool does (raises, hangs, returns 10 MB or a number), the episode goes on: the call answers None, for which
+the method has a neutral text, and a counter says what happened. No exception's text ever enters a trajectory.
 """
 
 from __future__ import annotations

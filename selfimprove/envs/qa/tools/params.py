@@ -4,7 +4,7 @@
 
     tools:
       use: {search: local}                      # local | replay | serpapi
-      use: {search: local, add: "mytools:add"}  # and a function of one's own: (str) -> str or None
+      use: {search: local, add: "mytools:add"}  # and a function of your own: (str) -> str or None
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replayed search: the answers that somebody else's queries got (spec spin_agent §2.7, row 13).
+"""Replayed search: the answers that recorded queries got (docs/spin.md, S21).
 
 A row of FireAct's file::
 

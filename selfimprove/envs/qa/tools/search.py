@@ -1,11 +1,11 @@
-"""What a tool is: one text in, one text or None out (spec spin_agent §2.7, row 9).
+"""What a tool is: one text in, one text or None out (docs/spin.md, S18).
 
 ::
 
     search("Mara Venn")   ->  "Mara Venn was a painter from Tolma. She was born in 1712."
     search("Zzyx")        ->  None: nothing was found
 
-A tool of one's own is a function like that, named in params.yaml as ``module:function``.
+A tool of your own is a function like that, named in params.yaml as ``module:function``.
 """
 
 from __future__ import annotations

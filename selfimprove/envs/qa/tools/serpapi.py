@@ -1,8 +1,8 @@
-"""Google by SerpAPI, as the original searched (spec spin_agent §2.7, row 10). Optional: it costs money and needs a key.
+"""Google by SerpAPI, as the original searches (docs/spin.md, S22). Optional: it costs money and needs a key.
 
-What of a result page is the answer: the answer box's ``answer``, else its ``snippet``, else its first highlighted
-phrase, else the snippet of the first organic hit that has one. A page with none of these is None (the original looked
-at one hit only, and raised on a page without; trap 12).
+The answer is the answer box's ``answer``, else its ``snippet``, else its first highlighted phrase, else the snippet of
+the first organic hit that has one. A page with none of these gives None (the original looks at one hit only, and raises
+on a page without).
 
 The key is read from the environment when the tool is made; it goes into the request and nowhere else.
 """
@@ -35,7 +35,7 @@ class SearchFailed(Exception):
 
 
 class SerpApiSearch:
-    """The tool. Made without a key it fails at once (spec: missing credentials fail at start-up).
+    """The tool. Without a key its creation fails, so that a run ends before any search is made.
 
     Raises:
         UserError: the key is not set.

@@ -18,7 +18,7 @@ TEXTS = st.lists(
 
 
 def formula(texts, query, k1=1.5, b=0.75):
-    """The spec's formula written out, texts in the order of their scores; ties keep the texts' order."""
+    """The formula of docs/spin.md, S20, written out; texts in the order of their scores, ties in their own order."""
     documents = [re.findall(r"\w+", text.lower()) for text in texts]
     mean = sum(map(len, documents)) / max(1, len(documents))
     scores = []

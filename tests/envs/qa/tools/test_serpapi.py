@@ -60,7 +60,7 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"organic_results": HITS}, "third hit"),
         ({"answer_box": [{"title": "t"}, {"answer": "listed"}]}, "listed"),
         ({"answer_box": {"answer": " "}, "organic_results": HITS[:2]}, None),
-        ({"organic_results": []}, None),  # trap 12: the original raised
+        ({"organic_results": []}, None),  # the original raises
         ({}, None),
         ({"answer_box": {"answer": 7}, "organic_results": "none"}, "7"),
         ({"answer_box": {"answer": 42.5}, "organic_results": HITS}, "42.5"),
