@@ -5,7 +5,7 @@ real ends, and the same engine:
 
 - ``search``: our search over snapshots, all trees at once, the samples of a node as one request;
 - ``original``: one tree after another, one sample after another, the environment rebuilt for every sample by a reset
-  and a replay of the node's actions, as the released code works (spec agent_r §1); the engine has one slot, so that it
+  and a replay of the node's actions, as the released code works; the engine has one slot, so that it
   does not compute rows that nobody uses;
 - ``engine``: every request of the search, known beforehand and handed over at once.
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 class Step(NamedTuple):
     """What an action led to.
 
-    ``reward`` is the episode's score so far, normalised to [0, 1] (spec agent_r §1, trap 10). ``info`` holds
+    ``reward`` is the episode's score so far, normalised to [0, 1]. ``info`` holds
     ``raw_score`` (the environment's own scale), ``valid`` (False: the environment did not understand or could not do
     it), and ``disaster`` (True: a fatal mistake, a negative score in the original; ``reward`` is then 0).
     """
@@ -44,7 +44,7 @@ class AgentEnv(Protocol):
 
     @property
     def instruction(self) -> str:
-        """The first user message: what the world is and how to act in it (spec §2, Conversation)."""
+        """The first user message: what the world is and how to act in it."""
         ...
 
     def task_ids(self) -> Sequence[int]:

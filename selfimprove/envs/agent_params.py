@@ -27,4 +27,4 @@ class EnvParams(Section):
         default=233, ge=0, le=LARGEST_SEED, description="webshop: seed of the catalogue and of its goals"
     )
     jvms: int = Field(default=2, ge=1, le=64, description="sciworld: Java processes kept in the pool")
-    map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one (spec §2)")
+    map_actions: bool = Field(default=False, description="sciworld: map an action to the nearest valid one")

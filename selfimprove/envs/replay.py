@@ -1,6 +1,6 @@
 """A world over a few live copies of an environment that cannot be snapshotted: states are reached by replay.
 
-A state is a task and the actions since its start (checklist row 9). To act in it, a copy that stands there goes on; a
+A state is a task and the actions since its start. To act in it, a copy that stands there goes on; a
 copy that stands before it, on the same way, plays the rest; any other copy is reset and plays all of it. So a tree
 can grow from any node, and hundreds of episodes share ``slots`` copies: servers' environments or Java processes.
 

@@ -1,4 +1,4 @@
-"""Search trees in the original's nested JSON, and back (spec §2 Tree node JSON).
+"""Exports search trees to the original's nested JSON, and imports them (docs/agent-r.md, A44).
 
     python -m selfimprove.interop.agent_r trees        trees.jsonl mcts_result/textcraft/base
     python -m selfimprove.interop.agent_r import-trees mcts_result/textcraft/base trees.jsonl --env textcraft
@@ -126,7 +126,7 @@ def from_json(
 
     Args:
         where: names the file in errors.
-        full_score: what the file's scores are divided by; 100 for the original's ScienceWorld trees (trap 10).
+        full_score: what the file's scores are divided by; 100 for the original's ScienceWorld trees.
         max_depth: the search's; leaves below it count as cut by it, if no disaster ended them (the format doesn't
             say). None: every leaf counts as ended by the environment.
 

@@ -1,4 +1,4 @@
-"""Our files in the original's formats, and its logs as our episodes (RISE spec §2, Log and Convert).
+"""Exports episodes and examples to the released code's formats, and imports its logs (docs/rise.md, R36).
 
     python -m selfimprove.interop.rise log        episodes.jsonl  5_turns.json
     python -m selfimprove.interop.rise dataset    examples.jsonl  dataset.json
@@ -114,7 +114,7 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
     """Episodes of an original log (or of one that ``to_log`` wrote), in the log's order.
 
     ``env_name``: for logs without ``env``; their answers are then extracted anew, rewards stay as logged. Evaluation
-    logs have no ``dialogue`` (trap 18); their opening is made from the question. Logs without ``status`` are blocked
+    logs have no ``dialogue``: their opening is made from the question. Logs without ``status`` are blocked
     where a reward is null or a turn has actions but no best one.
 
     Raises:
@@ -204,7 +204,7 @@ def _opening(entry: _Entry) -> list[Message]:
     """The messages before the first action: the logged dialogue without its (attempt, feedback) pairs.
 
     The dialogue of a blocked episode ends with the feedback on its last best action, that of any other before its last
-    best action: where the first pair stands is looked for, not counted.
+    best action; so the first pair is searched for, its place is not computed.
     """
     if not entry.dialogue:
         return opening(entry.query)

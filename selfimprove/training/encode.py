@@ -7,8 +7,8 @@ Of the dialogue ::
     user       "The answer is incorrect. Please try again."  weight 0
     assistant  "3 + 4 = 7. \\boxed{7}"                       weight 12.18
 
-only the last message's tokens and the end-of-turn token after it carry weight (RISE paper, reward-weighted regression;
-spec rise §6, row 33). Ids and spans come from the one chat format, never from a second tokenisation (traps 13-15).
+only the last message's tokens and the end-of-turn token after it carry weight (docs/rise.md, R22 and R26). Ids and
+spans come from the one chat format, never from a second tokenisation.
 """
 
 from __future__ import annotations

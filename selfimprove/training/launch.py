@@ -66,7 +66,7 @@ def finetune(
 
     Killed at any moment and called again with the same arguments, it continues from its newest whole checkpoint
     under ``scratch`` and, on CPU, ends with the same bytes and losses as an unbroken run; the place of checkpoints
-    holds a hash of everything that decides the result, so no other run's can be taken (RISE spec §5, trap 17).
+    holds a hash of everything that decides the result, so no other run's can be taken.
 
     Args:
         out_dir: appears whole; must not hold files yet.

@@ -113,7 +113,7 @@ def write_adapter(trained: Path, model_dir: Path, params: FinetuneParams, out_di
 
 
 def rope_factor(max_length: int, positions: int) -> int | None:
-    """Linear RoPE scaling for ``max_length``, or None where the model's own positions suffice (spec rise §2)."""
+    """Linear RoPE scaling for ``max_length``, or None where the model's own positions suffice."""
     return math.ceil(max_length / positions) if max_length > positions else None
 
 

@@ -1,5 +1,5 @@
-"""Weighted SFT, the objective of RISE: minimise the batch mean of w_i * NLL_i (RISE paper, reward-weighted regression;
-spec rise §1).
+"""Weighted SFT, the objective of RISE: minimise the batch mean of w_i * NLL_i (reward-weighted regression;
+docs/rise.md, R26).
 
 The batch is the optimiser step's, however it is cut into micro-batches, rows and processes: each token gets its final
 coefficient before the cutting, so that summing coefficient * token loss anywhere gives the same number.
@@ -27,7 +27,7 @@ def example_scales(batch: Sequence[EncodedExample], reduction: Reduction, normal
     - ``example_mean`` (RISE): 1 / (B * n_i), the mean over examples of w_i times the mean token loss;
     - ``token_mean``: 1 / sum_i n_i, the mean over learnt tokens of w times the token loss;
     - ``normalization="batch"`` divides by the batch's mean weight, taken the same way, so that weights set only
-      the balance inside the batch and not the step's size (spec rise §5, trap 16).
+      the balance inside the batch and not the step's size.
     """
     trained = [example.trained for example in batch]
     if reduction == "example_mean":

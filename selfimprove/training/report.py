@@ -29,7 +29,7 @@ class TrainReport(BaseModel):
     padding: float
     """share of ``tokens`` that is filling, 0 to 1"""
     mean_weight: float
-    """factor by which weighting stretches the mean step, after normalization (RISE spec §5, trap 16)"""
+    """factor by which weighting stretches the mean step, after normalization"""
     raw_mean_weight: float
     """mean weight of the examples as they were given"""
     loss: list[tuple[int, float]]

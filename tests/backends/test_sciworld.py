@@ -1,4 +1,4 @@
-"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it (rows 15, 36, 38, 39, 43).
+"""ScienceWorld for real: Java processes, the package's simulator, episodes and worlds in it.
 
 ``make test-backends-sciworld``. Games are small ones; every Java process that a test starts has to be gone after it.
 """

@@ -1,7 +1,7 @@
 """XTuner for real, on a CPU in float32: the tiny model through ``finetune`` with either backend gives the same losses.
 
 Runs in the main environment (``make test-backends-xtuner``), whose trainer is the reference; XTuner runs in its own, as
-it does for a stage. Checklist rows 25, 26, 30 and 31 of Agent-R.
+it does for a stage.
 """
 
 from __future__ import annotations

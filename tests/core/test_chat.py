@@ -1,4 +1,4 @@
-"""One chat format: what a model saw is, id for id, a prefix of what it learns (RISE row 45; traps 13-15).
+"""One chat format: what a model saw is, id for id, a prefix of what it is trained on (docs/rise.md, R5).
 
 The templates of well-known model families are written here in small: their joints (begin-of-text, spaces and newlines
 around contents, who is trimmed, where the end-of-turn token stands) are theirs.

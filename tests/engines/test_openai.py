@@ -1,4 +1,4 @@
-"""The remote engine against a real HTTP server that misbehaves (RISE checklist rows 18, 19 and 43)."""
+"""The remote engine against a real HTTP server that misbehaves: retries, time-outs, failures, keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From params to environments, and the command that serves one (Agent-R checklist rows 35 to 38)."""
+"""From params to environments, and the command that serves one."""
 
 from __future__ import annotations
 

@@ -30,5 +30,5 @@ def test_rise_03_every_gold_answer_scores_one(name, extraction, file, count):
     assert wrong == []
     slipped = [problem.id for problem in problems if env.grade(env.slip(problem, 0), problem).reward == 1.0]
     assert slipped == []
-    if name == "gsm8k":  # trap 1: the golds with a comma
+    if name == "gsm8k":  # the golds with a comma
         assert sum("," in problem.answer.rpartition("####")[2] for problem in problems) == {7473: 79, 1319: 14}[count]

@@ -1,4 +1,4 @@
-"""Worlds by replay (Agent-R checklist row 9): the same tree as by snapshots, over few copies."""
+"""Worlds by replay: the same tree as by snapshots, over few copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds by replay (Agent-R checklist row 9) whose copies fail or are slow, and whose calls are cancelled."""
+"""Worlds by replay whose copies fail or are slow, and whose calls are cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stage depends on the code that its script imports, all of it and nothing else (design §5)."""
+"""A stage depends on the code that its script imports, all of it and nothing else."""
 
 from __future__ import annotations
 

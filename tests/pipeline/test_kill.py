@@ -1,4 +1,4 @@
-"""Real stages, killed and started again: the same bytes, nothing finished done twice (RISE checklist 21, 22, 37).
+"""Real stages, killed and started again: the same bytes, nothing finished done twice.
 
 What each test counts: ``computed`` completions the engine made, ``journaled`` entries written, ``step`` steps trained.
 """

@@ -1,4 +1,4 @@
-"""Agent-R's stages, killed and started again: the same bytes, nothing finished done twice (checklist row 12).
+"""Agent-R's stages, killed and started again: the same bytes, nothing finished done twice.
 
 As ``test_kill.py`` does for RISE: search asks the model for a node's children, conversion asks it to judge a node, and
 each of these answers is one journal entry; training saves every other step.

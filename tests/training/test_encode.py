@@ -1,4 +1,4 @@
-"""What is learnt, token by token. Checklist rows 33 and 32 (over-length counted); traps 13-15."""
+"""Which tokens are trained on, and what is cut, dropped and counted because of its length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes, for real: DDP, ZeRO-2 and ZeRO-3 on CPU give the single process's losses. Checklist row 36."""
+"""Several processes, for real: DDP, ZeRO-2 and ZeRO-3 on CPU give the single process's losses."""
 
 from __future__ import annotations
 

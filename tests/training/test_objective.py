@@ -1,4 +1,4 @@
-"""The loss, against the definition computed by hand. Checklist rows 34 and 35 (normalised); trap 16."""
+"""The weighted loss, with and without normalisation, against the definition computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A killed run, called again, ends as an unbroken one does. Checklist row 37; trap 17."""
+"""A killed training run, called again, ends as an unbroken one does, and takes no other run's checkpoint."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     runs.add("unbroken-lora", LORA)  # dropout: the state of the random generator matters too
     runs.add("killed-lora", LORA, kill_at_step=5)
     runs.add("killed-lora", LORA)
-    # Another learning rate in the same scratch folder: nobody else's checkpoint is taken (trap 17).
+    # Another learning rate in the same scratch folder: nobody else's checkpoint is taken.
     runs.add("killed", {**PARAMS, "lr": 2e-3}, kill_at_step=1, out=str(tmp_path / "elsewhere"))
     results = runs.go()
     assert [r["signal"] == signal.SIGKILL for r in results] == [False] + [True] * 12 + [False, False, True, False, True]

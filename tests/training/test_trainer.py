@@ -1,4 +1,4 @@
-"""Packed rows train as single sequences do, and finetune writes what it promises. Checklist rows 34-36; trap 16."""
+"""Packed rows train as single sequences do, and finetune writes what it promises."""
 
 from __future__ import annotations
 

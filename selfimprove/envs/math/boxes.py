@@ -1,7 +1,7 @@
 r"""Finding the answer box: the last ``\boxed{...}`` of an attempt, braces balanced.
 
 ``so $x = \boxed{\frac{\sqrt{3}}{2}}$, not \boxed{1`` holds the answer ``\frac{\sqrt{3}}{2}``: the original's regular
-expression stopped at the first closing brace but one (RISE spec §5, trap 4), and a box that is never closed is none.
+expression knew one level of braces only. A box that is never closed is none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def last_box(text: str, commands: tuple[str, ...] = ("boxed",)) -> str | None:
     r"""What the last complete box holds, stripped; None if there is no box, or it is empty.
 
     ``commands``: which count, without the backslash. Also read: ``\boxed 5`` without braces, which holds the rest of
-    the formula it stands in, or outside one the next word. Source: RISE spec §2, MATH extraction (D).
+    the formula it stands in, or outside one the next word.
     """
     span = last_box_span(text, commands)
     return None if span is None else text[span[1] : span[2]].strip() or None

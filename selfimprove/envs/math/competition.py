@@ -9,7 +9,7 @@ An episode (the first row of the test file, two turns)::
     assistant  It is $(101-1)^3 = 100^3 = \boxed{1000000}$.
     gold       The given expression is the expansion of $(101-1)^3$. ... $100^3=\boxed{1000000}$.
 
-Rewards: 1 right, 0 wrong or unreadable (RISE spec §2, Environments).
+Rewards: 1 right, 0 wrong or unreadable (docs/rise.md, R6, R9 and R10).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ An episode (the first row of the training file, two turns)::
                Natalia sold 48+24 = <<48+24=72>>72 clips altogether in April and May.
                #### 72
 
-Rewards: 1 right, 0 wrong, -1 no number in the last box (RISE spec §2, Environments). Annotations such as
-``<<48/2=24>>`` are text and are never computed (trap 2).
+Rewards: 1 right, 0 wrong, -1 no number in the last box (docs/rise.md, R6 to R8). Annotations such as ``<<48/2=24>>``
+are text; the original passed them to ``eval``, here nothing computes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^
 def parse_gold(answer: str) -> str | None:
     """The signed number after the last ``####``, commas removed ("#### 1,080" -> "1080"); None if there is none.
 
-    Source: RISE spec §2, GSM8K gold (trap 1: the original stopped at the comma).
+    The original stopped at the comma and read 1.
     """
     _, mark, tail = answer.rpartition("####")
     match = _GOLD.match(tail.replace(",", "")) if mark else None
@@ -99,7 +99,7 @@ def extract_robust(attempt: str) -> str | None:
     remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or
     large. Decimals are read: ``\$1{,}080.50`` -> "1080.5", ``14.67 liters`` -> "14.67", ``\$18/hour`` -> "18", ``18
     cm^2`` -> "18", ``\text{18 eggs}`` -> "18"; ``18\text{ and a half}`` is no number. The last box that is not empty
-    counts; its backslash may be missing. Source: RISE spec §2 (D), trap 3.
+    counts; its backslash may be missing. See docs/rise.md, R8.
     """
     box = last_box(_EMPTY_BOX.sub("", _BARE_BOX.sub(r"\\boxed", attempt)))
     if box is None:

@@ -1,7 +1,7 @@
 r"""When two MATH answers count as the same: the normaliser of Hendrycks et al. (2021), then string equality.
 
 ``\dfrac{1}{2}``, ``\frac12``, ``1/2``, ``0.5`` and ``x = .5`` are all ``\frac{1}{2}``; ``10\%`` is ``10``; and
-``5 \text{ cm}`` is ``5``. Written from the description in RISE spec §2 (MATH extraction, Equivalence).
+``5 \text{ cm}`` is ``5``. The steps and their order are in docs/rise.md, R10.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def normalise(text: str) -> str:
 def equivalent(a: str | None, b: str | None) -> bool:
     """Whether two answers have the same normal form; compared as they are when one has none.
 
-    A missing answer equals nothing (trap 5: in the original two missing answers were equal).
+    A missing answer equals nothing (in the original two missing answers were equal).
     """
     if a is None or b is None:
         return False

@@ -8,8 +8,8 @@ An episode on a TextCraft server (client's call -> server's answer)::
     POST /step {"id": 4, "action": "craft 4 ..."}    -> {"observation": "Crafted 4 ...", "reward": 1, "done": true}
     POST /close {"id": 4}                            -> true
 
-Source: spec agent_r §3, AgentGym HTTP. A server's environment cannot be snapshotted, so the world is one by replay
-(``envs/replay.py``); ``concurrency`` environments are held open. The bare action is sent, without "Action:" (trap 7).
+A server's environment cannot be snapshotted, so the world is one by replay (``envs/replay.py``); ``concurrency``
+environments are held open. The bare action is sent, without "Action:" (docs/agent-r.md, A41).
 A step that may have been taken is never sent again to the same environment (``envs/agentgym_link.py``): the
 environment is given up, and its episode is replayed in another.
 """
@@ -194,7 +194,7 @@ class WebShopSlot(_RemoteSlot):
         return self._page
 
     async def step(self, action: str) -> Step:
-        """See ``Slot``. The score is cut from the last page: no prompt may hold it (trap 16)."""
+        """See ``Slot``. The score is cut from the last page: no prompt may hold it."""
         answer = await self._step(_WebShopStepped, action)
         page = re.split(r" \[SEP\] (?:Reward \[SEP\] )?Your score", answer.state)[0] if answer.done else answer.state
         valid = page != self._page or await self._offered(action)

@@ -1,7 +1,7 @@
 """AgentGym's three dialects as our server speaks them: TextCraft's, ScienceWorld's, WebShop's.
 
 A dialect is a table of calls, each a function from a held environment and the request's fields to the answer's JSON:
-what spec agent_r §3 (AgentGym HTTP) lists, and ours. What clients must have sent is a schema beside them; how calls
+AgentGym's own calls and ours (docs/agent-r.md, A42). What clients must have sent is a schema beside them; how calls
 arrive and how environments are held is ``agentgym_server``.
 """
 
@@ -288,7 +288,7 @@ def _webshop_created(held: Open) -> int:
 
 
 def _webshop_step(held: Open, asked: Act) -> dict[str, Any]:
-    """The last page goes out with its score, as in the original; our own client cuts it (trap 16)."""
+    """The last page goes out with its score, as in the original; our own client cuts it off."""
     step = held.env.step(asked.action)
     state = step.info.get("final_page", step.observation)
     held.detail = {"observation": state}

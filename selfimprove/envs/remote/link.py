@@ -2,7 +2,7 @@
 
 What may be sent again depends on what the call does and on how it failed (``Fault``). A ``/step`` never is: who needs
 it all the same replays the episode in another environment (``envs/replay.py``). Errors come with status 200 and a body
-``{"error": ...}`` (spec agent_r §3, AgentGym HTTP).
+``{"error": ...}``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A WebShop client's episode::
     GET  /available_actions?env_idx=0                     -> {"has_search_bar": true, "clickables": ["search"]}
     POST /step {"env_idx": 0, "action": "search[shoes]"}  -> {"state": "...", "reward": 0.0, "done": false, ...}
 
-Every call of the three dialects in spec agent_r §3 (AgentGym HTTP) is here, without what was broken there and with
-``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had (trap 6). Whatever
+Every call of AgentGym's three dialects is here (docs/agent-r.md, A42), without what was broken there and with
+``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had. Whatever
 goes wrong is answered with status 200 and ``{"error": "one sentence"}``, as the originals do. Ids count up from 0 and
 are never used again. ``/create`` takes an empty body in every dialect; AgentGym's TextCraft server answers 422 then.
 There is no access control: serve on 127.0.0.1 or inside a trusted network (``agentgym_guard`` keeps web pages out).

@@ -1,6 +1,6 @@
 """ScienceWorld's actions as text: mapping a model's wording to a valid action, and saying why the gold path acts so.
 
-Mapping (spec agent_r §2, row 39; optional, off by default)::
+Mapping (docs/agent-r.md, A40; optional, off by default)::
 
     the valid actions: open cupboard, look at cupboard, close door to kitchen, focus on agent, pick up apple, …
     "open cupboard"            ->  open cupboard            it is valid
@@ -9,7 +9,7 @@ Mapping (spec agent_r §2, row 39; optional, off by default)::
     "dance"                    ->  dance                    no shared word: unchanged
 
 The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
-nobody could see it (§6, trap 11). Here a prediction that is valid itself stays, and so does one whose best match would
+nobody could see it. Here a prediction that is valid itself stays, and so does one whose best match would
 reverse what was said (``turn off`` is the opposite of ``activate``), would do something where the agent only wanted to
 look, or would focus on what was not named. Every mapping that happens is told (``Step.info``).
 """

@@ -17,9 +17,9 @@ An episode (game 3245, ``find-non-living-thing``, variation 9; the gold path)::
     You move the painting to the orange box.                   (score 1.0, done)
 
 Optional: needs Java and ``make env-sciworld``. Nothing is simplified, 100 moves are allowed; looking is free, an action
-that isn't understood too (spec agent_r §3). The score is cumulative, 0 to 100, here 0 to 1. Focusing on a wrong thing
-is fatal: -100 in the original, here reward 0, the end, and ``info["disaster"]``. ``wait`` is ten ticks of time and 11
-moves; Agent-R's driver answers it in the environment's place (row 43).
+that isn't understood too. The score is cumulative, 0 to 100, here 0 to 1. Focusing on a wrong thing is fatal: -100 in
+the original, here reward 0, the end, and ``info["disaster"]``. ``wait`` is ten ticks of time and 11 moves; Agent-R's
+driver answers it in the environment's place (docs/agent-r.md, A4 and A39).
 """
 
 from __future__ import annotations

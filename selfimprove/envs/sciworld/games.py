@@ -1,7 +1,7 @@
 """ScienceWorld's games: which there are, and under which numbers AgentGym and Agent-R know them (no Java needed).
 
 A task such as ``boil`` has variations (boil water, boil lead, …); a game is one variation of one task. AgentGym counts
-the games flat, over the tasks in the package's order without seven long ones: 4,639 games (spec agent_r §3) ::
+the games flat, over the tasks in the package's order without seven long ones: 4,639 games ::
 
     0..29    boil          task number 0
     30..59   melt          task number 22
@@ -96,14 +96,14 @@ def ids_of_task_numbers(
     task_iteration: int = 5,
     ids: Mapping[str, Sequence[int]] | None = None,
 ) -> list[int]:
-    """Agent-R's loop over task numbers: flat ids of the first ``task_iteration`` variations of each (row 15).
+    """Agent-R's loop over task numbers: flat ids of the first ``task_iteration`` variations of each.
 
     Args:
         start, stop: a slice of ``TASK_NUMBERS``, as the original's ``--min`` and ``--max``.
         task_iteration: variations of each task, fewer where a task has fewer.
         ids: task number (as text) -> flat ids to take from, a training list; None: all variations of the task.
 
-    The original left out the first variation of every task (spec §6, trap 5); this does not.
+    The original left out the first variation of every task; this does not.
 
     Raises:
         UserError: ``ids`` lacks one of the task numbers, or holds an id that there is not.

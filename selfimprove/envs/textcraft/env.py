@@ -33,7 +33,7 @@ An episode (goal 867 of the embedded book, played by the expert)::
     Action: craft 1 marble stair using 2 marble step
     Crafted 1 minecraft:marble_stair
 
-The last craft brings reward 1 and ends the episode; every other step brings 0 (spec agent_r §3, TextCraft). Replies are
+The last craft brings reward 1 and ends the episode; every other step brings 0 (docs/agent-r.md, A35). Replies are
 AgentGym's, word for word, its odd ones too; where it crashes or contradicts itself, the docstrings say what is done.
 """
 
@@ -121,7 +121,7 @@ class TextCraft:
         return f"Crafting commands:\n{lines}\n\nGoal: craft {item_name(self._goal)}."
 
     def step(self, action: str) -> Step:
-        """Act; the replies are the original's, word for word (spec §3)."""
+        """Act; the replies are the original's, word for word."""
         valid = True
         try:
             observation = self._act(action)

@@ -76,7 +76,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_recipe(row: Any, where: str) -> Recipe | None:
-    """The recipe of a file's content; None for what is no crafting recipe (smelting, …; spec agent_r §3).
+    """The recipe of a file's content; None for what is no crafting recipe (smelting, …).
 
     Raises:
         UserError: a key is missing or wrong, or an item is unknown; the sentence begins with ``where``, the file.
@@ -128,7 +128,7 @@ class _Reader:
         return self._some([Slot(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
 
     def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
-        """(id, whether it is a tag); of alternatives the first is taken (spec §3)."""
+        """(id, whether it is a tag); of alternatives the first is taken."""
         if isinstance(choice, list) and choice:
             choice = choice[0]
         if isinstance(choice, dict):

@@ -1,7 +1,7 @@
 """Recipe books for TextCraft: what can be made of what, which goals there are, and what a player is shown.
 
 A book is a folder of recipe files (``textcraft_files.py``), one JSON object {file name: recipe}, or the embedded one
-(``textcraft_book.py``). Files are read in sorted order, never in the directory's (spec agent_r §3 [D], trap 15).
+(``textcraft_book.py``). Files are read in sorted order, never in the directory's.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class RecipeBook:
         return RecipeBook(merged, path)
 
     def _add(self, recipe: Recipe) -> None:
-        """Enter a recipe, unless an input already depends on its output: then only its names are known (spec §3)."""
+        """Enter a recipe, unless an input already depends on its output: then only its names are known."""
         for slot in recipe.inputs:
             (self.tags if slot.is_tag else self.items).add(slot.name)
         self.items.add(recipe.output)

@@ -10,8 +10,8 @@ One product of the default catalogue and its twin::
     category     Clothing, Shoes & Jewelry › Clothing › Shirts
     near-twins   B0092, the same by Corvi; B2258, the same for $107.0; B9034, in green and brown only
 
-The original's 1,000 products are not obtainable (spec agent_r §3, WebShop), so these have ids and texts of their own,
-in the original's fields. Ranged prices are drawn from the seed as everything else (trap 16).
+The original's 1,000 products are not obtainable, so these have ids and texts of their own, in the original's fields.
+Everything is drawn from the seed, ranged prices too (the original draws these unseeded).
 """
 
 from __future__ import annotations

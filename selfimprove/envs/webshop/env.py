@@ -17,7 +17,7 @@ An episode (the default catalogue's task 0)::
     > click[buy now]
     Thank you for shopping with us! [SEP] ... [SEP] Purchased [SEP] asin [SEP] B0092 [SEP] ...      (reward 1.0)
 
-Pages and reward are the original's (spec agent_r §3, WebShop); the catalogue is generated (``catalogue``), since the
+Pages and reward are the original's (docs/agent-r.md, A36 to A38); the catalogue is generated (``catalogue``), since the
 original's is not obtainable. A task is an index into the goals. Everything but a shopper's ``State`` is built once and
 shared read-only, so copies cost nothing and never touch each other.
 """

@@ -4,7 +4,7 @@ A goal's instruction::
 
     Find me classic style, warm lining shirts with color: green, and size: small, and price lower than 70.00 dollars
 
-Source: spec agent_r §3, WebShop (the original's synthetic goals, which AgentGym plays).
+These are the original's synthetic goals, which AgentGym plays (docs/agent-r.md, A36).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ SEPARATOR = " [SEP] "
 
 
 def render(shop: Shop, state: State) -> str:
-    """The page that a shopper sees; the last one without the score, which no prompt may hold (trap 16)."""
+    """The page that a shopper sees; the last one without the score, which no prompt may hold."""
     if state.place == "done":
         return SEPARATOR.join(_receipt(state))
     head = ["Instruction:", shop.goals[state.task].instruction]

@@ -5,7 +5,7 @@
     purchase  Kelda Classic Style Warm Lining Shirt, color green, size large, $107.0
     score     1 * (2 + 1 + 0) / (2 + 2 + 1) = 0.6
 
-Source: spec agent_r §3, WebShop. Fuzzy comparisons are thefuzz's token-set ratio, rounded as it rounds. The original
+See docs/agent-r.md, A38. Fuzzy comparisons are thefuzz's token-set ratio, rounded as it rounds. The original
 finds nouns with a part-of-speech tagger; here any function can do that, and a lexicon of what are no nouns is the
 default.
 """

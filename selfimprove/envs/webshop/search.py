@@ -1,6 +1,6 @@
 """The search engine: BM25 (k1 = 0.9, b = 0.4) over stemmed English words, as the original's Lucene is set.
 
-Rankings are like Lucene's, not the same (spec agent_r §3, WebShop). Equal scores keep the catalogue's order, so the
+Rankings are like Lucene's, not the same. Equal scores keep the catalogue's order, so the
 result is a function of the words alone.
 """
 

@@ -1,6 +1,6 @@
 """The shop and where a shopper stands in it: immutable states, and what a search or a click makes of them.
 
-Pages lead to each other as in the original (spec agent_r §3, WebShop)::
+Pages lead to each other as in the original (docs/agent-r.md, A37)::
 
     index --search--> results --click product--> item --click Description / Features / Reviews--> sub
                       (50 hits, 10 a page)       item --click Buy Now--> done

@@ -1,6 +1,6 @@
-"""One reply, acted on: what tree search and evaluation have in common.
+"""What tree search and evaluation share: asking the actor for replies, and carrying a reply out.
 
-Both ask the actor for replies in a dialogue (``ask``) and carry a reply out in a moment of an episode (``act``).
+``ask`` requests replies to a dialogue, ``act`` carries one out in a state of an episode.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 
 @dataclass(frozen=True)
 class Moment:
-    """Where an episode stands, and what led there: the stored reply, its action, the environment's answer.
+    """A state of an episode and the step that led to it: the stored reply, its action, the observation.
 
     ``state`` is the world's, opaque; ``reward`` the score so far in [0, 1]; ``done``: the episode is over, by the
     environment or by a ``disaster``; ``valid``: the environment understood the action.
@@ -46,7 +46,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
     """Start a task and carry out the given replies, as far as the episode lasts.
 
     Returns:
-        The opening conversation (without the given replies), and the moments: the start, then one a given reply.
+        The opening conversation (without the given replies), and the moments: the start, then one for each given reply.
 
     Raises:
         EnvError, UserError: as ``World.reset``.
@@ -63,7 +63,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
 async def ask(
     actor: Engine, dialogue: Sequence[Message], cfg: SearchParams | EvaluateParams, key: SeedKey, n: int = 1
 ) -> list[Completion]:
-    """``n`` replies to the dialogue, as one request; the dialogue is cut to the actor's context first (row 10).
+    """``n`` replies to the dialogue, as one request; the dialogue is cut to the actor's context first.
 
     Raises:
         EngineError, UserError: as ``Engine.generate``.
@@ -84,8 +84,8 @@ async def ask(
 async def act(world: World, moment: Moment, reply: str) -> Moment:
     """The moment after ``reply``; the one before stays as it was.
 
-    ``wait`` is answered here, without the environment (row 43): nothing changes but the dialogue. A negative score is a
-    disaster: it counts as 0 and ends the episode (row 8).
+    ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
+    disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4).
 
     Raises:
         EnvError, UserError: as ``World.step``.
@@ -108,5 +108,5 @@ async def act(world: World, moment: Moment, reply: str) -> Moment:
 
 
 def generated_ids(completion: Completion, reply: str) -> list[int] | None:
-    """The ids of a stored reply as generated; None where storing changed the text, so that they'd say another."""
+    """The ids of a stored reply as generated; None where storing the reply changed its text."""
     return completion.token_ids if completion.text == reply else None

@@ -1,4 +1,4 @@
-"""Bad beginnings for the revision evaluation (spec §2; the paper's Table 3): fixed replies to go on from."""
+"""Bad beginnings for the revision evaluation: fixed replies that a model continues from (docs/agent-r.md, A31)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Beginning(Record):
 
 
 def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
-    """A list of one's own, each task at most once (rows 16 and 34).
+    """A user's own list of beginnings, each task at most once.
 
     Args:
         known: the tasks that it may be about.
@@ -39,7 +39,7 @@ def bad_beginning(episode: Episode, most: int) -> list[str]:
     """The first ``most`` replies of a failed episode, as many as there are but the last; [] if it did not fail.
 
     The original has a function that executes a given list of bad replies, and publishes no list. Ours are a model's own
-    failures, which end early enough that there is something left to mend: at least one reply is the model's to give.
+    failures, cut early enough that at least one reply is left for the model to give.
     """
     if episode.status != "unsolved":
         return []

@@ -1,8 +1,8 @@
-"""Search trees to training conversations: select, judge, splice, validate, mix (spec §1, Trajectories to Data types).
+"""Search trees to training conversations: select, judge, splice, validate, mix (docs/agent-r.md, A16 to A26).
 
 ``data_type: good``: the good trajectories alone. ``centric``: the revision trajectories of all qualifying pairs, with
 the judge's transition points (``revise: true``) or after the whole bad path (``false``, direct revision), and the good
-ones, in the shares that ``mix`` names. Trees of several environments may be converted together (row 29).
+ones, in the shares that ``mix`` names. Trees of several environments may be converted together.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def convert(
 
 
 class _Asked:
-    """Asks the judge once a node: what it says depends on the way to the node, which many pairs share."""
+    """Asks the judge once for each node: a judgement depends only on the path to the node, which many pairs share."""
 
     def __init__(self, judge: Judge | None) -> None:
         self.judge = judge
@@ -208,7 +208,7 @@ def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
 
 
 def _learnt(messages: Sequence[Message]) -> list[Message]:
-    """Up to the last reply: nothing after it can be learnt, so the last observation would only cost tokens."""
+    """Up to the last reply: nothing after it is trained on, so the last observation would only cost tokens."""
     last = max(i for i, message in enumerate(messages) if message.role == "assistant")
     return list(messages[: last + 1])
 
@@ -233,7 +233,7 @@ def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) 
 def _by_environment(
     trees: Sequence[Tree], revisions: Sequence[Revision], good: Sequence[tuple[Tree, int]]
 ) -> dict[str, Any]:
-    """Trees, good leaves and revision trajectories by environment, when there are several (row 29)."""
+    """Trees, good leaves and revision trajectories by environment, when there are several."""
     names = sorted({tree.env for tree in trees})
     if len(names) < 2:
         return {}
@@ -250,7 +250,7 @@ def _by_environment(
 
 
 def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: ConvertParams) -> dict[str, Any]:
-    """About the bad segments (row 42), the judge and the replay.
+    """Statistics of the bad segments, the judge and the replay.
 
     ``revision_length``: actions from the first that differs from the good path up to the revision turn.
     ``transition_found``: of the pairs judged, how many have a step judged bad.

@@ -15,7 +15,7 @@ LOST = Move("I do not see a way, so I look around.", "inventory")
 
 
 def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int], str]:
-    """(request, sample index) -> the expert's next reply where the dialogue stands, or any possible action instead.
+    """(request, sample index) -> the expert's next reply in this dialogue or, at the error rate, any possible action.
 
     The dialogue's actions are played again from the task that the request's seed key names; it must be whole, so an
     actor with a bounded context can't be replaced by this one.

@@ -1,11 +1,11 @@
-"""Conversations in the original's files and in those that its trainer reads (spec §2 Pair JSONL; §4 Turn format).
+"""Conversations in the original's logs and in the formats that its trainer reads (docs/agent-r.md, A44).
 
     pair log    {"task_num", "revise_log", "high_log", "low_log", "task_description", "revise", "revise_feedback"}
     good log    {"task_num", "revise_log", "revise"}
     XTuner      {"conversation": [{"system", "input", "output", "output_with_loss"}, …]}
     OpenAI      {"messages": [{"role", "content", "loss"}, …]}
 
-The original's converter drops ``loss``, so that bad steps would be trained (trap 2); here every format carries it.
+The original's converter drops ``loss``, so that bad steps would be trained on; here every format carries it.
 """
 
 from __future__ import annotations
@@ -93,15 +93,15 @@ def from_log(row: Mapping[str, Any], where: str) -> Example:
 
 
 def to_xtuner(example: Example) -> dict[str, Any]:
-    """XTuner's turns: what was said since the last reply, the reply, and whether it is learnt.
+    """XTuner's turns: what was said since the last reply, the reply, and whether it is trained on.
 
     The flag stands on every turn: XTuner masks turns without one as soon as one has it. The system prompt stands
     on the first turn. Other messages between two replies are joined by newlines; what follows the last reply is left
     out.
 
     Raises:
-        UserError: the example has no reply, a system message that is not the first message, or a learnt message that is
-            no reply.
+        UserError: the example has no reply, a system message that is not the first message, or a trained message that
+            is no reply.
     """
     turns: list[dict[str, Any]] = []
     system, waiting = "", list[str]()

@@ -1,4 +1,4 @@
-"""Who says which step of a bad path is the first wrong one (spec §1, Transition point; §7 rows 20, 21; trap 9).
+"""Finds the transition point, the first wrong step of a bad path, and who judges it (docs/agent-r.md, A17 to A20).
 
 ``ActorJudge``: the actor model itself, asked about one action at a time. ``ScriptedJudge``: the environment's expert,
 who knows how many actions are left to the goal. An action after which fewer are left is good, one that makes the way
@@ -133,7 +133,7 @@ class ActorJudge:
 
 @dataclass(frozen=True)
 class Standing:
-    """A moment: its snapshot, the expert's remaining actions (None: no way), whether the episode is over, its score."""
+    """A state: its snapshot, the expert's remaining actions (None: no way), whether the episode is over, its score."""
 
     snapshot: Any
     left: int | None
@@ -142,7 +142,7 @@ class Standing:
 
 
 def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Standing:
-    """Where ``env`` stands now; an episode that ended with reward 1 has 0 actions left."""
+    """The current state of ``env``; an episode that ended with reward 1 has 0 actions left."""
     snapshot = env.snapshot()
     if over:
         return Standing(snapshot, 0 if reward == 1 else None, True, reward)
@@ -152,7 +152,7 @@ def standing(env: AgentEnv, *, reward: float = 0.0, over: bool = False) -> Stand
 
 
 def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, Did, Judgement]:
-    """Act in ``before``: where that leads, what was seen, and what the expert thinks of it. ``wait`` changes nothing.
+    """Act in ``before``: the next state, the step as the log shows it, and its judgement. ``wait`` changes nothing.
 
     An action after the end of an episode is refused.
     """
@@ -185,8 +185,7 @@ def step_verdict(before: Standing, after: Standing) -> Verdict:
 class ScriptedJudge:
     """A judge without a model. ``envs``: an embedded environment by name, with an expert.
 
-    It plays each path again, from the nearest moment it knows; what it knows of a tree is forgotten with the next one
-    but ``keep``.
+    It replays each path from the nearest state that it has cached; the states of the last ``keep`` trees are cached.
     """
 
     envs: Mapping[str, AgentEnv]

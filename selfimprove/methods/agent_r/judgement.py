@@ -1,4 +1,4 @@
-"""What a judge is asked about one action of a log, and how its answer is read (spec §1, Transition point; row 20).
+"""What a judge is asked about one action of a log, and how its answer is read (docs/agent-r.md, A18 and A19).
 
 The answer gives reasons first ::
 
@@ -132,7 +132,7 @@ def parse_verdict(reply: str) -> Verdict | None:
     not); the last label of all such lines wins. A negation holds up to the next label of its clause, however far, and
     over an "or": "not good" and "I would not say that this is good" are bad, "neither good nor bad" is uncertain, and
     "not bad" is uncertain unless another label stands beside it. What is said without the marker is no verdict: the
-    original passes any reply that mentions "good", be it "not good", and takes an empty one for bad (trap 9).
+    original passes any reply that mentions "good", be it "not good", and takes an empty one for bad.
     """
     verdict: Verdict | None = None
     pieces = _MARKER.split(reply)

@@ -1,4 +1,4 @@
-"""A tree's leaves in the original's order (row 17)."""
+"""A tree's leaves in the original's order."""
 
 from __future__ import annotations
 

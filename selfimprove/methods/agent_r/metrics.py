@@ -1,4 +1,4 @@
-"""The figures Agent-R reports: of evaluation, of revision evaluation, and of a collection of trees (spec §2, Metrics).
+"""Metrics of Agent-R's evaluation, its revision evaluation, and a collection of trees (docs/agent-r.md, A31 and A32).
 
 =================  ================================================================================================
 score              the main one: last score of an episode, in [0, 1], times 100
@@ -13,8 +13,8 @@ revision_score …   the same of episodes that go on from a given bad beginning 
 =================  ================================================================================================
 
 A bad segment starts with the given beginning, or with the episode, or after the revision turn before it (the paper's
-captions name the figures, the exact formulas are ours). A score is compared as a number, not as "1 or 100", and not as
-an array (trap 17). A blocked episode keeps the score that it had, and is no success.
+captions name these metrics, the exact formulas are ours). Success is a normalised score of 1; AgentGym's evaluator
+compares with "1 or 100", and fails on arrays. A blocked episode keeps the score that it had, and is no success.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from selfimprove.methods.agent_r.reply import WAIT
 from selfimprove.methods.agent_r.tree import Tree
 
 AVERAGED = ("score", "success", "steps", "revised")
-"""Figures that are given by environment as well, and averaged over the environments."""
+"""Metrics that are also given by environment and averaged over the environments."""
 
 
 def own_turns(episode: Episode) -> list[Turn]:
@@ -52,7 +52,7 @@ def is_success(episode: Episode) -> bool:
 
 
 def outcome(episode: Episode, prefix: str = "") -> Outcome:
-    """One episode's values in the averaged figures; their names begin with ``prefix``."""
+    """One episode's values in the averaged metrics; their names begin with ``prefix``."""
     turns = own_turns(episode)
     values = {
         "score": 100 * final_score(episode),
@@ -71,10 +71,10 @@ def outcomes(played: Iterable[Episode], revised: Iterable[Episode] = ()) -> list
 
 
 def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ()) -> dict[str, Any]:
-    """Every figure as {mean, se, n}, histograms as {length: count}; see the file's head.
+    """Every metric as {mean, se, n}, histograms as {length: count}; see the file's head.
 
-    With several environments, ``environments`` has the figures of each, and ``average`` their mean over the
-    environments (row 41); the figures beside them are over all episodes.
+    With several environments, ``environments`` has the metrics of each, and ``average`` their mean over the
+    environments; the metrics beside them are over all episodes.
     """
     figures: dict[str, Any] = dict(average(outcomes(played, revised)))
     figures |= _rates(played)
@@ -104,7 +104,7 @@ def over_environments(figures: Sequence[Figure]) -> Figure:
 
 
 def repeated_runs(actions: Sequence[str]) -> list[int]:
-    """Lengths of the runs of two or more equal actions in a row, in order (row 42)."""
+    """Lengths of the runs of two or more equal actions in a row, in order."""
     return [n for n in (sum(1 for _ in run) for _, run in groupby(actions)) if n > 1]
 
 
@@ -143,9 +143,9 @@ def _repeats(block: Sequence[str]) -> bool:
 
 
 def revision_lengths(episode: Episode) -> list[int]:
-    """For each of the policy's revision turns, the actions of its bad segment (row 42).
+    """For each of the policy's revision turns, the number of actions of its bad segment.
 
-    A revision turn right after another one mends nothing and is left out.
+    A revision turn right after another one corrects nothing and is left out.
     """
     lengths, segment = [], 0
     for turn in episode.turns:

@@ -1,4 +1,4 @@
-"""Revision trajectories, good ones and general chat, in the shares that ``mix`` names (spec §1, Loss; row 28)."""
+"""Mixes revision trajectories, good ones and general chat in the shares that ``mix`` names (docs/agent-r.md, A25)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def mixed(
 
 
 def read_chats(path: Path) -> list[Example]:
-    """Chats of a JSONL file, {"messages": [{"role", "content"}, …]} a line; every assistant message is learnt.
+    """Chats of a JSONL file, {"messages": [{"role", "content"}, …]} a line; every assistant message is trained on.
 
     Raises:
         UserError: the file is missing or empty, or a line is no chat with an assistant message (names it).

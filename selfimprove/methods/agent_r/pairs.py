@@ -1,9 +1,9 @@
-"""Leaves of search trees to good trajectories and (good, bad) pairs (spec §1, Trajectories; §7 rows 17-19).
+"""Selects good trajectories and (good, bad) pairs from the leaves of search trees (docs/agent-r.md, A16).
 
 Two different numbers of a leaf are compared, as in the original: *alpha* with its ``value``, the sum of the rewards
 backed up through it, and *beta* with the difference of the mean values, ``value / visits``. A leaf that search visited
 once, as every leaf of a search is, has the same for both: its reward. Comparisons are those of plain floating-point
-numbers (0.9 - 0.7 is above 0.2), as in the original; it compared text with numbers and failed (trap 1).
+numbers (0.9 - 0.7 is above 0.2). The original means to do so, but compares text with numbers and fails.
 """
 
 from __future__ import annotations

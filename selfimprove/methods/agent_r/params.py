@@ -70,7 +70,7 @@ class TaskParams(Section):
 
 
 class SearchParams(Section):
-    """One collection: a tree per task (spec §1, Search)."""
+    """One collection: a search tree per task (docs/agent-r.md, A7 to A13)."""
 
     tasks: int = Field(ge=1, description="how many of the training panel, from its start")
     offset: int = Field(default=0, ge=0, description="panel index to start at")
@@ -114,7 +114,7 @@ class Mix(Section):
 
 
 class ConvertParams(Section):
-    """Trees to training conversations (spec §1, Trajectories to Data types)."""
+    """Search trees to training conversations (docs/agent-r.md, A16 to A25)."""
 
     data_type: Literal["good", "centric"] = Field(default="centric", description="good: good trajectories only")
     revise: bool = Field(default=True, description="false: direct revision, no judge")

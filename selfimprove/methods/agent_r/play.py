@@ -1,4 +1,4 @@
-"""Evaluation of one task: the policy plays it, from its start or from a given bad beginning (spec §2; rows 33, 34, 43).
+"""Evaluation of one task: the policy plays it, from its start or from a given bad beginning (docs/agent-r.md, A30).
 
 As in ``search``, nothing here batches, retries, writes or logs.
 """

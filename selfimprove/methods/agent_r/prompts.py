@@ -1,4 +1,4 @@
-"""The conversation that every Agent-R episode opens with, and how an over-long one is cut (spec §2, Conversation).
+"""The conversation that every Agent-R episode opens with, and how an over-long one is cut (docs/agent-r.md, A2, A5).
 
 system     You are a helpful assistant.
 user       <the environment's instruction>
@@ -20,7 +20,7 @@ from selfimprove.engines.base import Engine
 SYSTEM = "You are a helpful assistant."
 ASSENT = "Ok."
 OPENING = 4
-"""How many messages stand before the first action; never cut, never learnt from."""
+"""How many messages stand before the first action; never cut, and never trained on in a trajectory."""
 
 
 def opening(instruction: str, observation: str) -> list[Message]:
@@ -36,8 +36,8 @@ def opening(instruction: str, observation: str) -> list[Message]:
 def trim(messages: Sequence[Message], engine: Engine, max_tokens: int, opening: int = OPENING) -> list[Message]:
     """The messages without as many of the oldest (action, observation) pairs as it takes to fit the engine's context.
 
-    The original cuts at the wrong place, so that action 1 is left with observation 2, and fails on short histories
-    (trap 3). Here an opening that does not fit by itself is returned as it is: the engine then refuses the request.
+    The original cuts at the wrong place, so that action 1 is left with observation 2, and fails on short histories.
+    Here an opening that does not fit by itself is returned as it is: the engine then refuses the request.
     """
     pairs = (len(messages) - opening + 1) // 2
 

@@ -1,4 +1,4 @@
-"""Reads an agent's reply, for search and evaluation alike, and cleans what the environment answers (spec §2).
+"""Parses an agent's reply, for search and evaluation alike, and cleans observations (docs/agent-r.md, A3).
 
 A reply, and what is made of it ::
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 
 WAIT = "wait"
-"""The action that the driver answers itself (spec §2, Evaluation loop; checklist 43)."""
+"""The action that the driver answers itself."""
 WAITED = "ok."
 """Its answer."""
 
@@ -41,7 +41,7 @@ def parse_action(reply: str) -> str:
 def stored_reply(reply: str) -> str:
     """The reply as dialogues, trees and training keep it: stripped, ``Thought 1:`` and ``Action 1:`` without number.
 
-    The colon stays (trap 13). Applying it twice changes nothing more.
+    The colon stays (the original loses that of ``Thought:`` in WebShop). Applying it twice changes nothing more.
     """
     return reply.strip().replace("Action 1:", "Action:").replace("Thought 1:", "Thought:").strip()
 

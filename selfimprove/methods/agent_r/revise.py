@@ -1,4 +1,4 @@
-"""Revision trajectories: a bad path up to its error, a turn of revision, and the rest of a good one (spec §1).
+"""Revision trajectories: a bad path up to its error, a revision turn, and the rest of a good path.
 
 Of two paths of one tree that part after the second step ::
 
@@ -7,7 +7,7 @@ Of two paths of one tree that part after the second step ::
     good       Action: craft 4 stick using 2 oak planks …
 
 the conversation is: initial, ``get 5 stone``, ``Thought: I chose badly. …  Action: wait``, ``ok.``, and the good steps
-from ``craft 4 stick`` on. Learnt are the revision turn and what follows it.
+from ``craft 4 stick`` on. The revision turn and what follows it are trained on (docs/agent-r.md, A21 to A24).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def revision_reply(thought: str) -> str:
 
 
 def revision_turn(thought: str) -> list[Message]:
-    """What the agent says (learnt) and what the driver answers."""
+    """What the agent says (trained on) and what the driver answers."""
     return [
         Message(role="assistant", content=revision_reply(thought), weight=1.0),
         Message(role="user", content=WAITED),
@@ -45,8 +45,8 @@ def revision_turn(thought: str) -> list[Message]:
 def choose_thought(*names: object) -> str:
     """One of the ten, drawn by a seed that names the pair.
 
-    The original can reach only the first ten of its twenty and starts the generator anew for every tree, so that all
-    trees get the same sequence (trap 12).
+    The original can reach only the first ten of its twenty and seeds the generator anew for every tree, so that all
+    trees get the same sequence.
     """
     return rng("revision_thought", *names).choice(REVISION_THOUGHTS)
 

@@ -1,9 +1,9 @@
-"""Agent-R's Monte Carlo tree search over one task, as the paper tells it (spec §1, Search; checklist 1-9, 16).
+"""Agent-R's Monte Carlo tree search over one task (docs/agent-r.md, A7 to A12).
 
 Nothing here batches, retries, writes or logs: the runner grows hundreds of trees at once, the engine batches whatever
-waits, a journal around the engine makes finished expansions survive a kill, and the world keeps a state a node, so
-that nothing is replayed. A node's noise is named by the tree and by the replies that lead to it: a tree does not
-depend on what else runs, nor on the order in which its own nodes were made.
+waits, a journal around the engine makes finished expansions survive a kill, and the world keeps one state for each
+node, so that nothing is replayed. A node's noise is named by the tree and by the replies that lead to it, so a tree
+does not depend on what else runs, nor on the order in which its own nodes were made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def search(
     """Grow one tree: ``cfg.dives`` dives from the root, or fewer if every path comes to an end before.
 
     Args:
-        prior: replies that were given before the root; their messages are part of the tree's ``prompt`` (row 16).
+        prior: replies that were given before the root; their messages are part of the tree's ``prompt``.
 
     An engine or environment that fails for good leaves the tree ``blocked``, with every whole expansion made so far.
     ``solved``: a node reached score 1.
@@ -91,7 +91,7 @@ def backup(tree: Tree, leaf: int) -> None:
 
 
 class _Search:
-    """A tree while it grows. ``moments``: of the nodes still to be expanded; ``keys``: each node's place in noise."""
+    """A tree while it grows. ``moments``: states of the nodes still to be expanded; ``keys``: names of their noise."""
 
     def __init__(self, tree: Tree, start: Moment, world: World, actor: Engine, cfg: SearchParams, seed: int) -> None:
         self.tree, self.world, self.actor, self.cfg, self.seed = tree, world, actor, cfg, seed

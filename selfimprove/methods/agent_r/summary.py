@@ -26,7 +26,7 @@ def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
 
 
 def summarise_agent_r(agent_r: AgentRParams, results: Path) -> dict[str, Any]:
-    """Every row's figures, and the paired differences of the last iteration to every other row."""
+    """Every row's metrics, and the paired differences of the last iteration to every other row."""
     summary = summarise(
         agent_r,
         agent_r_rows(agent_r),

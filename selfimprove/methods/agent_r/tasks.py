@@ -1,7 +1,7 @@
-"""Which tasks Agent-R sees: demonstrations for the warm start, a panel to search, a dev and a test panel.
+"""Which tasks Agent-R uses: demonstrations for the warm start, a training split to search, a dev and a test split.
 
-Panels are frozen lists of task ids, drawn by the run's seed, hashed, disjoint (spec §7 rows 13, 14). Lists of ids may
-be given instead, as JSON in any of the shapes in which Agent-R publishes them ::
+The splits are frozen lists of task ids, drawn by the run's seed, hashed, disjoint (docs/agent-r.md, A6). Lists of ids
+may be given instead, as JSON in any of the shapes in which Agent-R publishes them ::
 
     [{"item_id": "textcraft_0"}, …]                  textcraft_test.json
     {"31": 7, "32": 6, …}                            textcraft_train_clean.json: id -> length of an expert's way
@@ -30,7 +30,7 @@ LONGEST = 100
 """Actions of an expert's episode, at most."""
 
 SLIP_THOUGHT = "This may help."
-"""What stands before a slip: never learnt, and the same for all, so that the action and its answer tell."""
+"""The thought of a slip: never trained on, and the same for all, so that only action and observation show the error."""
 
 PANELS: tuple[Panel, ...] = ("demonstrations", "train", "dev", "test")
 
@@ -88,7 +88,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Pane
 
 
 def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
-    """ScienceWorld's ids by Agent-R's loop over task numbers, of a training list or of all (row 15)."""
+    """ScienceWorld's ids by Agent-R's loop over task numbers, of a training list or of all."""
     from selfimprove.envs.sciworld.games import IDS_OF_NUMBER, ids_of_task_numbers
 
     assert tasks.games is not None
@@ -100,7 +100,7 @@ def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
 
 
 def check_disjoint(panels: Mapping[str, Sequence[int]]) -> None:
-    """Refuse panels that share ids (row 13).
+    """Refuse splits that share ids.
 
     Raises:
         UserError: names two panels and the ids in both.
@@ -163,7 +163,7 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
 
 
 def select(panel: Sequence[int], cfg: SearchParams) -> list[int]:
-    """The part of a panel that one collection searches (row 14), in the panel's order.
+    """The part of a split that one collection searches, in the split's order.
 
     ``min`` and ``max`` keep the ids from ``min`` on and below ``max``, as the original's options of that name do;
     of those, ``tasks`` from place ``offset`` on, and of these the first ``limit``.

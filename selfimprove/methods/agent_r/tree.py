@@ -14,9 +14,9 @@ from selfimprove.core.records import Finish, Message, Record, Status
 class Node(Record):
     """One node; node 0 is the root, which has no reply.
 
-    ``reply`` is the stored reply (numbered markers rewritten, spec §2); ``token_ids`` its ids as generated, None where
+    ``reply`` is the stored reply (numbered markers rewritten); ``token_ids`` its ids as generated, None where
     the stored text is not what was generated. ``reward`` is the normalised score at this node; ``value`` the *sum* of
-    the leaf rewards backed up through it (spec §1).
+    the leaf rewards backed up through it.
     """
 
     parent: int | None = None

@@ -1,7 +1,7 @@
-"""Whether a revision trajectory can be lived: it is carried out, and sees what is really there (spec §1, Caveat).
+"""Replays a revision trajectory in the environment and keeps it only if it still succeeds (docs/agent-r.md, A23).
 
 A spliced conversation joins observations of two episodes: after the bad steps the environment is not where the good
-path left off. Here (``validate_splice: replay``, row 44) the bad steps, the revision turn (``wait``, which changes
+path left off. Here (``validate_splice: replay``) the bad steps, the revision turn (``wait``, which changes
 nothing) and the good steps are played in one episode, with fresh observations.
 """
 
@@ -22,7 +22,7 @@ async def replay(
     """The trajectory with the observations of a fresh episode; None if it does not score enough there.
 
     An episode that ends among the good steps ends the trajectory; one that ends before the revision turn's answer
-    leaves nothing to learn.
+    leaves nothing to train on.
 
     Args:
         tree: whose task it is; replies given before its root are given again.

@@ -1,4 +1,4 @@
-"""RISE's collection and evaluation of one problem, as the paper tells it (RISE paper §4; spec §1).
+"""RISE's collection and evaluation of one problem (docs/rise.md, R12 to R17, R32 and R33).
 
 Nothing here batches, retries, writes or logs: the runner plays hundreds of these at once, the engines batch whatever
 waits, and a journal around the engines makes finished work survive a kill.
@@ -33,7 +33,8 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
     """One episode: model ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t; the best becomes the action.
 
     Ends at the first right attempt or after ``max_turns``. Ties go to the earliest sample. An engine that fails for
-    good ends the episode as ``blocked``; the turns before that stay (spec §5, trap 8).
+    good ends the episode as ``blocked``; the turns before that stay. (A first turn that failed ended the whole run in
+    the released code.)
     """
     start = opening(problem.question, play.few_shot)
     pairs: list[Pair] = []
@@ -70,7 +71,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
     Sequential: ``max_turns`` turns, one attempt each, the last ``context_window`` turns visible; without an oracle
     every feedback says "incorrect" and nothing ends early, with one the run stops at the first right attempt.
     Parallel: ``parallel_samples`` first attempts. The attempt that enters the history is the first sample, never the
-    reward-best one (spec §5, trap 7).
+    one with the best reward: choosing by reward, as the released code does, uses the oracle.
     """
     start = opening(problem.question, play.few_shot)
     pairs: list[Pair] = []
@@ -168,7 +169,7 @@ def _request(
 
 
 def _fit(dialogue: list[Message], fixed: int, engine: Engine, max_tokens: int) -> list[Message]:
-    """Drop whole oldest pairs until the prompt fits the engine's context (spec §5, trap 11: never the head)."""
+    """Drop whole oldest pairs until the prompt fits the engine's context; the opening with its instructions stays."""
     while len(dialogue) > fixed and not engine.fits(dialogue, max_tokens):
         del dialogue[fixed : fixed + 2]
     return dialogue

@@ -1,4 +1,4 @@
-"""Episodes to weighted training examples (RISE spec §2, Convert; §1, Objective).
+"""Converts episodes to weighted training examples (docs/rise.md, R19 to R23).
 
 An episode whose attempts scored 0, 0, 1 becomes, under criteria ``all``, three examples: the dialogue up to attempt 1,
 up to attempt 2 and up to attempt 3, each with loss on its last message only, weighted e^(0/tau), e^(0/tau), e^(1/tau).
@@ -37,7 +37,7 @@ class ConvertConfig(Protocol):
 
 @dataclass(frozen=True)
 class Converted:
-    """The data set, figures about it, and its rewards' histogram (rows {reward, count}, by reward)."""
+    """The data set, counts and statistics of it, and its rewards' histogram (rows {reward, count}, by reward)."""
 
     examples: list[Example]
     stats: dict[str, Any]
@@ -46,7 +46,7 @@ class Converted:
 
 @dataclass(frozen=True)
 class Sample:
-    """One kept attempt before it gets its weight: ``turns[-1]`` is what is learnt, the others lead up to it."""
+    """One kept attempt before it gets its weight: ``turns[-1]`` is trained on, the others are its context."""
 
     episode: Episode
     turns: tuple[Turn, ...]
@@ -141,8 +141,8 @@ def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> li
 def reward_baselines(samples: Sequence[Sample], kind: Baseline) -> list[float]:
     """What is subtracted from each sample's reward: 0, its problem's mean, or its turn's over the whole set.
 
-    Means are over the samples given, that is over the attempts that are trained on. Source: RISE spec §1, Objective
-    (the paper may subtract a mean; unverified there).
+    Means are over the samples given, that is over the attempts that are trained on. Whether the paper subtracts a mean
+    is not verified (docs/rise.md, R21).
     """
     if kind == "none":
         return [0.0] * len(samples)
@@ -256,7 +256,7 @@ def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True)
 
 
 def unweighted(examples: Iterable[Example]) -> list[Example]:
-    """The same examples with every learnt message at weight 1: what plain SFT would make of them."""
+    """The same examples with every trained message at weight 1: what plain SFT would make of them."""
     return [
         one.model_copy(
             update={
@@ -273,7 +273,7 @@ def number(examples: Iterable[Example]) -> list[Example]:
 
 
 def weight_statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, extremes, effective number of examples (sum w)^2 / sum w^2: weights act as a learning rate (trap 16)."""
+    """Mean, extremes, effective number of examples (sum w)^2 / sum w^2: the mean weight scales the learning rate."""
     if not values:
         return {"mean": 0.0, "min": 0.0, "max": 0.0, "effective_examples": 0.0}
     total, squares = math.fsum(values), math.fsum(w * w for w in values)

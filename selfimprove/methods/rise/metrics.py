@@ -1,9 +1,9 @@
-"""The figures a RISE evaluation reports (RISE spec §1, Metrics).
+"""The metrics of a RISE evaluation (docs/rise.md, R34 and R35).
 
 Per problem there are two episodes: the *sequential* one (several turns of one attempt each, feedback always
 "incorrect") and the *parallel* one (a single turn of k independent attempts, the first of them being the sequential
-run's first). Every figure is a mean over all problems of the panel; one that a failed engine left without attempts
-counts as wrong.
+run's first). Every metric is a mean over all problems of the split; a problem that a failed engine left without
+attempts counts as wrong.
 
 =============  ====================================================================
 m1@t1          the first attempt is right

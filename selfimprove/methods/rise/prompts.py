@@ -1,4 +1,4 @@
-"""What a RISE dialogue says and how much of it a model sees (RISE spec §1 context_window, §2 Prompt; traps 6, 10).
+"""What a RISE dialogue says and how much of it a model sees (docs/rise.md, R2 to R4).
 
 A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*: an attempt and the feedback on
 it. The three protocol strings are the released code's, to the letter; the worked example is our own.
@@ -58,7 +58,7 @@ def visible(opening: Sequence[Message], pairs: Sequence[Pair], window: int | Non
     """The prompt of the next turn when ``window`` turns may be seen, the current one included (None: all).
 
     At turn t (0-based, t = len(pairs)): the opening, then the last min(t, window - 1) pairs. Window 1 shows no earlier
-    attempt (trap 6).
+    attempt; in the released code it showed all of them.
 
     Raises:
         ValueError: ``window`` is below 1.
@@ -73,7 +73,8 @@ def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> lis
     """Keep at most ``limit`` messages after the worked example by dropping whole pairs, the oldest first.
 
     ``opening`` is the number of messages before the first attempt (3 with the worked example, else 1). The problem
-    message is one of the ``limit`` and always stays; roles keep alternating whatever the limit (trap 10).
+    message is one of the ``limit`` and always stays; roles keep alternating whatever the limit. (In the released code
+    an even limit left an assistant message first.)
 
     Raises:
         ValueError: ``limit`` is below 1, or what follows the opening is not whole pairs.
@@ -88,7 +89,7 @@ def limit_dialogue(messages: Sequence[Message], opening: int, limit: int) -> lis
 
 
 def degenerate(text: str, *, repeats: int = 150, longest: int = 300) -> bool:
-    """Whether an attempt is a stuck model's: a lower-cased whitespace token occurs more than ``repeats`` times, or is
-    longer than ``longest`` characters (RISE spec §2, Generate)."""
+    """Whether an attempt is degenerate: a lower-cased whitespace token occurs more than ``repeats`` times, or is
+    longer than ``longest`` characters."""
     counts = Counter(text.lower().split())
     return any(count > repeats or len(token) > longest for token, count in counts.items())

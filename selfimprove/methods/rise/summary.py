@@ -37,7 +37,7 @@ def headline(rise: RiseParams) -> tuple[str, ...]:
 
 
 def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
-    """Every row's figures and gains over turns, and the paired differences of the last iteration to every other row."""
+    """Every row's metrics and gains over turns, and the paired differences of the last iteration to every other row."""
     summary = summarise(
         rise,
         rise_rows(rise),

@@ -1,7 +1,7 @@
-"""Which problems RISE sees: demonstrations for the first SFT, a pool to collect on, a dev and a test panel.
+"""Which problems RISE uses: demonstrations for the first SFT, a training split to collect on, a dev and a test split.
 
-The panels are frozen lists of task ids, hashed, disjoint by content. Real data keeps the official test split for the
-test panel; MATH's training split is not public in a form that can be declared, so its profile divides the test file.
+The splits are frozen lists of problems, hashed, disjoint by content (docs/rise.md, R11). Real data keeps the official
+test split; MATH's training split is not public in a form that can be declared, so its profile divides the test file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """XTuner's configuration from our params: the recipe's settings, our data, our checkpoints. Plain text, no torch.
 
-Agent-R was trained with a copy of XTuner's stock full-parameter recipe (spec agent_r §4). As params that is ::
+Agent-R seems to be trained with a copy of XTuner's stock full-parameter recipe (docs/agent-r.md, A28). As params ::
 
     finetune:
       backend: xtuner

@@ -2,8 +2,8 @@
 
 Lives in XTuner's environment. XTuner could tokenise conversations by itself (``process_hf_dataset``, rows with
 ``output_with_loss``), but not exactly: it tokenises again what a model has generated, reads the text of a special
-token as that token, knows templates of prefix and suffix only, cuts the end, which is the part that is learnt, off a
-conversation that is too long, and packs by cutting conversations at the row's border (spec agent_r §4, D). So it is
+token as that token, knows templates of prefix and suffix only, cuts the end, which is the part that is trained on, off
+a conversation that is too long, and packs by cutting conversations at the row's border. So it is
 handed the ids and labels of ``training.encode``, one conversation a micro-batch, in the order of ``training.packing``.
 """
 

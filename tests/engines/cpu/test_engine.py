@@ -1,5 +1,4 @@
-"""Promises of the default engine, on tiny random models: exactness, sampling, stopping, bad input (RISE checklist
-rows on generation are named where they apply)."""
+"""Promises of the default engine, on tiny random models: exactness, sampling, stopping, bad input."""
 
 from __future__ import annotations
 

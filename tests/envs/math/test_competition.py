@@ -1,4 +1,4 @@
-"""The math environment and its equivalence (RISE spec §2 and §6 rows 2, 3; traps 4, 5)."""
+"""The math environment and its equivalence (docs/rise.md, R6, R9 and R10)."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor

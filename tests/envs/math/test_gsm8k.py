@@ -1,4 +1,4 @@
-"""The gsm8k environment (RISE spec §2 and §6 rows 1, 3, 4; traps 1, 2, 3)."""
+"""The gsm8k environment (docs/rise.md, R6 to R8)."""
 
 import re
 from decimal import Decimal
@@ -32,7 +32,7 @@ CLIPS = Problem(
     ("answer", "gold"),
     [
         ("steps\n#### 72", "72"),
-        ("#### 1,080", "1080"),  # trap 1: the original read 1
+        ("#### 1,080", "1080"),  # the original read 1
         ("#### 1,234,567", "1234567"),
         ("#### -7", "-7"),
         ("#### +7", "7"),
@@ -51,7 +51,7 @@ CLIPS = Problem(
         ("#### 3:30", None),
         ("#### 1.2.3", None),
         ("#### 2e5", None),
-        ("#### <<1+1=2>>", None),  # trap 2: annotations are never computed
+        ("#### <<1+1=2>>", None),  # annotations are never computed
     ],
 )
 def test_rise_03_gold_numbers_with_commas_and_signs(answer, gold):
@@ -65,7 +65,7 @@ def test_rise_03_gold_numbers_with_commas_and_signs(answer, gold):
         (" 18 ", "18", "18"),
         ("-18", "-18", "-18"),
         ("1,080", "1080", "1080"),
-        ("18.0", None, "18"),  # trap 3: unparsable in the original
+        ("18.0", None, "18"),  # unparsable in the original
         (r"\$18", None, "18"),
         ("$18", None, "18"),
         ("14.67 liters", None, "14.67"),

@@ -1,4 +1,4 @@
-"""AgentGym's protocol over real sockets (Agent-R checklist rows 35 to 38): our client and our server."""
+"""AgentGym's protocol over real sockets: our client and our server."""
 
 from __future__ import annotations
 

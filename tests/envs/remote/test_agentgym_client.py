@@ -1,4 +1,4 @@
-"""Our AgentGym client, on servers that misbehave (Agent-R checklist rows 8 and 36 to 38)."""
+"""Our AgentGym client, on servers that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ScienceWorld without Java: its games, how a step is judged, which actions a wording means (rows 8, 15, 36, 39)."""
+"""ScienceWorld without Java: its games, how a step is judged, which actions a wording means."""
 
 import json
 import os
@@ -184,7 +184,7 @@ def test_agent_r_39_punctuation_is_stripped_from_what_was_mapped(among):
 
 @pytest.mark.parametrize("prediction", ["close door to hallway", "check on agent", "put apple", "focus on ceiling"])
 def test_agent_r_39_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction):
-    """Trap 11: the original opened the door that was to be closed, and focused on what was not named."""
+    """The original opened the door that was to be closed, and focused on what was not named."""
     among = ["open door to hallway", "focus on apple", "pick up apple"]
     assert map_action(prediction, among) == prediction
 

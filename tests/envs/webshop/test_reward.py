@@ -1,4 +1,4 @@
-"""The score of a purchase, against the formula of spec agent_r §3 and the real goals that are at hand."""
+"""The score of a purchase, against the formula of docs/agent-r.md, A38, and the real goals that are at hand."""
 
 import json
 import os

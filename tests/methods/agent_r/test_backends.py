@@ -1,4 +1,4 @@
-"""Whoever speaks, the method is the same: a local model or an OpenAI-compatible endpoint (row 40).
+"""Agent-R works the same with a local model and with an OpenAI-compatible endpoint.
 
 vLLM, the third, needs its own environment: tests/backends/test_vllm.py.
 """

@@ -1,4 +1,4 @@
-"""Trees to training conversations (Agent-R spec §1; §7 rows 18, 19, 21, 24, 28, 29, 42, 44)."""
+"""Trees to training conversations (docs/agent-r.md, A16 to A26)."""
 
 from __future__ import annotations
 

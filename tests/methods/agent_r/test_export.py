@@ -1,4 +1,4 @@
-"""The original's tree files (Agent-R spec §2, Tree node JSON; rows 11, 17)."""
+"""The original's tree files (docs/agent-r.md, A44)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs in the original's schema and training formats (Agent-R spec §2, §4; §7 rows 25-27; trap 2)."""
+"""Logs in the original's schema and training formats (docs/agent-r.md, A44)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_agent_r_26_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
 
 
 def test_agent_r_25_no_format_loses_the_loss_flags() -> None:
-    """Trap 2: the original's converter does, and then bad steps are trained."""
+    """The original's converter does, and then bad steps are trained on."""
     weights = [m.weight for m in EXAMPLE.messages if m.role == "assistant"]
     assert weights == [0, 0, 0, 1, 1]
     for there, back in ((to_xtuner, from_xtuner), (to_openai, from_openai)):

@@ -1,4 +1,4 @@
-"""The judge's prompt and answer, the transition point, verdicts by the expert (Agent-R spec §1; §7 rows 20, 21)."""
+"""The judge's prompt and answer, the transition point, verdicts by the expert (docs/agent-r.md, A17 to A20)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CRAFT = TextCraft(RecipeBook.load(None))
         ("**Judgement**: _Uncertain_", "uncertain"),
         ("Judgement:\n\nBad", "bad"),
         ("Judgement：Good", "good"),
-        # Trap 9: "not good" passes in the original.
+        # "Not good" passes in the original.
         ("Judgement: Not Good", "bad"),
         ("Judgement: not a very good action", "bad"),
         ("Judgement: this isn't good", "bad"),
@@ -136,7 +136,7 @@ def test_agent_r_20_each_environment_has_its_own_wording() -> None:
         for name in ("textcraft", "webshop", "sciworld", "corridor")
     }
     assert len(set(said.values())) == 4
-    assert [name for name, text in said.items() if "science" in text] == ["sciworld"]  # trap 9: always, originally
+    assert [name for name, text in said.items() if "science" in text] == ["sciworld"]  # always, originally
     assert [name for name, text in said.items() if "shop" in text] == ["webshop"]
 
 

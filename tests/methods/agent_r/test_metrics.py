@@ -1,4 +1,4 @@
-"""Scores, success, loops, revision lengths, result rows (Agent-R spec §2, Metrics; §7 rows 41, 42; trap 17)."""
+"""Scores, success, loops, revision lengths, result rows (docs/agent-r.md, A32)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaves to good trajectories and pairs (Agent-R spec §1, Trajectories; §7 rows 17-19)."""
+"""Leaves to good trajectories and pairs (docs/agent-r.md, A16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluation loop and revision evaluation (Agent-R spec §2; rows 33, 34, 43; traps 3, 8)."""
+"""The evaluation loop and revision evaluation (docs/agent-r.md, A4, A30 and A31)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening and the cutting of an over-long dialogue (Agent-R spec §2; row 10, trap 3)."""
+"""The opening and the cutting of an over-long dialogue (docs/agent-r.md, A2 and A5)."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""One parser for search and evaluation (Agent-R spec §2, Action parsing; trap 13)."""
+"""One parser for search and evaluation (docs/agent-r.md, A3)."""
 
 import pytest
 from hypothesis import given

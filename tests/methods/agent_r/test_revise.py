@@ -1,4 +1,4 @@
-"""Splices, revision turns, loss flags, direct revision, replayed splices (Agent-R spec §1; §7 rows 22-25, 44)."""
+"""Splices, revision turns, loss flags, direct revision, replayed splices (docs/agent-r.md, A21 to A24)."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_agent_r_23_there_are_ten_thoughts_short_and_in_the_first_person() -> No
 def test_agent_r_23_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
     sequences = [tuple(choose_thought(0, f"tree-{t}", pair) for pair in range(12)) for t in range(40)]
     counts = Counter(thought for sequence in sequences for thought in sequence)
-    assert set(counts) == set(REVISION_THOUGHTS)  # trap 12: the original reaches ten of its twenty
+    assert set(counts) == set(REVISION_THOUGHTS)  # the original reaches ten of its twenty
     assert min(counts.values()) > 20
-    assert len(set(sequences)) == 40  # trap 12: the same sequence in every tree
+    assert len(set(sequences)) == 40  # the original has the same sequence in every tree
     assert choose_thought(0, "tree-1", 3) == choose_thought(0, "tree-1", 3)
     assert [choose_thought(seed, "t", 1) for seed in range(30)] != [choose_thought(0, "t", 1)] * 30
 

@@ -1,4 +1,4 @@
-"""Tree search (Agent-R spec §1, Search; rows 1-8, 16, 43): its statistics, its expansions, and trouble in it."""
+"""Tree search: its statistics, its expansions, and failures in it (docs/agent-r.md, A7 to A11)."""
 
 from __future__ import annotations
 

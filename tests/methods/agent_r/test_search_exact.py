@@ -1,4 +1,4 @@
-"""Tree search (Agent-R spec §1, Search; rows 9, 12): the same tree, whatever else happens."""
+"""Tree search: the same tree, whatever else happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Panels of tasks: frozen, disjoint, the same every time; demonstrations from them (Agent-R spec §7 rows 13, 14)."""
+"""Panels of tasks: frozen, disjoint, the same every time; demonstrations from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collection and evaluation of one problem (RISE spec §1; §6 rows 7-14, 16, 17, 19, 41, 44; traps 7, 8, 9)."""
+"""Collection and evaluation of one problem (docs/rise.md, R12 to R17, R32 and R33)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Episodes to examples (RISE spec §2 Convert; §6 rows 11, 23-32, 35; traps 8, 13, 16)."""
+"""Episodes to examples (docs/rise.md, R19 to R23)."""
 
 import math
 from types import SimpleNamespace

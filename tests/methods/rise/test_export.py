@@ -1,4 +1,4 @@
-"""The original's formats (RISE spec §2 Log, Convert; §6 rows 20, 31; traps 8, 18)."""
+"""The released code's formats (docs/rise.md, R36)."""
 
 import json
 import subprocess
@@ -137,7 +137,7 @@ def test_rise_20_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt():
     same = run(0, 0, 0, 0)
     for turn in same.turns:
         turn.attempts[0].text = "same"
-    for kept in range(1, 9):  # trailing messages left after the worked example: 8 is an even limit's last one (trap 10)
+    for kept in range(1, 9):  # trailing messages left after the worked example: 8 is an even limit's last one
         for one in (same, same.model_copy(update={"status": "blocked"})):
             log = original(one)
             full = log["0"]["dialogue"]

@@ -1,4 +1,4 @@
-"""Evaluation figures (RISE spec §1 Metrics; §6 rows 13, 14, 40, 41, 42; trap 8)."""
+"""Evaluation metrics (docs/rise.md, R34 and R35)."""
 
 import math
 

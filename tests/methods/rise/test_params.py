@@ -1,4 +1,4 @@
-"""RISE's params: the paper's settings can be said (RISE spec §2, §6 rows 7, 8, 39; more: pipeline/test_params)."""
+"""RISE's params can express the paper's settings (more: pipeline/test_params)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialogue says and shows (RISE spec §2 Prompt, §1 context_window; §6 rows 5, 6, 15, 16, 17; traps 6, 10)."""
+"""What a dialogue says and shows (docs/rise.md, R2 to R4 and R14)."""
 
 import pytest
 from hypothesis import given
@@ -47,7 +47,7 @@ def test_rise_14_forced_feedback_is_negative_for_right_attempts_too():
 
 def test_rise_15_window_counts_the_current_turn():
     start = opening("Q?")
-    assert visible(start, pairs(4), 1) == start  # trap 6: the original's [-0:] showed everything
+    assert visible(start, pairs(4), 1) == start  # the original's [-0:] showed everything
     assert contents(visible(start, pairs(4), 2))[3:] == ["a3", "f3"]
     assert contents(visible(start, pairs(4), 3))[3:] == ["a2", "f2", "a3", "f3"]
     assert contents(visible(start, pairs(1), 5))[3:] == ["a0", "f0"]

@@ -1,4 +1,4 @@
-"""Panels of problems: frozen, disjoint, the same every time; demonstrations from them (RISE spec §6 rows 38, 44)."""
+"""Panels of problems: frozen, disjoint, the same every time; demonstrations from them."""
 
 from __future__ import annotations
 

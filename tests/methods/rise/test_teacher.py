@@ -1,4 +1,4 @@
-"""The scripted teacher: right but for a declared rate, and always the same (RISE spec §6 row 9)."""
+"""The scripted teacher: wrong at the declared rate, and always the same."""
 
 from __future__ import annotations
 

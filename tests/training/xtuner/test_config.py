@@ -1,6 +1,6 @@
 """The xtuner backend before XTuner: its configuration, its order of work, the model in 4.48's words, what is refused.
 
-Checklist rows 26, 30, 31 of Agent-R. Training itself is in tests/backends/test_xtuner.py.
+Training itself is in tests/backends/test_xtuner.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from selfimprove.training.xtuner import backend as xtuner
 from selfimprove.training.xtuner.config import START_FACTOR, XtunerRun, config_text, schedulers, zero2_text
 from selfimprove.training.xtuner.models import config_for_448, read_trained, tokenizer_config_for_448, write_start
 
-# Spec §4: the stock full-parameter recipe, on eight GPUs with 16 conversations accumulated on each.
+# The stock full-parameter recipe, on eight GPUs with 16 conversations accumulated on each (docs/agent-r.md, A28).
 PAPER: dict[str, Any] = {
     "backend": "xtuner", "device": "cuda", "dtype": "float16", "epochs": 3.0, "batch_size": 128, "max_length": 8192,
     "lr": 2e-5, "schedule": "cosine", "warmup_ratio": 0.03, "save_steps": 500, "save_total_limit": 2,
