@@ -36,7 +36,7 @@ def test_reflect_rl_09_panels_are_disjoint_and_drawn_by_the_seed(seed, train, de
 
 
 def test_reflect_rl_09_the_split_is_one_shuffle():
-    """Trap 19: other sizes give the same order, so that growing a panel keeps what was in it."""
+    """Other sizes give the same order, so that growing a panel keeps what was in it."""
     small = build_panels(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
     large = build_panels(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
     assert large["train"][:50] == small["train"]
