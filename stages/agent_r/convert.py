@@ -54,8 +54,8 @@ def main(stage: Stage[AgentRParams]) -> None:
                     made = await convert(
                         trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
                     )
-                    direct = await convert(trees, None, world, direct_cfg, seed, warm_start=warm)
-                    good = await convert(trees, None, world, good_cfg, seed, warm_start=warm)
+                    direct = await convert(trees, None, world, direct_cfg, seed, earlier["direct"], warm_start=warm)
+                    good = await convert(trees, None, world, good_cfg, seed, earlier["good"], warm_start=warm)
                     stage.timing |= figures(engines) | replay_figures(world)
         finally:
             await world.close()

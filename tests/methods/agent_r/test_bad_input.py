@@ -158,6 +158,23 @@ def test_agent_r_18_thresholds_that_keep_nothing_say_what_there_was(agent_bench:
     )
 
 
+def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples_if_they_accumulate(
+    agent_bench: Workbench, tmp_path: Path
+) -> None:
+    """The controls' data too: neither good trajectories nor direct revisions are found in these trees."""
+    child = {"init": "iter2", "init_from": "iter2", "convert": {"judge": "scripted", "alpha": 1.0, "accumulate": True}}
+    iterations = {"iter1": child, "iter2": {"convert": {"judge": "scripted"}}}
+    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"iterations": iterations}})
+    done(agent_bench, folder, "convert", "iter2")
+    (folder / "data/agent_r/iter1").mkdir()
+    shutil.copyfile(folder / TREES, folder / "data/agent_r/iter1/trees.jsonl")
+    shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter2")
+    done(agent_bench, folder, "convert", "iter1")
+    parent, own = (folder / f"data/agent_r/{name}/train" for name in ("iter2", "iter1"))
+    for name in ("examples", "collected", "good", "direct"):
+        assert sorted(lines_of(own / f"{name}.jsonl")) == sorted(lines_of(parent / f"{name}.jsonl")) != [], name
+
+
 def test_agent_r_28_kinds_that_are_left_out_do_not_take_the_controls_their_data(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
