@@ -4,7 +4,10 @@ Not a test of ``make test``: it runs as long as it is told to, and with another 
 takes one stage of the smoke profile, kills it with SIGKILL at random moments, damages files of its scratch folder in
 between (journals, checkpoints, manifests, locks), and runs it to its end. It must then have published the bytes of an
 unbroken run. On the way it may refuse with one sentence (exit code 2), never with a traceback, and never for good.
-Every third round of RISE's collection has an endpoint for a teacher that fails, or runs out of quota, instead.
+
+Every third round of a stage that can ask an endpoint has one that fails 30 % of the calls and runs out of quota
+half-way. The stage must refuse, and go on when there is quota again, without paying twice for an answer: only for
+those that were in flight when it was killed.
 
     python -m tests.soak --minutes 10 --seed 1
 """
@@ -19,21 +22,41 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from zlib import crc32
 
 import typer
 
-from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
+from selfimprove.methods.reflect_rl.teacher import CHOOSE
+from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.pipeline.workbench import Forks, Place, Ran, Workbench, copy_code, published
 
 STAGES: dict[str, list[Place]] = {
-    "rise": [("rise.generate", "iter1"), ("rise.finetune", "base"), ("rise.evaluate", "base")],
+    "rise": [
+        ("rise.generate", "iter1"), ("rise.convert", "iter1"), ("rise.finetune", "base"), ("rise.finetune", "iter1"),
+        ("rise.evaluate", "base"),
+    ],
     "agent_r": [("agent_r.generate", "iter1"), ("agent_r.convert", "iter2"), ("agent_r.finetune", "base")],
-    "reflect_rl": [("reflect_rl.generate", ""), ("reflect_rl.sft", "policy"), ("reflect_rl.finetune", "reflect_rl")],
+    "reflect_rl": [
+        ("reflect_rl.generate", ""), ("reflect_rl.convert", ""), ("reflect_rl.sft", "policy"),
+        ("reflect_rl.finetune", "reflect_rl"),
+    ],
     "spin": [("spin.generate", "iter0"), ("spin.convert", "iter0"), ("spin.finetune", "iter0")],
+}  # fmt: skip
+"""Every trainer, and the stages that generate and convert."""
+
+BEFORE: dict[str, list[Place]] = {"rise": [("rise.generate", "iter1"), ("rise.convert", "iter1")]}
+"""What they need besides the method's first stages (``Workbench``)."""
+
+ASKING: dict[Place, str] = {
+    ("rise.generate", "iter1"): "teacher",
+    ("agent_r.generate", "iter1"): "actor",
+    ("agent_r.convert", "iter2"): "actor",
+    ("reflect_rl.generate", ""): "teacher",
 }
-"""Each runs on what the method's first stages have left (``Workbench``)."""
+"""The engine of a stage that an endpoint can take the place of."""
 
 MOST_KILLS = 3
 FAULTS = 0.3
@@ -43,59 +66,126 @@ RERUNS = 3
 """A stage that is still refused after so many runs could only be repaired by hand."""
 
 
+@dataclass
+class Whole:
+    """An unbroken run: what is published after it, its own outputs, its seconds, and the calls that it paid for."""
+
+    files: dict[str, bytes]
+    outputs: list[str]
+    seconds: float
+    calls: Counter[str]
+
+
+class Teacher:
+    """The endpoint's answers: the same to the same call; while ``faulty``, errors and an end of the quota among them.
+
+    Attributes:
+        paid: calls that were answered, by their content.
+        quota: answers that are left while it is faulty.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.paid = Counter[str]()
+        self.faulty, self.quota = False, 0
+        self._dice = random.Random(seed)
+
+    def __call__(self, seen: Seen) -> Reply:
+        if self.faulty and self._dice.random() < FAULTS:
+            return self._dice.choice([Reply(500, b"no"), Reply(429, b"slow down"), Reply(200, b"torn {")])
+        if self.faulty and self.quota <= 0:
+            return Reply(429, b'{"error": {"code": "insufficient_quota", "message": "pay"}}')
+        self.quota -= 1
+        self.paid[json.dumps(seen.body, sort_keys=True)] += 1
+        asked = str(seen.body["messages"][-1]["content"])
+        if asked.endswith(CHOOSE):
+            return answer(str(crc32(asked.encode()) % 6))
+        return answer(*(f"Action: turn {(crc32(asked.encode()) + i) % 6}" for i in range(seen.body.get("n", 1))))
+
+
 class Soak:
     """The rounds, and what they counted.
 
     Attributes:
-        counts: rounds, kills, damages, refusals (exit code 2 with one sentence).
+        counts: rounds, also by stage, kills, damages, refusals (exit code 2 with one sentence), endpoint rounds.
         failures: a sentence a round that ended as it must not; its folder is kept.
     """
 
     def __init__(self, home: Path, seed: int, stack: ExitStack) -> None:
         self._home, self._dice = home, random.Random(seed)
-        self._forks = stack.enter_context(Forks(copy_code(home / "code")))
+        code = copy_code(home / "code")  # all benches are copied from here: the working tree may change meanwhile
+        self._forks = stack.enter_context(Forks(code))
+        self._teacher = Teacher(seed)
+        self._endpoint = stack.enter_context(endpoint(then=self._teacher))
         self._benches: dict[str, Workbench] = {}
-        self._unbroken: dict[Place, tuple[dict[str, bytes], float]] = {}
+        self._wholes: dict[tuple[Place, bool], Whole] = {}
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
 
     def round(self) -> None:
         """One stage, attacked."""
-        method = self._dice.choice(list(STAGES))
-        place = self._dice.choice(STAGES[method])
+        place = self._dice.choice([place for places in STAGES.values() for place in places])
         self.counts["rounds"] += 1
+        self.counts[" ".join(place).strip()] += 1
         folder = self._home / f"round-{self.counts['rounds']}"
-        if place[0] == "rise.generate" and self._dice.random() < 1 / 3:
-            self._with_endpoint(folder)
+        asks = place in ASKING and self._dice.random() < 1 / 3
+        whole = self._whole(place, asks=asks)
+        self._prepare(folder, place, asks=asks)
+        for path in whole.outputs:  # as DVC does before it runs a stage
+            target = folder / path
+            shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+        if asks:
+            self._with_faults(place, folder, whole)
         else:
-            self._with_kills(method, place, folder)
+            self._with_kills(place, folder, whole)
         if not any(str(folder) in failure for failure in self.failures):
             shutil.rmtree(folder)
 
     def _bench(self, method: str) -> Workbench:
         if method not in self._benches:
-            self._benches[method] = Workbench(copy_code(self._home / method), self._forks, method)
+            folder = self._home / method
+            shutil.copytree(self._home / "code", folder, ignore=shutil.ignore_patterns("__pycache__"))
+            self._benches[method] = Workbench(folder, self._forks, method)
+            for place in BEFORE.get(method, ()):
+                ran = self._forks.run(folder, *place)
+                assert ran.code == 0, ran.stderr
         return self._benches[method]
 
-    def _with_kills(self, method: str, place: Place, folder: Path) -> None:
-        bench = self._bench(method)
-        if place not in self._unbroken:
-            whole = bench.copy(self._home / f"unbroken-{place[0]}-{place[1]}")
+    def _prepare(self, folder: Path, place: Place, *, asks: bool) -> Path:
+        method = place[0].partition(".")[0]
+        told: dict[str, Any] = {
+            "engine": "openai", "model": "m", "tries": 8, "backoff": 0.01, "timeout": 10.0,
+            "base_url": self._endpoint.url, "api_key_env": None,
+        }  # fmt: skip
+        return self._bench(method).copy(folder, {method: {"engines": {ASKING[place]: told}}} if asks else None)
+
+    def _whole(self, place: Place, *, asks: bool) -> Whole:
+        if (place, asks) not in self._wholes:
+            folder = self._prepare(self._home / f"unbroken-{place[0]}-{place[1]}-{asks}", place, asks=asks)
+            self._teacher.paid.clear()
             began = time.monotonic()
-            ran = self._forks.run(whole, *place)
+            ran = self._forks.run(folder, *place)
             assert ran.code == 0, ran.stderr
-            self._unbroken[place] = published(whole), time.monotonic() - began
-        wanted, seconds = self._unbroken[place]
-        bench.copy(folder)
+            seconds = time.monotonic() - began
+            (record,) = folder.glob(".scratch/stages/*/*/done/manifest.json")
+            outputs = list(json.loads(record.read_text()))
+            self._wholes[place, asks] = Whole(published(folder), outputs, seconds, Counter(self._teacher.paid))
+            assert not asks or self._teacher.paid
+        return self._wholes[place, asks]
+
+    def _with_kills(self, place: Place, folder: Path, whole: Whole) -> None:
         for _ in range(self._dice.randint(1, MOST_KILLS)):
-            after = self._dice.uniform(0.01, 1.1 * seconds)
-            ran = self._forks.run(folder, *place, kill={"after": after})
-            self.counts["kills"] += ran.signal == signal.SIGKILL
+            ran = self._killed(place, folder, whole)
             if self._dice.random() < 0.5:
                 self._damage(folder)
             if not self._decent(ran, folder, place):
                 return
-        self._ends_with(wanted, folder, place)
+        self._ends_with(whole, folder, place)
+
+    def _killed(self, place: Place, folder: Path, whole: Whole) -> Ran:
+        """Run the stage with a kill some time on its way, or a little after its end."""
+        ran = self._forks.run(folder, *place, kill={"after": self._dice.uniform(0.01, 1.1 * whole.seconds)})
+        self.counts["kills"] += ran.signal == signal.SIGKILL
+        return ran
 
     def _damage(self, folder: Path) -> None:
         """Spoil one file of the scratch folder."""
@@ -118,28 +208,22 @@ class Soak:
         file.write_bytes(content)
         self.counts["damages"] += 1
 
-    def _with_endpoint(self, folder: Path) -> None:
-        """RISE's collection with a teacher that fails, runs out of quota half-way, and is well again."""
-        bench, well, answered = self._bench("rise"), False, Counter[str]()
-        dice = random.Random(self._dice.random())
-
-        def teacher(seen: Seen) -> Reply:
-            if not well and dice.random() < FAULTS:
-                return dice.choice([Reply(500, b"no"), Reply(429, b"slow down"), Reply(200, b"torn {")])
-            if not well and len(answered) >= 2:
-                return Reply(429, b'{"error": {"code": "insufficient_quota", "message": "pay"}}')
-            answered[json.dumps(seen.body, sort_keys=True)] += 1
-            return echo(seen)
-
-        with endpoint(then=teacher) as server:
-            told: dict[str, Any] = {"engine": "openai", "model": "m", "tries": 8, "backoff": 0.01, "timeout": 10.0}
-            bench.copy(folder, {"rise": {"engines": {"teacher": told | {"base_url": server.url, "api_key_env": None}}}})
-            place = ("rise.generate", "iter1")
-            if not self._decent(self._forks.run(folder, *place), folder, place):
-                return
-            well = True
-            self._ends_with(None, folder, place)
-        if twice := sum(answered.values()) - len(answered):
+    def _with_faults(self, place: Place, folder: Path, whole: Whole) -> None:
+        """With an endpoint that fails, runs out of quota half-way, and is well again; perhaps with a kill as well."""
+        teacher, kills = self._teacher, self.counts["kills"]
+        self.counts["endpoint rounds"] += 1
+        teacher.paid.clear()
+        teacher.faulty, teacher.quota = True, max(1, whole.calls.total() // 2)
+        self._endpoint.most_at_once = 0
+        ran = self._killed(place, folder, whole) if self._dice.random() < 0.5 else None
+        if ran is not None and not self._decent(ran, folder, place):
+            return
+        if not self._decent(self._forks.run(folder, *place), folder, place):
+            return
+        teacher.faulty = False
+        self._ends_with(whole, folder, place)
+        twice = (teacher.paid - whole.calls).total()
+        if twice > (self.counts["kills"] - kills) * self._endpoint.most_at_once:
             self.failures.append(f"{folder}: {twice} calls were paid for twice.")
 
     def _decent(self, ran: Ran, folder: Path, place: Place) -> bool:
@@ -150,8 +234,8 @@ class Soak:
         self.failures.append(f"{folder}: {' '.join(place)} ended with {ran.code or ran.signal}: {ran.stderr[-500:]}")
         return False
 
-    def _ends_with(self, wanted: dict[str, bytes] | None, folder: Path, place: Place) -> None:
-        """Run to the end; the bytes must be those ``wanted`` (None: any)."""
+    def _ends_with(self, whole: Whole, folder: Path, place: Place) -> None:
+        """Run to the end; the bytes must be those of the unbroken run."""
         for _ in range(RERUNS):
             ran = self._forks.run(folder, *place)
             if not self._decent(ran, folder, place):
@@ -161,8 +245,8 @@ class Soak:
         else:
             self.failures.append(f"{folder}: {' '.join(place)} is refused for good: {ran.stderr[-500:]}")
             return
-        if wanted is not None and (found := published(folder)) != wanted:
-            other = sorted(path for path in {*found, *wanted} if found.get(path) != wanted.get(path))
+        if (found := published(folder)) != whole.files:
+            other = sorted(path for path in {*found, *whole.files} if found.get(path) != whole.files.get(path))
             self.failures.append(f"{folder}: {' '.join(place)} published other bytes: {', '.join(other)}")
 
 

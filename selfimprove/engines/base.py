@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -84,6 +85,14 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
 
 class EngineError(Exception):
     """This request failed for good (after the engine's own retries). The episode is recorded as blocked."""
+
+
+class AnsweredLate(asyncio.CancelledError):
+    """The request's episode was cancelled while its answer was on its way; the answer came, and can be kept."""
+
+    def __init__(self, completions: list[Completion]) -> None:
+        super().__init__()
+        self.completions = completions
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message
-from selfimprove.engines.base import Choice, Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import AnsweredLate, Choice, Completion, Engine, EngineStats, Request
 
 
 class JournaledEngine:
@@ -37,7 +37,12 @@ class JournaledEngine:
         key = f"{self._name} {request.seed} {_digest(request)}"
         if key in self._journal:
             return [_completion(row) for row in self._journal[key]]
-        completions = await self._inner.generate(request)
+        try:
+            completions = await self._inner.generate(request)
+        except AnsweredLate as late:
+            if len(late.completions) == request.n:
+                self._journal.add(key, [asdict(completion) for completion in late.completions])
+            raise
         self._journal.add(key, [asdict(completion) for completion in completions])
         return completions
 

@@ -3,7 +3,7 @@
 One call is ``POST {base_url}/chat/completions``. What may pass is tried again with backoff (429, 5xx, redirects, which
 are never followed, time-outs, broken connections, bodies that are no answer or too large); when the tries are used up
 only that request fails. What can't pass (no key, a key refused, a quota used up, no such model, nothing listening) ends
-the stage with one sentence.
+the stage with one sentence. Answers that are on their way when a stage ends, also by Ctrl-C, are waited for and kept.
 
 Azure OpenAI: ``base_url`` is a deployment's address, as the portal shows it, such as
 ``https://NAME.openai.azure.com/openai/deployments/DEPLOYMENT``, and ``api_version`` its version (or the address ends
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Finish, Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
-from selfimprove.engines.base import Completion, EngineError, EngineStats, Request
+from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ LONGEST_RETRY_AFTER = 3600.0
 
 LONGEST_ANSWER = 32 << 20
 """Bytes of an answer, decompressed: more is no answer of ``n_per_call`` samples but a fault, and fills memory."""
+
+LATE_SECONDS = 30.0
+"""How long a call that was sent is waited for when its episode is cancelled: its answer is paid for."""
 
 _SAY = 200  # characters of an endpoint's own words that an error repeats
 _PATH = "/chat/completions"
@@ -104,6 +107,9 @@ class OpenAiEngine:
                     body = self._body(request, first=len(done), ask=ask)
                     async with self._slots:
                         done += (await self._insist(body, request))[:ask]
+            except AnsweredLate as late:
+                late.completions = [*done, *late.completions][: request.n]
+                raise
             except EngineError:
                 self.stats.failures += 1
                 raise
@@ -180,10 +186,13 @@ class OpenAiEngine:
             query = {} if self._version is None else {_VERSION: self._version}
             self._client = httpx.AsyncClient(headers=headers, params=query, timeout=None, limits=limits)
         # ensure_ascii also carries lone surrogates, which UTF-8 cannot.
-        content = json.dumps(body, ensure_ascii=True).encode("ascii")
+        call = asyncio.create_task(self._post(json.dumps(body, ensure_ascii=True).encode("ascii")))
         try:
-            async with asyncio.timeout(self._cfg.timeout):
-                response = await self._post(content)
+            response = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if late := await self._late(call, request):
+                raise AnsweredLate(late) from None
+            raise
         except TimeoutError:
             raise _Passing(f"no answer within {self._cfg.timeout:g} s") from None
         except httpx.ConnectError as error:
@@ -200,12 +209,24 @@ class OpenAiEngine:
         self._served = True
         return completions
 
+    async def _late(self, call: asyncio.Task[httpx.Response], request: Request) -> list[Completion]:
+        """The answer to a call that was sent before its episode was cancelled; none if it failed or takes too long."""
+        try:
+            response = await asyncio.wait_for(call, LATE_SECONDS)
+            self._check_status(response)
+            return self._read(response, request)
+        except Exception:  # whatever it is: the stage is ending for another reason
+            return []
+
     async def _post(self, content: bytes) -> httpx.Response:
-        """The answer with its whole body, read up to ``LONGEST_ANSWER`` bytes."""
+        """The answer with its whole body, read up to ``LONGEST_ANSWER`` bytes, within the time for a call."""
         import httpx
 
         assert self._client is not None
-        async with self._client.stream("POST", self._url, content=content) as response:
+        async with (
+            asyncio.timeout(self._cfg.timeout),
+            self._client.stream("POST", self._url, content=content) as response,
+        ):
             body = bytearray()
             async for part in response.aiter_bytes(1 << 16):
                 body += part

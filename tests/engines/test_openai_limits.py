@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Completion, EngineError
+from selfimprove.engines.episodes import play_all
+from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.openai import LONGEST_ANSWER, OpenAiEngine
 from tests.engines.http_endpoint import Reply, Seen, answer, echo, endpoint
 from tests.engines.test_openai import KEY, ask, config, fail, run
@@ -52,6 +58,38 @@ def test_rise_19_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> 
     assert isinstance(error, UserError)
     assert "the quota of the key OPENAI_API_KEY is used up: You exceeded your quota.; raise it" in str(error)
     assert len(server.seen) == 2
+
+
+def test_answers_on_their_way_are_kept_when_the_stage_ends(tmp_path: Path) -> None:
+    """Four calls at once: one finds the quota used up, three are answered later; the next run asks for one again."""
+    slow, quota = threading.Event(), b'{"error": {"code": "insufficient_quota"}}'
+
+    def teacher(seen: Seen) -> Reply:
+        if seen.body["messages"][-1]["content"] == "3":
+            while len(server.seen) < 4:
+                time.sleep(0.01)
+            threading.Timer(0.3, slow.set).start()
+            return Reply(429, quota)
+        assert slow.wait(30)
+        return echo(seen)
+
+    async def work(url: str) -> list[str]:
+        with Journal(tmp_path / "j") as journal:
+            engine = JournaledEngine(OpenAiEngine(config(url)), journal, "teacher")
+
+            async def one(text: str) -> str:
+                return (await engine.generate(ask(text, task=text)))[0].text
+
+            try:
+                return await play_all(["1", "2", "3", "4"], one, concurrency=4)
+            finally:
+                await engine.close()
+
+    with endpoint(then=teacher) as server, pytest.raises(UserError, match="the quota"):
+        asyncio.run(work(server.url))
+    with endpoint() as well:
+        assert asyncio.run(work(well.url)) == ["1 #0", "2 #0", "3 #0", "4 #0"]
+    assert [seen.body["messages"][-1]["content"] for seen in well.seen] == ["3"]
 
 
 def azure_api(seen: Seen) -> Reply:
