@@ -300,8 +300,8 @@ def _text(name: EnvName, params: Path) -> TextGame:
 def _labelled(name: EnvName, params: Path) -> EnumeratedEnv:
     from selfimprove.core.params import read_yaml
     from selfimprove.envs.alfworld.kitchen_things import KINDS
-    from selfimprove.envs.enumerated import make_enumerated
     from selfimprove.envs.enumerated_params import EnvParams
+    from selfimprove.envs.registry import make_enumerated
     from selfimprove.methods.reflect_rl.params import ReflectRLParams
     from selfimprove.pipeline.params import load_section
 

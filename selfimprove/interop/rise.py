@@ -34,7 +34,7 @@ from selfimprove.core.records import (
     write_jsonl,
 )
 from selfimprove.core.seeds import key_bits
-from selfimprove.envs.math.base import make_env
+from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.prompts import feedback, opening
 
 BLOCKED = "blocked"

@@ -2,7 +2,7 @@
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl, write_rows
-from selfimprove.envs.enumerated import instruction_of
+from selfimprove.envs.registry import instruction_of
 from selfimprove.methods.reflect_rl.convert import convert, figures, texts
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams

@@ -11,7 +11,7 @@ from selfimprove.engines.pool import figures, open_engines
 from selfimprove.envs.autoexplore.inventory import inventory
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
-from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import (
     Explored,

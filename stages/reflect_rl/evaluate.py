@@ -9,7 +9,7 @@ from selfimprove.core.seeds import key_bits
 from selfimprove.engines.base import Engine
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import figures, open_engines
-from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode
 from selfimprove.methods.reflect_rl.evaluate import Game, games

@@ -6,7 +6,7 @@ import shutil
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS

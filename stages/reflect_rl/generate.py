@@ -7,7 +7,7 @@ from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import figures, open_engines
-from selfimprove.envs.enumerated import make_enumerated
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import load_panel

@@ -4,7 +4,7 @@ import json
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, read_jsonl
-from selfimprove.envs.enumerated import spelling
+from selfimprove.envs.registry import spelling
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.start import mark_environment

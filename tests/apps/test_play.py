@@ -15,8 +15,8 @@ from selfimprove.apps.play import Model, Outcome, Person, chance, expert, load_e
 from selfimprove.apps.play_games import ENVS, LabelledGame, make_game, plain
 from selfimprove.core.errors import UserError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import make_enumerated
 from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]

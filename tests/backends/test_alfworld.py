@@ -22,8 +22,9 @@ from selfimprove.envs.alfworld.games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.alfworld.kitchen_things import KINDS
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, ProcessGone
-from selfimprove.envs.enumerated import make_enumerated, oracle_label
+from selfimprove.envs.enumerated import oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import make_enumerated
 from tests.backends.alfworld_game_set import game_set, hashes
 from tests.backends.alfworld_package import THEIRS, in_alfworld
 from tests.support.processes import child_of, gone

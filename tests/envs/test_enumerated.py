@@ -17,8 +17,9 @@ import selfimprove.envs.enumerated as module
 from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, label_ids, make_enumerated, oracle_label
+from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, label_ids, oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import instruction_of, make_enumerated, spelling
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi
 from selfimprove.methods.reflect_rl.tasks import write_tasks
@@ -287,8 +288,8 @@ def test_reflect_rl_26_the_instruction_is_taxis_alone(each):
     taxi, kitchen, explored = each()
     assert taxi.instruction == INSTRUCTION
     assert kitchen.instruction == explored.instruction == ""
-    assert module.instruction_of("taxi") == INSTRUCTION
-    assert module.instruction_of("alfworld") == module.instruction_of("autoexplore") == ""
+    assert instruction_of("taxi") == INSTRUCTION
+    assert instruction_of("alfworld") == instruction_of("autoexplore") == ""
     assert LEVELS == ("pickup", "dropoff", "full")
 
 
@@ -296,4 +297,4 @@ def test_reflect_rl_34_an_environments_labels_are_known_without_making_it(each):
     for labels in LABELS:
         for env in each(labels=labels):
             params = EnvParams(name=env.name, labels=labels)
-            assert module.spelling(params) == (env.name, env.labels)
+            assert spelling(params) == (env.name, env.labels)

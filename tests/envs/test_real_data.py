@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.records import read_rows
-from selfimprove.envs.math.base import make_env
+from selfimprove.envs.math.world import make_env
 
 ROOT = Path(__file__).resolve().parents[2]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")

@@ -1,6 +1,6 @@
 """What an environment with one right answer promises: problems, and a grade for any text a model writes.
 
-Implementations: ``gsm8k`` and ``math`` (one file each); ``make_env`` picks one by the fields of the ``env`` params.
+Implementations: ``gsm8k`` and ``competition`` (MATH); ``world.make_env`` picks one by the fields of the ``env`` params.
 """
 
 from __future__ import annotations
@@ -66,30 +66,6 @@ class AnswerEnv(Protocol):
     def slip(self, problem: Problem, *key: object) -> str:
         """A plausible wrong attempt: the gold solution with another final answer; ``key`` names the draw."""
         ...
-
-
-def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", grade_timeout: float = 5.0) -> AnswerEnv:
-    """The environment that the ``env`` section of the params describes.
-
-    Raises:
-        UserError: no such environment, or an option that it does not have.
-    """
-    from selfimprove.envs.math.competition import Math
-    from selfimprove.envs.math.gsm8k import Gsm8k
-
-    if name == "gsm8k":
-        if equiv != "hendrycks":
-            raise UserError("env.equiv: gsm8k compares numbers, 'extended' is for math; remove the line.")
-        if extraction not in ("robust", "strict"):
-            raise UserError(f"env.extraction: {extraction!r} is unknown; set robust or strict.")
-        return Gsm8k(strict=extraction == "strict")
-    if name == "math":
-        if extraction != "robust":
-            raise UserError("env.extraction: math has only 'robust'; 'strict' is for gsm8k.")
-        if equiv not in ("hendrycks", "extended"):
-            raise UserError(f"env.equiv: {equiv!r} is unknown; set hendrycks or extended.")
-        return Math(extended=equiv == "extended", timeout=grade_timeout)
-    raise UserError(f"env.name: {name!r} is unknown; set gsm8k or math (lower case).")
 
 
 class Ids:

@@ -14,8 +14,7 @@ the method.
 from __future__ import annotations
 
 import csv
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -58,62 +57,6 @@ class Score:
     f1: float
     pred: str
     gt: str
-
-
-def score(answer: str, question: Question) -> Score:
-    """The score of ``answer`` under the metric of the question's task; an empty answer is never rewarded."""
-    return _metric(question.task)(answer, question.gold)
-
-
-def load_questions(name: str, split: str, folder: Path) -> list[Question]:
-    """The split's questions in the data set's order, so that a place in the list is the task index.
-
-    ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
-
-    Raises:
-        UserError: no such task or split, a file that is missing or malformed, or a split without answers.
-    """
-    loaders: dict[str, Callable[[str, Path], list[Question]]] = {}
-    if name == "hotpotqa":
-        from selfimprove.envs.qa import hotpotqa
-
-        loaders[name] = hotpotqa.load
-    elif name == "bamboogle":
-        from selfimprove.envs.qa import bamboogle
-
-        loaders[name] = bamboogle.load
-    elif name == "strategyqa":
-        from selfimprove.envs.qa import strategyqa
-
-        loaders[name] = strategyqa.load
-    elif name == "mmlu":
-        from selfimprove.envs.qa import mmlu
-
-        loaders[name] = mmlu.load
-    if name not in loaders:
-        raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(TASKS[1:])}.")
-    return _own_ids(loaders[name](split, folder))
-
-
-def _own_ids(questions: list[Question]) -> list[Question]:
-    """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
-    seen: Counter[str] = Counter()
-    own = []
-    for question in questions:
-        seen[question.id] += 1
-        times = seen[question.id]
-        own.append(question if times == 1 else question.model_copy(update={"id": f"{question.id}-{times}"}))
-    return own
-
-
-def _metric(task: TaskName) -> Callable[[str, str], Score]:
-    if task == "strategyqa":
-        from selfimprove.envs.qa.strategyqa import grade
-    elif task == "mmlu":
-        from selfimprove.envs.qa.mmlu import grade
-    else:
-        from selfimprove.envs.qa.hotpotqa import grade
-    return grade
 
 
 # --- files -----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,9 @@ from typing import Literal
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record
 from selfimprove.core.seeds import rng
-from selfimprove.envs.qa.base import Question, score
+from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.tools.search import Tool
+from selfimprove.envs.qa.world import score
 
 Source = Literal["scripted", "gpt-4", "data"]
 

@@ -22,7 +22,8 @@ from pydantic import Field
 from selfimprove.core.records import Message, Record, Status
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.qa.base import Question, score
+from selfimprove.envs.qa.base import Question
+from selfimprove.envs.qa.world import score
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
 from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said

@@ -187,7 +187,7 @@ def test_reflect_rl_32_a_plan_is_explained_in_the_kitchens_words():
 
 
 def test_reflect_rl_31_the_params_choose_the_backend(tmp_path):
-    from selfimprove.envs.enumerated import make_enumerated
+    from selfimprove.envs.registry import make_enumerated
 
     env = make_enumerated(EnvParams(name="alfworld", backend="textworld"))
     kitchen = make_enumerated(EnvParams(name="alfworld"))

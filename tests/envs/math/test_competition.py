@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.math import hendrycks
-from selfimprove.envs.math.base import Problem, make_env
+from selfimprove.envs.math.base import Problem
 from selfimprove.envs.math.competition import Math, extract, parse_gold
+from selfimprove.envs.math.world import make_env
 
 
 def problem(solution):

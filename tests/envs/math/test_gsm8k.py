@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.math.base import Problem, make_env
+from selfimprove.envs.math.base import Problem
 from selfimprove.envs.math.gsm8k import (
     Gsm8k,
     equivalent,
@@ -19,6 +19,7 @@ from selfimprove.envs.math.gsm8k import (
     parse_gold,
     strip_annotations,
 )
+from selfimprove.envs.math.world import make_env
 
 CLIPS = Problem(
     id="clips",

@@ -10,8 +10,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import EngineError, Request
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import Game, games

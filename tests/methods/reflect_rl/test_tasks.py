@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
-from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.params import TaskParams
 from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, load_panel, to_rows, write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for

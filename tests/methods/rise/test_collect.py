@@ -8,7 +8,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.math.base import make_env
+from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.collect import Play, collect, evaluate
 from selfimprove.methods.rise.metrics import evaluate_metrics
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams

@@ -13,7 +13,7 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
-from selfimprove.envs.math.base import make_env
+from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import opening
 from selfimprove.methods.rise.tasks import PANELS, build_panels, demonstrate, load_panel, panel_hash, texts, to_row

@@ -18,8 +18,8 @@ from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories, template_tasks
 from selfimprove.envs.autoexplore.llm_tasks import excerpts, parse_pairs, prompt
-from selfimprove.envs.enumerated import make_enumerated
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.generate import jobs, teach
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.tasks import write_tasks

@@ -1,0 +1,29 @@
+"""Word problems and competition mathematics, by the names that the ``env`` params give."""
+
+from __future__ import annotations
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.math.base import AnswerEnv
+from selfimprove.envs.math.competition import Math
+from selfimprove.envs.math.gsm8k import Gsm8k
+
+
+def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", grade_timeout: float = 5.0) -> AnswerEnv:
+    """The environment that the ``env`` section of the params describes.
+
+    Raises:
+        UserError: no such environment, or an option that it does not have.
+    """
+    if name == "gsm8k":
+        if equiv != "hendrycks":
+            raise UserError("env.equiv: gsm8k compares numbers, 'extended' is for math; remove the line.")
+        if extraction not in ("robust", "strict"):
+            raise UserError(f"env.extraction: {extraction!r} is unknown; set robust or strict.")
+        return Gsm8k(strict=extraction == "strict")
+    if name == "math":
+        if extraction != "robust":
+            raise UserError("env.extraction: math has only 'robust'; 'strict' is for gsm8k.")
+        if equiv not in ("hendrycks", "extended"):
+            raise UserError(f"env.equiv: {equiv!r} is unknown; set hendrycks or extended.")
+        return Math(extended=equiv == "extended", timeout=grade_timeout)
+    raise UserError(f"env.name: {name!r} is unknown; set gsm8k or math (lower case).")
