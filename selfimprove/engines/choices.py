@@ -15,7 +15,7 @@ import torch
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message
 from selfimprove.engines.base import Request
-from selfimprove.engines.cpu.sampling import TokenTrie, choose, score_choices, uniforms
+from selfimprove.engines.sampling import TokenTrie, choose, score_choices, uniforms
 
 
 class Drawn(NamedTuple):

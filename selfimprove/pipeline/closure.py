@@ -26,7 +26,7 @@ STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
         Path("selfimprove/pipeline/check.py"),
         Path("selfimprove/pipeline/warm.py"),
     ),
-    TRAINING / "launch.py": (TRAINING / "worker.py",),
+    TRAINING / "processes.py": (TRAINING / "worker.py",),
     TRAINING / "xtuner/backend.py": (TRAINING / "xtuner/launch.py", TRAINING / "xtuner/parts.py"),
 }
 """Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""

@@ -104,9 +104,27 @@ class FinetuneParams(Section):
     def _known_to_the_backend(self) -> FinetuneParams:
         if self.backend == "trainer" and self.dtype == "float16":
             raise ValueError("dtype 'float16' is for backend xtuner; use bfloat16")
-        if self.backend == "xtuner":
-            from selfimprove.training.xtuner.config import unsupported
-
-            if missing := unsupported(self):
-                raise ValueError(f"backend 'xtuner' has no {missing}; change it, or use backend trainer")
+        if self.backend == "xtuner" and (missing := unknown_to_xtuner(self)):
+            raise ValueError(f"backend 'xtuner' has no {missing}; change it, or use backend trainer")
         return self
+
+
+def unknown_to_xtuner(params: FinetuneParams) -> str | None:
+    """What of the params XTuner does not have, as the end of a sentence; None if it has everything."""
+    launcher = params.launcher
+    gpu = params.device == "cuda"
+    refusals = {
+        f"launcher.kind: {launcher.kind} (single and deepspeed work)": launcher.kind not in ("single", "deepspeed"),
+        f"launcher.zero_stage: {launcher.zero_stage} (2 works)": launcher.kind == "deepspeed"
+        and launcher.zero_stage != 2,
+        f"launcher.nodes: {launcher.nodes} (1 works)": launcher.nodes > 1,
+        f"launcher.processes: {launcher.processes} on device: cpu (1 works)": launcher.processes > 1 and not gpu,
+        "launcher.offload": launcher.offload,
+        f"dtype: {params.dtype} on device: cpu (float32 works)": params.dtype != "float32" and not gpu,
+        "tf32": params.tf32,
+        "validation": params.validation > 0,
+        "warmup_steps": params.warmup_steps > 0,
+        f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
+        "lora.quantize": params.lora is not None and params.lora.quantize != "none",
+    }
+    return next((name for name, refused in refusals.items() if refused), None)

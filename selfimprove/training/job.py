@@ -22,8 +22,6 @@ from selfimprove.training.zero import zero_config
 class RunJob(BaseModel):
     """What a training process needs to know besides its data, whatever the objective; workers read it from a file."""
 
-    kind: str
-
     model_dir: Path
     out_dir: Path
     checkpoints: Path

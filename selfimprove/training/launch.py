@@ -10,16 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
-
-from pydantic import BaseModel
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
@@ -29,23 +24,17 @@ from selfimprove.models.adapters import complete
 from selfimprove.models.merging import full_weights
 from selfimprove.training import flash
 from selfimprove.training.checkpoints import drop_damaged, newest_whole
-from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.config import FinetuneParams
 from selfimprove.training.dropped import warn_of_dropped
 from selfimprove.training.encode import EncodedExample, encode_examples
+from selfimprove.training.processes import Report, run_workers
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
-from selfimprove.training.stopping import SAVING_SECONDS, sigterm_interrupts
 
 if TYPE_CHECKING:
     from selfimprove.training.job import RunJob
 
     Job = TypeVar("Job", bound=RunJob)
-
-Report = TypeVar("Report", bound=BaseModel)
-PROGRESS_MARK = "@step "
-LOG_LINES = 6
-LAUNCHED = "SELFIMPROVE_LAUNCHED"
-"""Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
 
 
 def finetune(
@@ -199,7 +188,7 @@ def launch(
             folder=job.checkpoints,
             progress=progress,
         )
-    return _run_workers(job, sequences, report, progress)
+    return run_workers(job, sequences, train, report, progress)
 
 
 def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExample]) -> None:
@@ -209,123 +198,11 @@ def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExam
     drop_damaged(job.checkpoints)
 
 
-def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
-    """The command that starts one node's workers; with several nodes, the same on each of them."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
-    if launcher.nodes == 1:
-        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
-    else:
-        command += [f"--nnodes={launcher.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launcher.rendezvous}"]
-    command += [
-        f"--shutdown-timeout={SAVING_SECONDS}",
-        f"--rdzv-id={job_file.parent.name}",
-        "-m",
-        "selfimprove.training.worker",
-        str(job_file),
-    ]
-    return command
-
-
-def save_encoded(path: Path, examples: Sequence[EncodedExample]) -> None:
-    """Write encoded examples for the workers (NumPy arrays, no pickles)."""
-    import numpy as np
-
-    np.savez(
-        path,
-        lengths=np.array([len(example.ids) for example in examples], dtype=np.int64),
-        ids=np.array([i for example in examples for i in example.ids], dtype=np.int64),
-        weights=np.array([w for example in examples for w in example.token_weights], dtype=np.float64),
-    )
-
-
-def load_encoded(path: Path) -> list[EncodedExample]:
-    """Read what ``save_encoded`` wrote."""
-    import numpy as np
-
-    examples, start = [], 0
-    with np.load(path, allow_pickle=False) as arrays:
-        ids, weights = arrays["ids"].tolist(), arrays["weights"].tolist()
-        for length in arrays["lengths"].tolist():
-            examples.append(EncodedExample(ids[start : start + length], weights[start : start + length]))
-            start += length
-    return examples
-
-
-def _run_workers(
-    job: RunJob, encoded: Sequence[EncodedExample], report: type[Report], progress: Progress | None
-) -> Report:
-    """Start the workers, pass their progress on, and read the report that the first one wrote."""
-    folder = job.checkpoints
-    save_encoded(folder / "examples.npz", encoded)
-    job_file, report_file, log_file = folder / "job.json", folder / "report.json", folder / "worker.log"
-    report_file.unlink(missing_ok=True)
-    absolute = job.model_copy(update={key: value.absolute() for key, value in job if isinstance(value, Path)})
-    job_file.write_text(absolute.model_dump_json(), encoding="utf-8")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
-    environment["PYTHONPATH"] = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
-    if job.params.device == "cpu":
-        environment["DS_ACCELERATOR"] = "cpu"
-    command = worker_command(job_file.absolute(), job.params.launcher)
-    if job.params.launcher.nodes > 1:
-        print(f"finetune: run this on every other node too: {' '.join(command)}", file=sys.stderr, flush=True)
-    code = watch(command, environment, log_file, progress)
-    if code != 0 or not report_file.is_file():
-        raise UserError(
-            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
-            f"the end of {log_file} says: {reason(log_file)}"
-        )
-    return report.model_validate_json(report_file.read_text(encoding="utf-8"))
-
-
-def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
-    """Run training processes to their end, pass their progress on and log the rest; returns their exit code.
-
-    Their standard input ends when this process dies, and they are told so (``LAUNCHED``): no orphan keeps training.
-    """
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**environment, LAUNCHED: "1"},
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    try:
-        with sigterm_interrupts(), log_file.open("w", encoding="utf-8") as log:
-            for line in process.stdout:
-                if not line.startswith(PROGRESS_MARK):
-                    log.write(line)
-                    log.flush()
-                elif progress is not None:
-                    progress(*json.loads(line[len(PROGRESS_MARK) :]))
-            return process.wait()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
-
-
-def reason(log_file: Path) -> str:
-    """The last telling lines: what a worker called its error, else the end of the log before torchrun's summary."""
-    lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
-    if errors:
-        return errors[0].removeprefix("error: ")
-    for index, line in enumerate(lines):
-        if "failed (exitcode" in line or "ChildFailedError" in line:
-            lines = lines[:index]
-            break
-    return " | ".join(lines[-LOG_LINES:]) or "nothing"
-
-
 def _identity(job: RunJob, encoded: Sequence[EncodedExample]) -> str:
     """Hash of all that decides the result: settings, data and the model's files."""
     digest = blake2b(digest_size=12)
     places = {key for key, value in job if isinstance(value, Path)}
-    digest.update(job.model_dump_json(exclude=places).encode())
+    digest.update(type(job).__qualname__.encode() + job.model_dump_json(exclude=places).encode())
     for example in encoded:
         digest.update(json.dumps([example.ids, example.token_weights]).encode())
     for file in sorted(job.model_dir.iterdir()):
@@ -342,9 +219,3 @@ def _nothing_trained() -> TrainReport:
         steps=0, examples=0, tokens=0, real_tokens=0, trained_tokens=0, padding=0.0, mean_weight=0.0,
         raw_mean_weight=0.0, loss=[], timing=Timing(seconds=0.0, tokens_per_second=0.0),
     )  # fmt: skip
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

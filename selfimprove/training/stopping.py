@@ -19,6 +19,9 @@ SAVE_RATIO = 20.0
 SAVING_SECONDS = 60
 """How long other processes may take for a checkpoint before they are ended, when training is interrupted."""
 
+INTERRUPTED = 130
+"""Exit code of a training process that was asked to end."""
+
 SAVE, END = 1, 2
 """What ``SaveClock.wish`` asks for after a step: a checkpoint; or a checkpoint, and then the end."""
 

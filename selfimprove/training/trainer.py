@@ -23,7 +23,6 @@ from selfimprove.training.rows import END_TO_END, render
 class Job(RunJob):
     """Weighted SFT, as a training process is told of it."""
 
-    kind: Literal["examples"] = "examples"
     weight_normalization: Literal["none", "batch"] = "none"
 
 

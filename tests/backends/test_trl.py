@@ -15,10 +15,10 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message, Pair
 from selfimprove.core.seeds import rng
 from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of
 from selfimprove.methods.spin.objective import FIGURES
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
-from selfimprove.methods.spin.training import EncodedPair, encode_pairs, lengths_of
 from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model
 from selfimprove.training.packing import make_plan

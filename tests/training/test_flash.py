@@ -21,7 +21,8 @@ from selfimprove.core.records import Example
 from selfimprove.training import flash
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample, encode_examples
-from selfimprove.training.launch import launch, save_encoded
+from selfimprove.training.launch import launch
+from selfimprove.training.processes import save_encoded
 from selfimprove.training.report import TrainReport
 from selfimprove.training.trainer import Job
 
@@ -61,9 +62,9 @@ import json, os, sys
 from pathlib import Path
 from selfimprove.training import flash
 from selfimprove.training.config import FinetuneParams
-from selfimprove.training.launch import load_encoded
 from selfimprove.training.loading import load_model
 from selfimprove.training.objective import weighted_nll
+from selfimprove.training.processes import load_encoded
 from selfimprove.training.rows import MODEL_INPUTS, render
 
 examples = load_encoded(Path(sys.argv[2]))

@@ -24,11 +24,11 @@ from selfimprove.pipeline.params import load_section
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import check_hardware
-from selfimprove.training.launch import _free_port, finetune, load_encoded, save_encoded, worker_command
+from selfimprove.training.launch import finetune
+from selfimprove.training.processes import PARENT_SECONDS, _free_port, load_encoded, save_encoded, worker_command
 from selfimprove.training.report import TrainReport
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.trainer import WeightedTrainer
-from selfimprove.training.worker import PARENT_SECONDS
 from selfimprove.training.zero import zero_config
 
 Maker = Callable[..., list[Example]]
@@ -210,9 +210,9 @@ def test_fork_is_refused_on_gpus_and_over_nodes() -> None:
 
 
 WATCHING = """
-import sys, threading, time
-from selfimprove.training.worker import _leave_with_launcher
-threading.Thread(target=_leave_with_launcher, daemon=True).start()
+import sys, time
+from selfimprove.training.processes import leave_with_launcher
+leave_with_launcher()
 print("@step [1, 1, \\"%d\\"]" % __import__("os").getpid(), flush=True)
 time.sleep(600)
 """
@@ -223,7 +223,7 @@ def test_a_launcher_killed_at_once_takes_torchruns_workers_along(tmp_path: Path)
     stage = """
 import os, sys
 from pathlib import Path
-from selfimprove.training.launch import watch
+from selfimprove.training.processes import watch
 command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "watching.py"]
 watch(command, {**os.environ, "PYTHONPATH": sys.argv[1]}, Path("log"), lambda done, of, pid: print(pid, flush=True))
 """

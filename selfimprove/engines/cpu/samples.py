@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from selfimprove.engines.base import Completion, Request
-from selfimprove.engines.cpu.sampling import TokenTrie, choose, uniforms
+from selfimprove.engines.sampling import TokenTrie, choose, uniforms
 
 
 @dataclass(eq=False)

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from selfimprove.core.journal import Journal
+from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of
 from selfimprove.methods.spin.objective import over_sequences, token_log_probs
-from selfimprove.methods.spin.training import EncodedPair, lengths_of, sequences_of
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.job import RunJob, check_vocabulary
 from selfimprove.training.loading import load_base

@@ -7,13 +7,14 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
 from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.encode import EncodedPair, lengths_of, pairs_of, sequences_of
 from selfimprove.methods.spin.objective import (
     FIGURES,
     FIRST_LOSS,
@@ -24,7 +25,6 @@ from selfimprove.methods.spin.objective import (
     token_log_probs,
 )
 from selfimprove.methods.spin.pair_config import PairParams
-from selfimprove.methods.spin.training import EncodedPair, lengths_of, pairs_of, sequences_of
 from selfimprove.training import flash
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
@@ -47,7 +47,6 @@ ROUNDING = 1e-6
 class PairJob(RunJob):
     """Training on pairs, as it is handed to a training process."""
 
-    kind: Literal["pairs"] = "pairs"
     params: PairParams
     opponent_dir: Path
     opponent: str

@@ -11,7 +11,6 @@ partial step: steps are filled up to the fixed number of micro-batches that XTun
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from selfimprove.core.errors import UserError
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.launch import reason, save_encoded, watch, worker_command
 from selfimprove.training.loading import load_config
 from selfimprove.training.objective import effective_weight, example_scales
 from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.processes import reason, save_encoded, watch, worker_command, worker_environment
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.trainer import Job
@@ -167,12 +166,9 @@ def _command(python: Path, run: XtunerRun) -> list[str]:
 
 
 def _environment(job: Job) -> dict[str, str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
     # This repository and nothing of the main environment's packages.
-    environment |= {"PYTHONPATH": str(_root()), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-    if job.params.device == "cpu":
-        environment["DS_ACCELERATOR"] = "cpu"
-    return environment
+    alone = {"PYTHONPATH": str(_root()), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return worker_environment(job) | alone
 
 
 def _root() -> Path:

@@ -60,27 +60,6 @@ class XtunerRun(BaseModel):
         return self.folder / "trained"
 
 
-def unsupported(params: FinetuneParams) -> str | None:
-    """What of the params the backend does not have, as the end of a sentence; None if it has everything."""
-    launcher = params.launcher
-    gpu = params.device == "cuda"
-    refusals = {
-        f"launcher.kind: {launcher.kind} (single and deepspeed work)": launcher.kind not in ("single", "deepspeed"),
-        f"launcher.zero_stage: {launcher.zero_stage} (2 works)": launcher.kind == "deepspeed"
-        and launcher.zero_stage != 2,
-        f"launcher.nodes: {launcher.nodes} (1 works)": launcher.nodes > 1,
-        f"launcher.processes: {launcher.processes} on device: cpu (1 works)": launcher.processes > 1 and not gpu,
-        "launcher.offload": launcher.offload,
-        f"dtype: {params.dtype} on device: cpu (float32 works)": params.dtype != "float32" and not gpu,
-        "tf32": params.tf32,
-        "validation": params.validation > 0,
-        "warmup_steps": params.warmup_steps > 0,
-        f"attention: {params.attention} (sdpa and eager work)": params.attention not in ("sdpa", "eager"),
-        "lora.quantize": params.lora is not None and params.lora.quantize != "none",
-    }
-    return next((name for name, refused in refusals.items() if refused), None)
-
-
 def schedulers(params: FinetuneParams, iterations: int) -> list[dict[str, Any]]:
     """The recipe's learning rates, which change with every micro-batch: linear warm-up, then down to 0.
 

@@ -13,7 +13,6 @@ import os
 import runpy
 import socket
 import sys
-import threading
 import types
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -23,14 +22,14 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
-from selfimprove.training.worker import _leave_with_launcher as leave_with_launcher
+from selfimprove.training.processes import leave_with_launcher
 from selfimprove.training.xtuner.config import XtunerRun
 from selfimprove.training.xtuner.models import WEIGHTS
 
 
 def main(run_file: Path) -> int:
     """Train, or go on training, and leave the trained weights in ``run.trained``. Returns the exit code."""
-    threading.Thread(target=leave_with_launcher, daemon=True).start()
+    leave_with_launcher()
     run = XtunerRun.model_validate_json(run_file.read_text(encoding="utf-8"))
     try:
         train(run)

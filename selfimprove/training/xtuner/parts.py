@@ -23,8 +23,7 @@ from torch.utils.data import Dataset
 
 from selfimprove.core.seeds import key_bits
 from selfimprove.training.checkpoints import folders, is_whole, seal
-from selfimprove.training.launch import load_encoded
-from selfimprove.training.worker import _tell as tell
+from selfimprove.training.processes import load_encoded, tell
 
 LOSSES = "losses.json"
 IGNORED = -100

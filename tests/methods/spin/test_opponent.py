@@ -15,8 +15,9 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Pair
 from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.encode import EncodedPair, encode_pairs
 from selfimprove.methods.spin.pair_config import PairParams
-from selfimprove.methods.spin.training import EncodedPair, encode_pairs, finetune_pairs
+from selfimprove.methods.spin.training import finetune_pairs
 from selfimprove.models.merging import full_weights
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import load_base, load_model
@@ -39,7 +40,7 @@ def run(model: Path, pairs: list[Pair], folder: Path, cfg: PairParams, against: 
 
 def job_for(model: Path, cfg: PairParams) -> RunJob:
     return RunJob(
-        kind="pairs", model_dir=model, out_dir=model, checkpoints=model, params=cfg, seed=3, threads=1
+        model_dir=model, out_dir=model, checkpoints=model, params=cfg, seed=3, threads=1
     )  # fmt: skip
 
 

@@ -18,10 +18,11 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message, Pair
 from selfimprove.methods.spin import opponent
+from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of
 from selfimprove.methods.spin.objective import FIGURES
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, check_first
-from selfimprove.methods.spin.training import EncodedPair, encode_pairs, finetune_pairs, lengths_of
+from selfimprove.methods.spin.training import finetune_pairs
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import join
 from selfimprove.training.loading import load_base, load_model

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message, Pair
+from selfimprove.methods.spin.encode import EncodedPair, encode_pair, encode_pairs, pairs_of, sequences_of
 from selfimprove.methods.spin.pair_config import PairParams
-from selfimprove.methods.spin.training import EncodedPair, encode_pair, encode_pairs, pairs_of, sequences_of
 from selfimprove.pipeline.params import load_section
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.report import PairCounters

@@ -1,0 +1,151 @@
+"""Pairs to token ids, the same for policy and opponent.
+
+Of the pair ::
+
+    prompt     user       "Question: Which river crosses Ostrava?"
+    real       assistant  "Thought: ... Action: search[Ostrava]"   weight 1
+               user       "\\nObservation: Ostrava lies on the Oder ..."
+               assistant  "Thought: ... Action: finish[Oder]"      weight 1
+    generated  assistant  "Thought: ... Action: finish[Elbe]"      weight 1
+
+the policy's own messages and the end-of-turn tokens after them are scored, on both sides; prompt and observations are
+context (docs/spin.md, S13 and S32).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Message, Pair
+from selfimprove.methods.spin.pair_config import PairParams
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.report import PairCounters
+
+
+@dataclass(frozen=True)
+class EncodedPair:
+    """Both sides from the first token of the prompt; a token's weight is 1 where it is scored, else 0."""
+
+    real: EncodedExample
+    generated: EncodedExample
+
+    @property
+    def identical(self) -> bool:
+        """Whether the sides are equal, so that the pair has no gradient."""
+        return self.real == self.generated
+
+    @property
+    def key(self) -> str:
+        """Names the pair by all that a score depends on."""
+        sides = [[side.ids, side.token_weights] for side in (self.real, self.generated)]
+        return blake2b(json.dumps(sides).encode(), digest_size=16).hexdigest()
+
+
+def lengths_of(pairs: Sequence[EncodedPair]) -> list[int]:
+    """Tokens of each pair, both sides."""
+    return [len(pair.real.ids) + len(pair.generated.ids) for pair in pairs]
+
+
+def sequences_of(pairs: Sequence[EncodedPair]) -> list[EncodedExample]:
+    """The sides of all pairs in a row: real, generated, real, generated."""
+    return [side for pair in pairs for side in (pair.real, pair.generated)]
+
+
+def pairs_of(sequences: Sequence[EncodedExample]) -> list[EncodedPair]:
+    """What ``sequences_of`` took apart."""
+    return [EncodedPair(*sequences[start : start + 2]) for start in range(0, len(sequences), 2)]
+
+
+def encode_pairs(pairs: Sequence[Pair], chat: ChatFormat, cfg: PairParams) -> tuple[list[EncodedPair], PairCounters]:
+    """Encode all pairs, in order; those that cannot be trained on are left out and counted."""
+    counters = PairCounters()
+    encoded = []
+    for pair in pairs:
+        try:
+            one = encode_pair(pair, chat, cfg, counters)
+        except UserError as error:
+            raise UserError(f"pair {pair.id!r}: {error}") from None
+        if one is not None:
+            encoded.append(one)
+            counters.pairs += 1
+            counters.identical += one.identical
+    return encoded, counters
+
+
+def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCounters) -> EncodedPair | None:
+    """Encode one pair, or None (counted) if it is too long or a side has nothing to score.
+
+    Over-long with ``truncate``: the prompt is cut to ``max_prompt_length``, equally for both sides; then each response
+    to what ``max_length`` leaves beside the prompt as it is, and a response that is cut ends without its end of turn.
+    The original leaves each response ``max_length`` minus ``max_prompt_length``, however short the prompt is.
+
+    Raises:
+        UserError: the chat template refuses the dialogue, a side begins with no assistant's message, or another
+            role's message has a weight.
+    """
+    prompt = chat.encode(pair.prompt, add_generation_prompt=True).ids
+    sides = [_response(pair.prompt, prompt, side, chat) for side in (pair.real, pair.generated)]
+    cut_before = sum(side[-1].finish == "length" for side in (pair.real, pair.generated))
+    if len(prompt) + max(len(ids) for ids, _ in sides) > cfg.max_length:
+        if cfg.overlong == "drop":
+            counters.dropped_long += 1
+            return None
+        if len(prompt) > cfg.max_prompt_length:
+            size = cfg.max_prompt_length
+            prompt = prompt[-size:] if cfg.truncation == "keep_end" else prompt[:size]
+            counters.truncated_prompts += 1
+        budget = cfg.max_length - len(prompt)
+        counters.truncated_responses += sum(len(ids) > budget for ids, _ in sides)
+        sides = [(ids[:budget], weights[:budget]) for ids, weights in sides]
+    encoded = [EncodedExample(prompt + ids, [0.0] * len(prompt) + weights) for ids, weights in sides]
+    for side in encoded:
+        side.token_weights[0] = 0.0  # nothing comes before the first token that could predict it
+    if not all(side.trained for side in encoded):
+        counters.dropped_empty += 1
+        return None
+    counters.cut_responses += cut_before
+    return EncodedPair(*encoded)
+
+
+def _response(
+    prompt: Sequence[Message], opening: list[int], messages: Sequence[Message], chat: ChatFormat
+) -> tuple[list[int], list[float]]:
+    """Ids and weights of one side, from after the prompt's ids ``opening`` to the last that is scored."""
+    if not messages or messages[0].role != "assistant":
+        raise UserError("a side must begin with a message of the assistant; mend the stage that made the pair.")
+    if any(message.weight and message.role != "assistant" for message in messages):
+        raise UserError("only what the assistant wrote can have a weight; mend the stage that made the pair.")
+    messages = [_without_end(message, chat) for message in messages]
+    dialogue = chat.encode([*prompt, *messages])
+    if dialogue.ids[: len(opening)] != opening:
+        raise UserError(
+            "the chat template writes the prompt otherwise once a reply follows; name another with the param "
+            "chat_template."
+        )
+    weights = [0.0] * len(dialogue.ids)
+    start = stop = len(opening)
+    for message, span in zip(messages, dialogue.spans[len(prompt) :], strict=True):
+        if message.weight:
+            weights[span.start : span.stop] = [1.0] * (span.stop - span.start)
+            stop = span.stop
+    return dialogue.ids[start:stop], weights[start:stop]
+
+
+def _without_end(message: Message, chat: ChatFormat) -> Message:
+    """Exactly one end of turn closes a message: the template's. Those that its text or ids bring along are left out."""
+    if message.role != "assistant":
+        return message
+    if message.token_ids is not None:
+        ids = list(message.token_ids)
+        while ids and ids[-1] in chat.stop_ids:
+            ids.pop()
+        return message.model_copy(update={"token_ids": ids})
+    content = message.content
+    while (shorter := content.rstrip()).endswith(chat.end_text):
+        content = shorter.removesuffix(chat.end_text)
+    return message.model_copy(update={"content": content})

@@ -1,0 +1,198 @@
+"""Training processes that torchrun or XTuner start: their command, what they read and tell, and how they end.
+
+Light: neither torch nor NumPy is imported before there is something to train.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+
+from selfimprove.core.errors import UserError
+from selfimprove.training.config import LauncherConfig
+from selfimprove.training.encode import EncodedExample
+from selfimprove.training.progress import Progress
+from selfimprove.training.stopping import SAVING_SECONDS, sigterm_interrupts
+
+if TYPE_CHECKING:
+    from selfimprove.training.job import RunJob
+
+Report = TypeVar("Report", bound=BaseModel)
+ORPHANED = 3
+"""Exit code of a training process that outlived the one that launched it."""
+PARENT_SECONDS = 1.0
+"""How often a training process looks whether its parent, torchrun's agent, is still there."""
+PROGRESS_MARK = "@step "
+LOG_LINES = 6
+LAUNCHED = "SELFIMPROVE_LAUNCHED"
+"""Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
+
+
+def run_workers(
+    job: RunJob,
+    encoded: Sequence[EncodedExample],
+    train: Callable[..., Report],
+    report: type[Report],
+    progress: Progress | None,
+) -> Report:
+    """Start the workers, pass their progress on, and read the report that the first one wrote.
+
+    They are told the names of ``train`` and of the job's class, and so import one method's trainer only.
+    """
+    folder = job.checkpoints
+    save_encoded(folder / "examples.npz", encoded)
+    job_file, report_file, log_file = folder / "job.json", folder / "report.json", folder / "worker.log"
+    report_file.unlink(missing_ok=True)
+    absolute = job.model_copy(update={key: value.absolute() for key, value in job if isinstance(value, Path)})
+    names = {"train": _dotted(train), "job_class": _dotted(type(job))}
+    job_file.write_text(json.dumps({**names, "job": absolute.model_dump(mode="json")}), encoding="utf-8")
+    command = worker_command(job_file.absolute(), job.params.launcher)
+    if job.params.launcher.nodes > 1:
+        print(f"finetune: run this on every other node too: {' '.join(command)}", file=sys.stderr, flush=True)
+    path = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
+    code = watch(command, worker_environment(job) | {"PYTHONPATH": path}, log_file, progress)
+    if code != 0 or not report_file.is_file():
+        raise UserError(
+            f"{job.params.launcher.kind}: the training processes ended with code {code}; "
+            f"the end of {log_file} says: {reason(log_file)}"
+        )
+    return report.model_validate_json(report_file.read_text(encoding="utf-8"))
+
+
+def worker_environment(job: RunJob) -> dict[str, str]:
+    """The environment of training processes: threads, and where DeepSpeed may compile."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
+    if job.params.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    return environment
+
+
+def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
+    """The command that starts one node's workers; with several nodes, the same on each of them."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
+    if launcher.nodes == 1:
+        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+    else:
+        command += [f"--nnodes={launcher.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launcher.rendezvous}"]
+    command += [
+        f"--shutdown-timeout={SAVING_SECONDS}",
+        f"--rdzv-id={job_file.parent.name}",
+        "-m",
+        "selfimprove.training.worker",
+        str(job_file),
+    ]
+    return command
+
+
+def save_encoded(path: Path, examples: Sequence[EncodedExample]) -> None:
+    """Write encoded examples for the workers (NumPy arrays, no pickles)."""
+    import numpy as np
+
+    np.savez(
+        path,
+        lengths=np.array([len(example.ids) for example in examples], dtype=np.int64),
+        ids=np.array([i for example in examples for i in example.ids], dtype=np.int64),
+        weights=np.array([w for example in examples for w in example.token_weights], dtype=np.float64),
+    )
+
+
+def load_encoded(path: Path) -> list[EncodedExample]:
+    """Read what ``save_encoded`` wrote."""
+    import numpy as np
+
+    examples, start = [], 0
+    with np.load(path, allow_pickle=False) as arrays:
+        ids, weights = arrays["ids"].tolist(), arrays["weights"].tolist()
+        for length in arrays["lengths"].tolist():
+            examples.append(EncodedExample(ids[start : start + length], weights[start : start + length]))
+            start += length
+    return examples
+
+
+def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, progress: Progress | None) -> int:
+    """Run training processes to their end, pass their progress on and log the rest; returns their exit code.
+
+    Their standard input ends when this process dies, and they are told so (``LAUNCHED``): no orphan keeps training.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**environment, LAUNCHED: "1"},
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        with sigterm_interrupts(), log_file.open("w", encoding="utf-8") as log:
+            for line in process.stdout:
+                if not line.startswith(PROGRESS_MARK):
+                    log.write(line)
+                    log.flush()
+                elif progress is not None:
+                    progress(*json.loads(line[len(PROGRESS_MARK) :]))
+            return process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
+    """In a training process: pass progress on to ``watch``."""
+    print(PROGRESS_MARK + json.dumps([done, total, note, dict(metrics)]), flush=True)
+
+
+def leave_with_launcher() -> None:
+    """In a training process: end it when the one that launched it is gone, or torchrun's agent, its parent.
+
+    ``watch`` holds the other end of its workers' standard input, and says so by ``LAUNCHED``: end-of-file then means
+    that it is gone. A node that is started by hand, or by sbatch, has no launcher and any standard input.
+    """
+    threading.Thread(target=_leave_with_launcher, daemon=True).start()
+
+
+def _leave_with_launcher() -> None:
+    agent = os.getppid()
+    launched = [0] if os.environ.get(LAUNCHED) == "1" else []
+    while os.getppid() == agent:
+        readable, _, _ = select.select(launched, [], [], PARENT_SECONDS)
+        if readable and not os.read(0, 4096):
+            break
+    os._exit(ORPHANED)
+
+
+def reason(log_file: Path) -> str:
+    """The last telling lines: what a worker called its error, else the end of the log before torchrun's summary."""
+    lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[0].removeprefix("error: ")
+    for index, line in enumerate(lines):
+        if "failed (exitcode" in line or "ChildFailedError" in line:
+            lines = lines[:index]
+            break
+    return " | ".join(lines[-LOG_LINES:]) or "nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _dotted(what: Any) -> str:
+    return f"{what.__module__}:{what.__qualname__}"
