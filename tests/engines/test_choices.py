@@ -18,9 +18,9 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Choice, Completion, EngineError, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
-from selfimprove.engines.sampling import choose, score_choices, uniforms
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.openai import OpenAiEngine, OpenAiEngineConfig
+from selfimprove.engines.sampling import choose, score_choices, uniforms
 from selfimprove.models.loading import load_causal_lm
 from tests.support.tiny import make_tiny_model
 
