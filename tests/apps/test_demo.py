@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from selfimprove.apps.demo import demo
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.profiles import composed
+from tests.support.profiles import profile
 from tests.support.repo_copy import ROOT, copy_repo, environment
 
 
@@ -46,7 +46,7 @@ def test_a_second_demo_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_profile_plays_the_same_game_as_the_default_in_a_single_run() -> None:
-    params, default = composed("demo"), composed("default")
+    params, default = profile("demo"), profile("default")
     assert params["reflect_rl"]["env"] == default["reflect_rl"]["env"]
     assert list(params["reflect_rl"]["iterations"]) == ["reflect_rl"]
     assert not params["reflect_rl"]["controls"]

@@ -10,6 +10,7 @@ from ruamel.yaml import YAML
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.pipeline import check
 from selfimprove.pipeline.profiles import compose
+from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +95,7 @@ def test_a_key_that_a_stage_would_miss_late_is_asked_for_first_and_only_where_it
 
 
 def test_gpus_and_packages_that_are_not_here_are_named() -> None:
-    values = YAML(typ="safe", pure=True).load(compose("rise-llama2-7b", ROOT / "profiles"))
+    values = profile("rise-llama2-7b")
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
     assert any("is cuda, but there is no NVIDIA GPU here" in fault for fault in faults)
     assert any("engines.student: engine vllm: the package vllm is not installed here" in fault for fault in faults)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import read_yaml
@@ -23,7 +22,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.models.base import BaseParams, BaseSection
 from selfimprove.models.tokenizer import TokenizerSection
 from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths
-from selfimprove.pipeline.profiles import compose
+from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = {
@@ -37,7 +36,7 @@ SCHEMAS = {
     "spin": SpinParams,
 }
 METHODS = ("rise", "agent_r")
-DEFAULT = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
+DEFAULT = profile("smoke")
 
 
 def complaint(change: Callable[[dict[str, Any]], object]) -> str:
@@ -374,7 +373,7 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
 
 @pytest.mark.parametrize("method", ["rise", "agent_r", "spin"])
 def test_an_evaluation_on_a_split_without_tasks_is_refused(method: str) -> None:
-    values = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))
+    values = profile("smoke")
     values[method]["tasks"]["dev"] = 0
     values[method]["evaluate"]["panel"] = "dev"
     with pytest.raises(UserError, match=f"{method}: evaluate.panel: dev is asked for, but tasks.dev is 0"):

@@ -15,8 +15,8 @@ from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.hardware import parse_gpus
 from selfimprove.pipeline.plan.plan import make_plan, plans, stored_copies
-from selfimprove.pipeline.profiles import composed, names
 from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
+from tests.support.profiles import NAMES, profile
 
 GRAPH = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")
 
@@ -51,12 +51,12 @@ def uses_a_model(name: str, stage: dict, params: dict) -> bool:
     return writes or any(key.endswith(".engines") for key in keys)
 
 
-@pytest.mark.parametrize("profile", names(PROFILES))
-def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, profile: str) -> None:
-    params = composed(profile, PROFILES)
-    wanted = {name for name, stage in resolved(repo, params).items() if uses_a_model(name, stage, params)}
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
+    params = profile(name)
+    wanted = {stage for stage, entry in resolved(repo, params).items() if uses_a_model(stage, entry, params)}
     settings = {"gpus": None, "gpu": None, "disk": None, "price": None}
-    planned = [line.stage for method in METHODS for line in make_plan(profile, params, method, **settings).lines]
+    planned = [line.stage for method in METHODS for line in make_plan(name, params, method, **settings).lines]
     assert len(planned) == len(set(planned))
     assert set(planned) == wanted
 

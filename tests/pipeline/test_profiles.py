@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.profiles import compose, merge, names
 from selfimprove.pipeline.profiles import composed as merged
+from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 UNDER = """\
@@ -80,8 +81,10 @@ def test_a_profile_says_its_name_and_opens_with_its_own_comment(folder: Path) ->
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
 def test_every_profile_is_written_as_it_is_merged_and_keeps_the_lines_that_it_does_not_change(name: str) -> None:
     default, text = (compose(one, ROOT / "profiles").splitlines() for one in ("default", name))
-    assert YAML(typ="safe", pure=True).load("\n".join(text)) == merged(name, ROOT / "profiles")
-    assert YAML(typ="safe").load("\n".join(text)) == merged(name, ROOT / "profiles")  # libyaml, as DVC reads it
+    params = merged(name, ROOT / "profiles")
+    assert params == profile(name)  # as the other tests read it
+    assert YAML(typ="safe", pure=True).load("\n".join(text)) == params
+    assert YAML(typ="safe").load("\n".join(text)) == params  # libyaml, as DVC reads it
     if name != "default":
         kept = sum(line in set(text) for line in default)
         assert kept > len(default) / 3
@@ -135,7 +138,7 @@ def test_laying_an_overlay_twice_changes_nothing_more() -> None:
 
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
 def test_reflect_rl_25_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterations(name: str) -> None:
-    params = YAML(typ="safe", pure=True).load(compose(name, ROOT / "profiles"))["reflect_rl"]
+    params = profile(name)["reflect_rl"]
     tasks = params["tasks"]["train"] or 1680  # null (gpt2-xl): .7 of at most 12 repositories x 100 files x 2 questions
     least = 3 if params["env"]["name"] == "taxi" else tasks  # taxi's three levels each have all tasks
     for run, settings in params["iterations"].items():

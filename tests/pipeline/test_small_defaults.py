@@ -9,9 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.profiles import composed, names
 from selfimprove.pipeline.small_defaults import parameters, small_settings
-from tests.support.repo_copy import ROOT
+from tests.support.profiles import NAMES, profile
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ def test_parameters_are_counted_in_all_files_of_a_folder(model: Path) -> None:
 
 
 def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Path) -> None:
-    values = composed("default", ROOT / "profiles")
+    values = profile("default")
     values["base"]["rise"]["model"] = str(model)
     said = small_settings(values, "rise") or ""
     assert said.startswith(f"WARNING: base.rise.model is {model} (6 million parameters)")
@@ -41,12 +40,12 @@ def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Pat
 
 def test_a_model_as_small_as_the_default_s_is_no_reason(model: Path) -> None:
     (model / "model-2.safetensors").unlink()
-    values = composed("default", ROOT / "profiles")
+    values = profile("default")
     values["base"]["spin"]["model"] = str(model)
     assert small_settings(values, "spin") is None
 
 
-@pytest.mark.parametrize("profile", names(ROOT / "profiles"))
-def test_no_profile_of_ours_needs_the_warning(profile: str) -> None:
-    values = composed(profile, ROOT / "profiles")
+@pytest.mark.parametrize("name", NAMES)
+def test_no_profile_of_ours_needs_the_warning(name: str) -> None:
+    values = profile(name)
     assert [said for method in METHODS if (said := small_settings(values, method))] == []

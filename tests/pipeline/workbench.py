@@ -17,7 +17,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.profiles import composed, merge
+from selfimprove.pipeline.profiles import merge
+from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ("selfimprove", "stages", "requirements/main.lock", "data/sources.yaml")
@@ -173,7 +174,7 @@ def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
     """The smoke profile, made smaller, with what decides the number of steps pinned, under ``overlay``."""
     yaml = YAML(typ="safe", pure=True)  # a changed mapping's comments would be written in the middle of it
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    params = composed("smoke", ROOT / "profiles")
+    params = profile("smoke")
     merge(params, yaml.load(PARAMS))
     merge(params, overlay)
     out = StringIO()

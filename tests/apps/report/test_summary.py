@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from ruamel.yaml import YAML
 
 from selfimprove.apps.report.table import (
     SUMMARIES,
@@ -26,15 +25,14 @@ from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
 from selfimprove.methods.rows import place
-from selfimprove.pipeline.profiles import compose
+from tests.support.profiles import profile
 
-ROOT = Path(__file__).resolve().parents[3]
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
 COLUMNS = ["m1@t1", "m5@t1", "m1@t5", "p1@t5"]
 
 
 def params(**evaluate: Any) -> RiseParams:
-    values = YAML(typ="safe", pure=True).load(compose("smoke", ROOT / "profiles"))["rise"]
+    values = profile("smoke")["rise"]
     values["evaluate"] |= evaluate
     return RiseParams.model_validate(values)
 

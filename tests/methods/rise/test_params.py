@@ -6,13 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams, RiseParams
-from selfimprove.pipeline.profiles import compose
-from tests.pipeline.test_params import ROOT, YAML
+from tests.support.profiles import NAMES, profile
 
 
-def rise(profile: str) -> RiseParams:
-    values = YAML(typ="safe", pure=True).load(compose(profile, ROOT / "profiles"))
-    return RiseParams.model_validate(values["rise"])
+def rise(name: str) -> RiseParams:
+    return RiseParams.model_validate(profile(name)["rise"])
 
 
 def test_rise_07_08_models_and_samples_have_one_entry_a_turn() -> None:
@@ -29,9 +27,9 @@ def test_rise_40_41_evaluation_is_the_original_s_unless_told_otherwise() -> None
     assert (made.temperature, made.top_p, made.max_tokens, made.dialogue_limit) == (1.0, 1.0, 1000, 20)
 
 
-@pytest.mark.parametrize("profile", sorted(file.stem for file in (ROOT / "profiles").glob("*.yaml")))
-def test_rise_15_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has(profile: str) -> None:
-    assert rise(profile).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
+@pytest.mark.parametrize("name", NAMES)
+def test_rise_15_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has(name: str) -> None:
+    assert rise(name).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
 
 
 def test_rise_39_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:

@@ -11,13 +11,11 @@ from ruamel.yaml import YAML
 
 from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.params import load_section
-from selfimprove.pipeline.profiles import compose, names
 from selfimprove.pipeline.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsable, rehearsed
+from tests.support.profiles import NAMES, profile
 
 ROOT = Path(__file__).resolve().parents[3]
-PROFILES = {
-    name: YAML(typ="safe", pure=True).load(compose(name, ROOT / "profiles")) for name in names(ROOT / "profiles")
-}
+PROFILES = {name: profile(name) for name in NAMES}
 REHEARSABLE = [name for name, params in PROFILES.items() if rehearsable(params)]
 KEPT = {
     "engine", "kind", "zero_stage", "rank", "alpha", "targets", "quantize", "beta", "loss", "algorithm", "backend",

@@ -25,12 +25,12 @@ from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher
 from selfimprove.methods.rise.prompts import feedback, opening
-from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rehearsal.experts import FALLBACK, answer
 from selfimprove.pipeline.rehearsal.folder import port_of
 from selfimprove.pipeline.rehearsal.rule import Here, gpu_methods, rehearsed
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from tests.support.processes import child_of, gone
+from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[3]
 QUESTION = "Ann has 3 apples and buys 4. How many has she?"
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in FILES.items():
         (here / "library/eventlib" / name).parent.mkdir(parents=True, exist_ok=True)
         (here / "library/eventlib" / name).write_text(text)
-    params = YAML(typ="safe", pure=True).load(compose("reflect-rl-gpt2-xl", ROOT / "profiles"))
+    params = profile("reflect-rl-gpt2-xl")
     params["reflect_rl"]["env"]["repos"] = str(here / "library")
     machine = Here(0, {}, "http://127.0.0.1:1/v1", "chats", "snippets.jsonl")
     own, _ = rehearsed(params, gpu_methods(params), machine)
