@@ -107,7 +107,7 @@ dag: $(READY) ## METHOD=name: a method's stages in their order, and what each ne
 
 test: $(READY) ## lint, types and all light tests
 	@$(MAKE) --no-print-directory lint
-	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --ignore=tests/backends $(ARGS) tests
+	@OMP_NUM_THREADS=1 pytest -q -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/backends $(ARGS) tests
 
 # What most changes break first; no test here trains a model. ARGS=tests/methods/spin adds a folder.
 FAST := tests/methods/rise tests/envs/qa/tools tests/apps/report $(addprefix tests/pipeline/test_,$(addsuffix .py,\

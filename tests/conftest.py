@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,23 @@ from tests.pipeline.workbench import Forks, Workbench, copy_code
 
 pytest_plugins = ["tests.support.examples"]
 
+gc.disable()  # a collection would look through what is being imported, again and again
+
 # No test depends on how fast the machine is: a busy one would fail those of hypothesis, at 200 ms an example.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: workers take file after file, and would wait for a long one that came last."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays; no collection looks through it, and no fork copies it."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ afterwards. The next run starts when every process of the last one has ended.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -42,6 +43,7 @@ def main(runs_file: Path) -> None:
     )
     from selfimprove.training import fork, loop, trainer  # noqa: F401
 
+    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
         steps = runs_file.with_suffix(f".{number}.steps")

@@ -6,6 +6,7 @@ die: ``kill_at_step`` (after that iteration, before its checkpoint) or ``kill_at
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ def main(runs_file: Path) -> None:
     import selfimprove.training.fork  # noqa: F401
     from selfimprove.methods.reflect_rl import learn
 
+    gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
     results = []
     for number, run in enumerate(json.loads(runs_file.read_text())):
         steps = runs_file.with_suffix(f".{number}.steps")

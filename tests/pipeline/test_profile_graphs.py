@@ -1,0 +1,43 @@
+"""Every profile validates, and gives a graph that DVC accepts, with a stage for each of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dvc.repo import Repo
+from ruamel.yaml import YAML
+
+from selfimprove.pipeline.check import params_faults
+from tests.support.profiles import NAMES, profile
+from tests.support.repo_copy import copy_repo
+
+METHODS = ("rise", "agent_r")
+
+
+@pytest.fixture(scope="module")
+def unrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy in which nothing has run."""
+    return copy_repo(tmp_path_factory.mktemp("unrun"))
+
+
+def test_the_profiles_of_the_readme_are_all_there() -> None:
+    rise = {"gsm8k-cpu", "math-cpu", "rise-llama2-7b", "rise-mistral-7b-selfdistill"}
+    assert {"default", "smoke", "agent-r-llama3.1-8b"} | rise <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_profile_validates_and_gives_a_graph_that_dvc_accepts(unrun: Path, name: str) -> None:
+    params = profile(name)  # what `make use` writes, as DVC reads it (test_profiles)
+    assert list(params_faults(params)) == []  # `make check` also looks for GPUs, packages and keys
+    YAML(typ="safe").dump(params, unrun / "params.yaml")
+    with Repo(str(unrun)) as repo:
+        repo.index.check_graph()
+        planned = {stage.name for stage in repo.index.stages}
+    for method in METHODS:
+        once = ("data", "sft", "base-evaluate", "control-evaluate", "report")
+        rows = [f"{step}@{row}" for step in ("generate", "convert", "finetune", "evaluate")
+                for row in params[method]["iterations"]]  # fmt: skip
+        rows += [f"control-finetune@{row}" for row in params[method]["controls"]]
+        assert {f"base@{method}", *(f"{method}-{stage}" for stage in (*once, *rows))} <= planned
+    assert "report" in planned
