@@ -1,7 +1,7 @@
 """``make bench``: rollouts, tree search, reinforcement learning and self-play against the raw engine; training against
 a plain trainer; the default run.
 
-Prints each part's table; the last line is one JSON document. Exits with 1 if a figure is impossible (above its limit).
+Prints each part's table; the last line is one JSON document. Exits with 1 if a metric is impossible (above its limit).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     print(json.dumps(document))
     wrong = [name for name, part in document.items() if isinstance(part, dict) and not part.get("valid", True)]
     if wrong:
-        print(f"impossible figures (above their limit) in: {', '.join(wrong)}", file=sys.stderr)
+        print(f"impossible metrics (above their limit) in: {', '.join(wrong)}", file=sys.stderr)
         sys.exit(1)
 
 

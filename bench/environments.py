@@ -20,7 +20,7 @@ LIMITS = {
     "alfworld_step_ms": 50.0,
     "alfworld_reset_ms": 1000.0,
 }
-"""What the figures should stay below. ``taxi_oracle_ms`` is of all 300 starts; ALFWorld's are its own figures."""
+"""What the metrics should stay below. ``taxi_oracle_ms`` is of all 300 starts; ALFWorld's are its own metrics."""
 
 TREE_FILES, FOLDER_FILES = 10_000, 100
 
@@ -203,7 +203,7 @@ def _alfworld() -> dict[str, float | None]:
         process.close()
 
 
-def show(figures: dict[str, Any]) -> None:
+def show(metrics: dict[str, Any]) -> None:
     """Print them beside their limits."""
     for name, limit in LIMITS.items():
-        print(f"  {name}: {figures[name]} (below {limit})")
+        print(f"  {name}: {metrics[name]} (below {limit})")

@@ -89,7 +89,7 @@ def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: Pair
         "tokens_per_second": report.timing.tokens_per_second,
         "seconds": seconds,
         "scoring": scoring,
-        "padding": report.padding if way != "published" else trainer.filling,
+        "padding": report.padding if way != "published" else trainer.padding,
         "losses": [loss for _, loss in report.loss],
     }
 
@@ -105,7 +105,7 @@ def _recomputing(way: str) -> Any:
         """The frozen model reads the packed micro-batch first, only where a prediction is needed, as ours does."""
 
         frozen: torch.nn.Module
-        filling = 0.0
+        padding = 0.0
 
         def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
             hooked = self.frozen.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore
@@ -133,7 +133,7 @@ def _recomputing(way: str) -> Any:
                 length = len(side.ids)
                 ids[row, :length], mask[row, :length] = torch.tensor(side.ids), 1
                 labels[row, :length] = torch.where(torch.tensor(side.token_weights) > 0, ids[row, :length], -100)
-            self.filling = 1 - float(mask.float().mean())
+            self.padding = 1 - float(mask.float().mean())
             return [{"input_ids": ids, "attention_mask": mask, "labels": labels}]
 
         def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,9 +149,9 @@ def _recomputing(way: str) -> Any:
                 reference = scores(self.frozen)
             h = gap(scores(model), reference)
             loss = pair_losses(h, self._job.params.beta, self._job.params.loss).mean()
-            figures = torch.zeros(11)
-            figures[0] = loss
-            return loss, figures
+            metrics = torch.zeros(11)
+            metrics[0] = loss
+            return loss, metrics
 
     return Recomputed if way == "recomputed" else Published
 
@@ -207,7 +207,7 @@ def show(result: dict[str, Any]) -> None:
 
     title = f"Self-play training, {result['threads']} thread(s), {result['pairs']} pairs, {result['epochs']:g} epochs"
     table = Table(title=title)
-    for column in ("opponent", "real tokens/s", "filling"):
+    for column in ("opponent", "real tokens/s", "padding"):
         table.add_column(column, justify="left" if column == "opponent" else "right")
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}")

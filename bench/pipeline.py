@@ -54,7 +54,7 @@ def measure(profile: str = "default", method: str = "rise") -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the figures; JSON on the last line. The arguments name a profile and a method."""
+    """Print the metrics; JSON on the last line. The arguments name a profile and a method."""
     result = measure(*sys.argv[1:3])
     for name, seconds in result["stages"].items():
         print(f"  {seconds:7.1f} s  {name}")

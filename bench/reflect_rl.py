@@ -90,7 +90,7 @@ def measure(
         folder = Path(scratch)
         models = warm_started(env, folder, threads=threads, epochs=epochs)
         work = lambda tell: _ours_and_engine(models, env, games, slots, rounds)  # noqa: E731
-        ours, engine, figures = run_forked(work, processes=threads, threads=1, folder=folder)
+        ours, engine, metrics = run_forked(work, processes=threads, threads=1, folder=folder)
         original = min(
             (_original(models, env, games[:original_episodes]) for _ in range(rounds)), key=lambda run: run.seconds
         )
@@ -106,8 +106,8 @@ def measure(
         "tokens_per_second": {name: round(rate, 1) for name, rate in tokens.items()},
         "over_original": round(rates["ours"] / rates["original"], 2),
         "of_engine": round(share, 4),
-        **{name: round(figure, 4) for name, figure in figures.items()},
-        "valid": max(figures.values()) <= 1.0,
+        **{name: round(metric, 4) for name, metric in metrics.items()},
+        "valid": max(metrics.values()) <= 1.0,
     }
 
 
@@ -123,7 +123,7 @@ def _ours_and_engine(
     group = Group()
     mine = games[group.rank :: group.world]
     ours, engine = [], []
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for _ in range(rounds):
         policy, reflector = (Recorded(_engine(models[name], slots)) for name in ("policy", "reflector"))
         advice = RememberingEngine(reflector)
@@ -132,7 +132,7 @@ def _ours_and_engine(
         played, run = _timed([policy, reflector], play_all(mine, one, concurrency=len(mine)))
         ours.append(_together(group, run))
         steps = sum(len(episode.steps) for episode in played)
-        figures = {
+        metrics = {
             "occupancy": reflector.stats.busy_slot_steps / reflector.stats.slot_steps,
             "asked": reflector.stats.requests / steps,
             "success": sum(episode.success for episode in played) / len(mine),
@@ -146,7 +146,7 @@ def _ours_and_engine(
         total = _Run(sum(half.seconds for half in halves), sum(half.tokens for half in halves))
         engine.append(_together(group, total))
     best = [min(runs, key=lambda run: run.seconds) for runs in (ours, engine)]
-    return best[0], best[1], figures
+    return best[0], best[1], metrics
 
 
 def _together(group: Any, run: _Run) -> _Run:

@@ -1,6 +1,6 @@
 """Training throughput: our packed trainer against plain HF Trainer with padding, on the same data, model and steps.
 
-``BENCH=training make bench`` prints what it does and ends with one JSON document. Rates are real tokens (filling not
+``BENCH=training make bench`` prints what it does and ends with one JSON document. Rates are real tokens (padding not
 counted) per second of the training loop, imports and loading left out; the best of alternating repeats, since other
 work on the machine only ever slows one down.
 """
@@ -57,7 +57,7 @@ def make_model(folder: Path) -> Path:
 def packed(
     model_dir: Path, examples: Sequence[EncodedExample], params: FinetuneParams, threads: int
 ) -> dict[str, float]:
-    """One run of our trainer: real tokens a second, share of filling, mean loss of the run."""
+    """One run of our trainer: real tokens a second, share of padding, mean loss of the run."""
     from selfimprove.training.trainer import Job, train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def padded(
 def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_size: int = 16) -> dict[str, Any]:
     """Compare the two with the default's settings; ``ratio`` is ours over plain.
 
-    ``valid`` is false where a figure cannot be: filling outside 0 to 1, or losses on the same data that differ by more
+    ``valid`` is false where a metric cannot be: padding outside 0 to 1, or losses on the same data that differ by more
     than shuffling explains (then the two did not do the same work).
     """
     params = FinetuneParams(
@@ -179,7 +179,7 @@ def show(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title=f"Training, {result['threads']} thread(s), {result['examples']} examples")
-    for column in ("trainer", "real tokens/s", "filling", "mean loss"):
+    for column in ("trainer", "real tokens/s", "padding", "mean loss"):
         table.add_column(column, justify="left" if column == "trainer" else "right")
     for name, rate in result["tokens_per_second"].items():
         table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}", f"{result['loss'][name]:.3f}")

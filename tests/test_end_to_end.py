@@ -68,12 +68,12 @@ def test_the_results_have_every_row_with_mean_error_and_n(repo: Path, method: st
     assert summary["order"] == ["base", *CONTROLS[method], "iter1", "iter2"]
     for row in summary["order"]:
         for column in COLUMNS[method]:
-            figure = summary["rows"][row]["metrics"][column]
-            assert set(figure) == {"mean", "se", "n"}
-            assert figure["n"] >= 8  # test problems; actions, where it is a share of them
+            metric = summary["rows"][row]["metrics"][column]
+            assert set(metric) == {"mean", "se", "n"}
+            assert metric["n"] >= 8  # test problems; actions, where it is a share of them
     if method == "agent_r":  # the revision evaluation goes on from the base's own failures, the same for every row
         given = len((repo / "data/agent_r/beginnings.jsonl").read_text().splitlines())
-        assert {figures["metrics"]["revision_score"]["n"] for figures in summary["rows"].values()} == {given}
+        assert {metrics["metrics"]["revision_score"]["n"] for metrics in summary["rows"].values()} == {given}
         assert given > 0
     table = run(repo, "python", "-m", "selfimprove.apps.report.table", method).stdout
     assert all(row in table for row in summary["order"])
@@ -82,14 +82,14 @@ def test_the_results_have_every_row_with_mean_error_and_n(repo: Path, method: st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_controls_train_on_as_many_tokens_as_the_iterations_together(repo: Path, method: str) -> None:
-    def figures(row: str) -> dict[str, int]:
+    def metrics(row: str) -> dict[str, int]:
         value: dict[str, int] = json.loads((repo / f"results/{method}/{row}/train.json").read_text())
         return value
 
-    together = figures("iter1")["real_tokens"] + figures("iter2")["real_tokens"]
-    assert figures("iter2")["lineage_tokens"] == together
+    together = metrics("iter1")["real_tokens"] + metrics("iter2")["real_tokens"]
+    assert metrics("iter2")["lineage_tokens"] == together
     for control in CONTROLS[method]:
-        tokens, steps = figures(control)["real_tokens"], figures(control)["steps"]
+        tokens, steps = metrics(control)["real_tokens"], metrics(control)["steps"]
         assert together <= tokens <= together + 2 * tokens / steps  # the step that reaches the budget is finished
 
 
@@ -138,10 +138,10 @@ def test_a_changed_run_of_reinforcement_and_a_changed_iteration_of_self_play_rer
 
 def test_agent_r_32_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
     for row in ("iter1", "iter2"):
-        figures = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())
-        assert figures["revision_examples"] > 0
-        assert figures["good_examples"] > 0
-        assert figures["judged"] > 0
+        metrics = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())
+        assert metrics["revision_examples"] > 0
+        assert metrics["good_examples"] > 0
+        assert metrics["judged"] > 0
 
 
 def test_nothing_reruns_when_nothing_changed(repo: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_changed_control_is_evaluated_again_and_the_others_are_not(repo: Path)
     lr = "rise.controls.more_sft.finetune.lr"
     edit(repo, lr, 0.003)
     done = run(repo, *WARM, "dvc", "repro")
-    # The joint report only runs if a figure of the summary changed, which so small a control may not bring about.
+    # The joint report only runs if a metric of the summary changed, which so small a control may not bring about.
     assert ran(done.stdout) - {"report"} == {"rise-control-finetune@more_sft", "rise-control-evaluate", "rise-report"}
     assert set(re.findall(r"rise-evaluate@(\w+): ", done.stderr)) == {"more_sft"}
     edit(repo, lr, old["rise"]["controls"]["more_sft"]["finetune"]["lr"])

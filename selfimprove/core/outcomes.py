@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, mean_and_error
 
-Figure = dict[str, float | int]
+Estimate = dict[str, float | int]
 """{mean, se, n}: mean, standard error of the mean, number of tasks."""
 
 
@@ -19,12 +19,12 @@ class Outcome(Record):
     values: dict[str, float]
 
 
-def average(results: Sequence[Outcome]) -> dict[str, Figure]:
+def average(results: Sequence[Outcome]) -> dict[str, Estimate]:
     """Mean and standard error of every value over the tasks that have it."""
     return {name: mean_and_error(_of(results, name).values()) for name in _names(results)}
 
 
-def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Figure:
+def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate:
     """Mean of a - b over the problems both name, with the standard error of the paired difference.
 
     Raises:
@@ -35,7 +35,7 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Figure:
     return mean_and_error(a[key] - b[key] for key in a)
 
 
-def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Figure]:
+def compare(run: Sequence[Outcome], other: Sequence[Outcome]) -> dict[str, Estimate]:
     """Paired difference (run - other) of every metric that both runs have.
 
     Raises:
@@ -53,7 +53,7 @@ def _of(results: Sequence[Outcome], name: str) -> dict[str, float]:
     return {result.id: result.values[name] for result in results if name in result.values}
 
 
-def ratio(pairs: Iterable[tuple[int, int]]) -> Figure:
+def ratio(pairs: Iterable[tuple[int, int]]) -> Estimate:
     """Sum of hits over sum of chances, one (hits, chances) a problem; n = chances.
 
     The standard error treats a problem's chances as one cluster (linearised ratio estimator).

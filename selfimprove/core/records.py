@@ -156,7 +156,7 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
     """
     only_regular(path)
     if not path.is_file():
-        raise UserError(f"{path} does not exist; run the stage that writes it, or mend the path in params.yaml.")
+        raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path in params.yaml.")
     seen = False
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -177,10 +177,10 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
                 ) from None
             except (ValueError, RecursionError):
                 raise UserError(
-                    f"{path}, line {number}: not a whole JSON object (a torn line?); mend or delete the line."
+                    f"{path}, line {number}: not a whole JSON object (a torn line?); fix or delete the line."
                 ) from None
             if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number}: a JSON object was expected; mend or delete the line.")
+                raise UserError(f"{path}, line {number}: a JSON object was expected; fix or delete the line.")
             seen = True
             yield number, row
     if not seen and not may_be_empty:
@@ -201,7 +201,7 @@ def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "(the row)"
             raise UserError(
-                f"{path}, line {number}: field {place!r}: {first['msg'].removeprefix('Value error, ')}; mend or delete "
+                f"{path}, line {number}: field {place!r}: {first['msg'].removeprefix('Value error, ')}; fix or delete "
                 "the line."
             ) from None
     return records

@@ -67,10 +67,10 @@ def load_sources(path: Path = SOURCES) -> dict[str, Source]:
         return TypeAdapter(dict[str, Source]).validate_python(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}; mend the entry.") from None
+        raise UserError(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}; fix the entry.") from None
     except (YAMLError, UnicodeDecodeError) as error:
         line = " ".join(str(error).split())
-        raise UserError(f"{path} is not YAML ({line}); mend it.") from None
+        raise UserError(f"{path} is not YAML ({line}); fix it.") from None
 
 
 def fetch(

@@ -39,7 +39,7 @@ def _key_in_file(path: Path, name: str) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"the key file {path} cannot be read as text; mend it or set {name}.") from None
+        raise UserError(f"the key file {path} cannot be read as text; fix it or set {name}.") from None
     for line in lines:
         if line.lstrip().startswith("#"):
             continue

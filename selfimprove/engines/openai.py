@@ -198,7 +198,7 @@ class OpenAiEngine:
         except httpx.ConnectError as error:
             if not self._answered:
                 raise UserError(
-                    f"no endpoint answers at {self._url} ({self._clean(str(error))}); start it or mend base_url."
+                    f"no endpoint answers at {self._url} ({self._clean(str(error))}); start it or fix base_url."
                 ) from None
             raise _Passing(f"cannot connect ({self._clean(str(error))})") from None
         except httpx.RequestError as error:  # broken connections and undecodable bodies
@@ -253,7 +253,7 @@ class OpenAiEngine:
         if status in (404, 405):
             raise UserError(
                 f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
-                "mend base_url or model."
+                "fix base_url or model."
             )
         said = self._clean(_error_text(response))
         if status in (402, 429) and _error_code(response) in _QUOTA:

@@ -51,7 +51,7 @@ async def open_engines(
             await engine.close()
 
 
-def figures(engines: Mapping[str, Engine]) -> dict[str, float]:
+def usage(engines: Mapping[str, Engine]) -> dict[str, float]:
     """Throughput and occupancy of this run, for the timing file (they differ from run to run)."""
     out: dict[str, float] = {"work_seconds": sum(engine.stats.seconds for engine in engines.values())}
     for name, engine in engines.items():

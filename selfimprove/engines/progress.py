@@ -25,7 +25,7 @@ TRACKED_SECONDS = 5.0
 
 
 class StageProgress:
-    """Counts finished units of a stage. Use as a context; call ``advance`` per unit, ``note`` for running figures."""
+    """Counts finished units of a stage. Use as a context; call ``advance`` per unit, ``note`` for running metrics."""
 
     def __init__(self, label: str, total: int, *, done: int = 0, tracker: Tracker | None = None) -> None:
         """``tracker``: gets the curves of the work."""
@@ -67,7 +67,7 @@ class StageProgress:
         self.advance(done - self._done)
 
     def note(self, text: str) -> None:
-        """Show a few running figures beside the count."""
+        """Show a few running metrics beside the count."""
         self._note = text
 
     def watch(self, engines: Mapping[str, Engine]) -> None:

@@ -79,7 +79,7 @@ class ReplayStats:
     diverged: int = 0
 
 
-def replay_figures(world: World) -> dict[str, float]:
+def replay_counts(world: World) -> dict[str, float]:
     """``world_<count>`` of a world by replay, for a stage's timing: all but ``diverged`` depend on who came when."""
     stats = _stats(world)
     return {f"world_{name}": count for name, count in asdict(stats).items()} if stats else {}

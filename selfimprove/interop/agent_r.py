@@ -138,7 +138,7 @@ def from_json(
     except (ValidationError, RecursionError) as error:
         wrong = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
         place = ".".join(str(part) for part in wrong["loc"]) or "the root"
-        raise UserError(f"{where}, {place}: {wrong['msg']}; mend or delete the file.") from None
+        raise UserError(f"{where}, {place}: {wrong['msg']}; fix or delete the file.") from None
     tree = Tree(
         id=f"{env}-{task_id}",
         env=env,

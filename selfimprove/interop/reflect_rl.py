@@ -108,7 +108,7 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
     if not isinstance(text, str) or marker is None:
         raise UserError(
             f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
-            "learnt; mend or delete the line."
+            "learnt; fix or delete the line."
         )
     prompt, _, answer = text.rpartition(marker)
     messages = [
@@ -146,7 +146,7 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
         return {"iter": row["iter"] - 1, **kept, "log": log}
     except (KeyError, TypeError) as error:
-        raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); mend it.") from None
+        raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); fix it.") from None
 
 
 MOST_BYTES = 2**30

@@ -125,7 +125,7 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{where}, {place}: {first['msg']}; mend or delete the entry.") from None
+        raise UserError(f"{where}, {place}: {first['msg']}; fix or delete the entry.") from None
     return [_episode(entry, f"{where}, entry {key}", env_name) for key, entry in entries.items()]
 
 
@@ -187,7 +187,7 @@ def _turn(entry: _Entry, t: int, action: str, observation: str, where: str, env_
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:
-        raise UserError(f"{where}: turn {t} lists other actions than rewards; mend or delete the entry.")
+        raise UserError(f"{where}: turn {t} lists other actions than rewards; fix or delete the entry.")
     chosen = texts.index(action)
     if rewards[chosen] is None:
         return None

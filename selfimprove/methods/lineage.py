@@ -57,11 +57,11 @@ def check_room(place: str, unit: str, count: int, offset: int, train: int) -> No
     """Refuse more tasks, from one on, than are there.
 
     Raises:
-        ValueError: names the params that can mend it.
+        ValueError: names the params that can correct it.
     """
     if offset + count > train:
         raise ValueError(
-            f"{place}: {count} {unit} from place {offset} on are asked for, tasks.train is {train}; mend {unit}, "
+            f"{place}: {count} {unit} from place {offset} on are asked for, tasks.train is {train}; fix {unit}, "
             "offset or tasks.train"
         )
 

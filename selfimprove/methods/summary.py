@@ -51,7 +51,7 @@ def summarise(
     rates: Mapping[str, str],
     note: str = "",
 ) -> dict[str, Any]:
-    """Every row's figures, and the paired differences of row ``last`` to every other one.
+    """Every row's metrics, and the paired differences of row ``last`` to every other one.
 
     Args:
         params: the method's section.
@@ -59,7 +59,7 @@ def summarise(
         results: the folder with one folder a row (train.json) and its place (metrics.json, outcomes.jsonl).
         columns: metrics that the table shows with their standard errors and compares.
         solid: rows that are the method itself, drawn in solid lines.
-        rates: metric -> heading of further figures that the table shows without error.
+        rates: metric -> heading of further metrics that the table shows without error.
         note: what the headings of ``rates`` mean.
 
     Returns:
@@ -122,8 +122,8 @@ def iteration_curve(
     points = []
     for name in summary["order"]:
         row = method if name == "base" or name in params.iterations else name
-        figure = summary["rows"][name]["metrics"][metric]
-        points.append({"row": row, x: number[name], metric: figure["mean"], "se": figure["se"]})
+        measured = summary["rows"][name]["metrics"][metric]
+        points.append({"row": row, x: number[name], metric: measured["mean"], "se": measured["se"]})
     return {"x": x, "y": y, "title": title, "top": top, "points": points}
 
 

@@ -52,7 +52,7 @@ def train_and_publish(
     normalise: Literal["none", "batch"] = "none",
     pinned: int | None = None,
 ) -> Path:
-    """Train ``model`` and publish the new one with its figures and its loss curve, under the stage's item.
+    """Train ``model`` and publish the new one with its metrics and its loss curve, under the stage's item.
 
     Args:
         ancestors: training tokens of the iterations before this one.
@@ -79,10 +79,10 @@ def train_and_publish(
             progress=progress.reach,
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
-    figures = report.model_dump(mode="json", exclude={"timing", "loss"})
+    metrics = report.model_dump(mode="json", exclude={"timing", "loss"})
     # What the controls match: the tokens that this iteration and its ancestors read, the base's own left out.
-    figures["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
-    write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
+    metrics["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
+    write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
     return out
 

@@ -41,7 +41,7 @@ def train_pairs_and_publish(
             progress=progress.reach,
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
-    figures = report.model_dump(mode="json", exclude={"timing", "curve"})
-    figures["lineage_tokens"] = ancestors + report.real_tokens
-    write_json(stage.output(f"results/{method}/{name}/train.json"), figures)
+    metrics = report.model_dump(mode="json", exclude={"timing", "curve"})
+    metrics["lineage_tokens"] = ancestors + report.real_tokens
+    write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), report.curve)

@@ -276,7 +276,7 @@ def stage(
 
     ``heavy``: it imports torch, so a helper that has done so already runs it where it may (``pipeline.warm``).
 
-    Exit codes: 0 done; 2 something the user can mend, said in one sentence; anything else is a fault of ours, with
+    Exit codes: 0 done; 2 something the user can correct, said in one sentence; anything else is a fault of ours, with
     its traceback.
     """
 

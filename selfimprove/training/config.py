@@ -65,7 +65,7 @@ class FinetuneParams(Section):
     batch_size: int = Field(default=64, ge=1)
     micro_batch_tokens: int = Field(default=8192, ge=1, description="tokens a process holds at once")
     row_tokens: int = Field(default=1024, ge=1, description="width that conversations are packed to")
-    group_by_length: bool = Field(default=False, description="steps of examples of like length: less filling")
+    group_by_length: bool = Field(default=False, description="steps of examples of like length: less padding")
     max_length: int = Field(default=2048, ge=8, description="longer dialogues lose their oldest turns")
     lr: float = Field(default=1e-5, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -83,7 +83,7 @@ class FinetuneParams(Section):
     )
     tf32: bool = False
     attention: Literal["sdpa", "eager", "flash_attention_2", "segments"] = Field(
-        default="sdpa", description="segments: no mask and no filling, fastest on CPUs; flash_attention_2 is for GPUs"
+        default="sdpa", description="segments: no mask and no padding, fastest on CPUs; flash_attention_2 is for GPUs"
     )
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None

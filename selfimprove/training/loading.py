@@ -131,7 +131,7 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{model_dir}/config.json cannot be used ({first_line(error)}); mend the model folder."
+            f"{model_dir}/config.json cannot be used ({first_line(error)}); fix the model folder."
         ) from None
     rope = getattr(config, "rope_parameters", None)
     positions = getattr(config, "max_position_embeddings", None)

@@ -39,19 +39,19 @@ from selfimprove.training.rows import MODEL_INPUTS
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
-FIGURES = "figures.json"
+METRICS = "metrics.json"
 
 
 class PlannedTrainer(Trainer):
     """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches.
 
-    What a step is worth looking at is a list of figures, the loss first: sums over micro-batches and processes.
+    What a step is worth looking at is a list of metrics, the loss first: sums over micro-batches and processes.
 
     Attributes:
-        figures: their names.
+        metrics: their names.
     """
 
-    figures: tuple[str, ...] = ("loss",)
+    metrics: tuple[str, ...] = ("loss",)
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PlannedTrainer(Trainer):
     ) -> None:
         self._job, self._plan = job, plan
         self._progress = progress
-        self._figures: list[list[float]] = []
+        self._metrics: list[list[float]] = []
         self._evaluations: list[dict[str, int | float]] = []
         self._pending: list[torch.Tensor] = []
         self._learnt: torch.Tensor | None = None
@@ -83,7 +83,7 @@ class PlannedTrainer(Trainer):
 
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss (a scalar) and figures [k] of one micro-batch, each its share of the whole step's."""
+        """Loss (a scalar) and metrics [k] of one micro-batch, each its share of the whole step's."""
 
     @property
     @abstractmethod
@@ -111,7 +111,7 @@ class PlannedTrainer(Trainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """As Trainer's, before the optimiser changes anything; no step goes on from numbers that are not finite."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        loss = float(self._pending[-1][0]) if self._pending else self._figures[-1][0]
+        loss = float(self._pending[-1][0]) if self._pending else self._metrics[-1][0]
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {self.state.global_step + 1} of {self.state.max_steps}: the loss is {loss:.4g} and the gradient "
@@ -138,13 +138,13 @@ class PlannedTrainer(Trainer):
             self.accelerator.gradient_state._set_sync_gradients(last)
             hold = not last and not self.is_deepspeed_enabled
             with self.accelerator.no_sync(model) if hold else contextlib.nullcontext():
-                loss, figures = self.micro_loss(model, self._prepare_inputs(micro))
+                loss, metrics = self.micro_loss(model, self._prepare_inputs(micro))
                 loss = loss * self.args.world_size
                 if self.is_deepspeed_enabled:
                     self.accelerator.backward(loss, scale_wrt_gas=False)
                 else:
                     self.accelerator.backward(loss)
-            total = total + figures.detach() * self.args.world_size
+            total = total + metrics.detach() * self.args.world_size
         assert isinstance(total, torch.Tensor)
         self._pending.append(total)
         return total[0]
@@ -167,14 +167,14 @@ class PlannedTrainer(Trainer):
         checkpoint = newest_whole(self._job.checkpoints)
         self.accelerator.wait_for_everyone()
         if checkpoint is not None:
-            self.restore(json.loads((checkpoint / FIGURES).read_text(encoding="utf-8")))
+            self.restore(json.loads((checkpoint / METRICS).read_text(encoding="utf-8")))
         if self.is_world_process_zero():
             for folder in folders(self._job.checkpoints):
                 if folder != checkpoint and (checkpoint is None or not is_whole(folder)):
                     shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         started = time.monotonic()
-        self._resumed_at = self._tracked = len(self._figures)
+        self._resumed_at = self._tracked = len(self._metrics)
         self._clock = started
         if self._resumed_at < len(self._plan.steps):
             with signals_ask():
@@ -219,27 +219,27 @@ class PlannedTrainer(Trainer):
 
     def _seal_checkpoint(self) -> None:
         folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
-        (folder / FIGURES).write_text(json.dumps(self.history()), encoding="utf-8")
+        (folder / METRICS).write_text(json.dumps(self.history()), encoding="utf-8")
         seal(folder)
         whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
         for old in whole[: -self._job.params.save_total_limit]:
             shutil.rmtree(old)
 
     def settle(self) -> None:
-        """Turn the pending steps' figures into numbers, summed over processes (all processes call this together)."""
+        """Turn the pending steps' metrics into numbers, summed over processes (all processes call this together)."""
         if not self._pending:
             return
         shares = torch.stack(self._pending)
         self._pending = []
-        self._figures += self.accelerator.reduce(shares, reduction="mean").tolist()
+        self._metrics += self.accelerator.reduce(shares, reduction="mean").tolist()
 
     def history(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the figures so far."""
-        return {"steps": self._figures, "evaluations": self._evaluations}
+        """What a checkpoint keeps of the metrics so far."""
+        return {"steps": self._metrics, "evaluations": self._evaluations}
 
     def restore(self, history: dict[str, Any]) -> None:
-        """Go on from a checkpoint's figures."""
-        self._figures, self._evaluations = history["steps"], history["evaluations"]
+        """Go on from a checkpoint's metrics."""
+        self._metrics, self._evaluations = history["steps"], history["evaluations"]
 
     # Measured, not learnt.
 
@@ -249,15 +249,15 @@ class PlannedTrainer(Trainer):
             self._evaluations.append({"step": step, **self.measure()})
 
     def measure(self) -> dict[str, float]:
-        """Figures of what is held out (all processes call this together)."""
+        """Metrics of what is held out (all processes call this together)."""
         model = self.model_wrapped
         model.eval()
-        total = torch.zeros(len(self.figures), device=self.args.device)
+        total = torch.zeros(len(self.metrics), device=self.args.device)
         with torch.no_grad():
             for micro in self.held_out(range(self.items - self._job.validation, self.items)):
                 total += self.micro_loss(model, self._prepare_inputs(micro))[1]
-        figures = self.accelerator.reduce(total, reduction="sum").tolist()
-        return {f"eval_{name}": figure for name, figure in zip(self.figures, figures, strict=True)}
+        metrics = self.accelerator.reduce(total, reduction="sum").tolist()
+        return {f"eval_{name}": metric for name, metric in zip(self.metrics, metrics, strict=True)}
 
     def _epoch_ends(self) -> set[int]:
         items, read, ends = self.items - self._job.validation, 0, {len(self._plan.steps)}
@@ -287,26 +287,26 @@ class PlannedTrainer(Trainer):
             model.config.use_cache = True
             model.save_pretrained(out_dir, state_dict=state)
 
-    def metrics(self, step: int) -> dict[str, float]:
-        """Points of the curves after ``step``: when its figures have just been settled, else none."""
+    def curve_points(self, step: int) -> dict[str, float]:
+        """Points of the curves after ``step``: when its metrics have just been settled, else none."""
         every, steps = self._job.params.logging_steps, self._plan.steps
         if step % every and step != len(steps):
             return {}
-        window = self._figures[(step - 1) // every * every : step]
+        window = self._metrics[(step - 1) // every * every : step]
         tokens = sum(one.tokens for one in steps[self._tracked : step])
         seconds, self._clock, self._tracked = time.monotonic() - self._clock, time.monotonic(), step
         means = [sum(column) / len(window) for column in zip(*window, strict=True)]
-        metrics = dict(zip(self.figures, means, strict=True))
+        metrics = dict(zip(self.metrics, means, strict=True))
         metrics |= {"learning_rate": self._get_learning_rate(), "tokens_per_second": tokens / max(seconds, 1e-9)}
         if self._evaluations and self._evaluations[-1]["step"] == step:
             metrics |= {name: value for name, value in self._evaluations[-1].items() if name != "step"}
         return metrics
 
     def means(self) -> list[tuple[int, list[float]]]:
-        """(step, mean figures of the steps since the last entry), every ``logging_steps``."""
+        """(step, mean metrics of the steps since the last entry), every ``logging_steps``."""
         every, curve = self._job.params.logging_steps, []
-        for start in range(0, len(self._figures), every):
-            window = self._figures[start : start + every]
+        for start in range(0, len(self._metrics), every):
+            window = self._metrics[start : start + every]
             curve.append((start + len(window), [sum(column) / len(window) for column in zip(*window, strict=True)]))
         return curve
 
@@ -357,8 +357,8 @@ class _EveryStep(TrainerCallback):
             trainer.settle()
         trainer.step_ended(state.global_step)
         if trainer._progress is not None and args.local_process_index == 0:  # a node's own: rank 0 may be elsewhere
-            note = f"loss {trainer._figures[-1][0]:.4f}" if trainer._figures else ""
-            trainer._progress(state.global_step, state.max_steps, note, trainer.metrics(state.global_step))
+            note = f"loss {trainer._metrics[-1][0]:.4f}" if trainer._metrics else ""
+            trainer._progress(state.global_step, state.max_steps, note, trainer.curve_points(state.global_step))
         return control
 
 

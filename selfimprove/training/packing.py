@@ -21,8 +21,8 @@ Row = tuple[int, ...]
 GROUP = 64
 """Steps' worth of examples that are sorted by length together."""
 
-MAX_FILLING = 0.04
-"""Share of a micro-batch that may be filling; a row that would bring more starts the next micro-batch."""
+MAX_PADDING = 0.04
+"""Share of a micro-batch that may be padding; a row that would bring more starts the next micro-batch."""
 
 MicroBatch = tuple[Row, ...]
 """Rows that one process computes at once; empty when a small last step leaves a process without work."""
@@ -46,7 +46,7 @@ class Plan:
 
     Attributes:
         real_tokens: tokens of all examples read, context included, repetitions counted.
-        padded_tokens: those plus the filling that rows need to be rectangular.
+        padded_tokens: those plus the padding that rows need to be rectangular.
     """
 
     steps: tuple[Step, ...]
@@ -84,7 +84,7 @@ def make_plan(
     worth of the drawn order, sorted), which leaves little to fill; the steps' order is drawn again.
 
     Rows are ``filled`` to equal width, or laid end to end. A row is wider than ``row_tokens`` only where one example
-    is, and a micro-batch exceeds ``micro_batch_tokens`` only where one row does. Filling is at most ``MAX_FILLING`` of
+    is, and a micro-batch exceeds ``micro_batch_tokens`` only where one row does. Padding is at most ``MAX_PADDING`` of
     every micro-batch.
     """
     if not lengths:
@@ -131,14 +131,14 @@ def lay_out(
 def _micro_batches(
     rows: Sequence[Row], lengths: Sequence[int], micro_batch_tokens: int, filled: bool
 ) -> list[MicroBatch]:
-    """Neighbouring rows together, as many as their limit and their filling allow."""
+    """Neighbouring rows together, as many as their limit and their padding allow."""
     micros: list[MicroBatch] = []
     group: list[Row] = []
     widest = held = 0
     for row in rows:  # widest first, so a group's first row sets its width
         width = _width(row, lengths)
         computed = widest * (len(group) + 1) if filled else held + width
-        if group and (computed > micro_batch_tokens or held + width < (1 - MAX_FILLING) * computed):
+        if group and (computed > micro_batch_tokens or held + width < (1 - MAX_PADDING) * computed):
             micros.append(tuple(group))
             group, held = [], 0
         if not group:
@@ -176,7 +176,7 @@ def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tupl
 
 
 def computed_tokens(micro: MicroBatch, lengths: Sequence[int], filled: bool = True) -> int:
-    """Positions a micro-batch computes: rows times the widest row; 1 for an empty one (a single filling token)."""
+    """Positions a micro-batch computes: rows times the widest row; 1 for an empty one (a single padding token)."""
     widths = [_width(row, lengths) for row in micro]
     return max(1, len(micro) * max(widths, default=0) if filled else sum(widths))
 

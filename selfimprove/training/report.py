@@ -21,13 +21,13 @@ class TrainReport(BaseModel):
     steps: int
     examples: int
     tokens: int
-    """positions computed, filling included"""
+    """positions computed, padding included"""
     real_tokens: int
     """tokens read, context included"""
     trained_tokens: int
     """tokens with weight"""
     padding: float
-    """share of ``tokens`` that is filling, 0 to 1"""
+    """share of ``tokens`` that is padding, 0 to 1"""
     mean_weight: float
     """factor by which weighting stretches the mean step, after normalization"""
     raw_mean_weight: float
@@ -77,19 +77,19 @@ class PairReport(BaseModel):
     pairs: int
     """pairs read"""
     tokens: int
-    """positions computed, filling included"""
+    """positions computed, padding included"""
     real_tokens: int
     """tokens read, context included (and both sides)"""
     trained_tokens: int
     """tokens scored, both sides"""
     padding: float
-    """share of ``tokens`` that is filling, 0 to 1"""
+    """share of ``tokens`` that is padding, 0 to 1"""
     held_out: int = 0
     """pairs that were only measured"""
     first: dict[str, float] = {}
-    """the first step's figures: loss ln 2 (hinge: 1) and rewards 0, or the run would have stopped"""
+    """the first step's metrics: loss ln 2 (hinge: 1) and rewards 0, or the run would have stopped"""
     curve: list[dict[str, int | float]] = []
-    """``spin_objective.FIGURES`` by name, and the step: means of the steps since the last row"""
+    """``spin_objective.METRICS`` by name, and the step: means of the steps since the last row"""
     evaluations: list[dict[str, int | float]] = []
     """the same of the pairs held out, after each epoch, names with the prefix ``eval_``"""
     counters: PairCounters = PairCounters()

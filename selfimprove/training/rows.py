@@ -12,7 +12,7 @@ from selfimprove.training.encode import EncodedExample
 from selfimprove.training.packing import MicroBatch
 
 END_TO_END = ("flash_attention_2", "segments")
-"""Attentions that take all rows as one, without filling."""
+"""Attentions that take all rows as one, without padding."""
 
 FLASH_INPUTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Where examples begin and end, by the names of transformers' ``FlashAttentionKwargs``."""
@@ -32,8 +32,8 @@ def render(
 
     Returns ``input_ids``, ``position_ids`` (restarting at 0 in each example) and ``coefficients`` (token weight times
     the example's scale), each [rows, width]; and for ``sdpa`` and ``eager`` an ``attention_mask`` [rows, 1, width,
-    width] that lets a token see only its own example up to itself (filling sees itself). There is no mask where every
-    row holds one example: causal attention, which is then faster, never looks at the filling behind it.
+    width] that lets a token see only its own example up to itself (padding sees itself). There is no mask where every
+    row holds one example: causal attention, which is then faster, never looks at the padding behind it.
     For FlashAttention all rows are laid end to end, without padding, and ``FLASH_INPUTS`` say where examples begin and
     end: left to itself, transformers finds that out from the positions in every layer, and waits for the GPU each time.
     ``segments`` is given the examples' lengths.
@@ -44,7 +44,7 @@ def render(
     ids = torch.full(shape, pad_id, dtype=torch.long)
     positions = torch.zeros(shape, dtype=torch.long)
     coefficients = torch.zeros(shape, dtype=torch.float32)
-    # Filling gets segments of its own, one a token, so that no attention row is empty (softmax of nothing is NaN).
+    # Padding gets segments of its own, one a token, so that no attention row is empty (softmax of nothing is NaN).
     segments = -1 - torch.arange(width).repeat(shape[0], 1)
     for r, row in enumerate(rows):
         start = 0

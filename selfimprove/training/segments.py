@@ -1,4 +1,4 @@
-"""Attention ``segments``: each conversation of a micro-batch attends alone, so there is neither a mask nor filling.
+"""Attention ``segments``: each conversation of a micro-batch attends alone, so there is neither a mask nor padding.
 
 Conversations lie end to end in one row, as for FlashAttention, which is for GPUs. A mask over a packed row computes
 every pair of its tokens and throws away those of different conversations and of the future; here a causal product is

@@ -59,7 +59,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
 
 
 class WeightedTrainer(PlannedTrainer):
-    """The batch mean of weight times negative log-likelihood; its one figure is the loss."""
+    """The batch mean of weight times negative log-likelihood; its one metric is the loss."""
 
     _job: Job
 

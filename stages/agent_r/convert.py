@@ -7,9 +7,9 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example, read_jsonl, write_jsonl, write_rows
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import say_diverged
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.make import make_agent_env, make_world
-from selfimprove.envs.replay import diverged, replay_figures
+from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -56,7 +56,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     )
                     direct = await convert(trees, None, world, direct_cfg, seed, earlier["direct"], warm_start=warm)
                     good = await convert(trees, None, world, good_cfg, seed, earlier["good"], warm_start=warm)
-                    stage.timing |= figures(engines) | replay_figures(world)
+                    stage.timing |= usage(engines) | replay_counts(world)
         finally:
             await world.close()
         for sentence in made.warnings:

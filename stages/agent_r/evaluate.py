@@ -10,9 +10,9 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import Episode, read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, say_diverged
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.make import make_world
-from selfimprove.envs.replay import diverged, replay_figures
+from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings, read_beginnings
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
@@ -59,7 +59,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                         beginnings = bad_beginnings(panel, failed, cfg.revision_prefix)[: cfg.revision_tasks]
                     games = [*whole, *(beginnings if cfg.revision else [])]
                     episodes = await all_of(games, cfg, "agent_r-evaluate")
-                    stage.timing |= figures(engines) | replay_figures(world)
+                    stage.timing |= usage(engines) | replay_counts(world)
         finally:
             await world.close()
         say_diverged(stage.name, diverged(world))

@@ -7,9 +7,9 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, say_diverged, shard_of
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.make import make_agent_env, make_world
-from selfimprove.envs.replay import diverged, replay_figures
+from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import read_beginnings
 from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
@@ -43,7 +43,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     mine = shard_of(tasks, stage.shard)
                     search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
                     trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
-                    stage.timing |= figures(engines) | replay_figures(world)
+                    stage.timing |= usage(engines) | replay_counts(world)
         finally:
             await world.close()
         stage.count_blocked(trees)

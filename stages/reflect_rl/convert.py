@@ -3,7 +3,7 @@
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl, write_rows
 from selfimprove.envs.registry import instruction_of
-from selfimprove.methods.reflect_rl.convert import convert, figures, texts
+from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
@@ -23,7 +23,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     for name, examples in sets.items():
         write_jsonl(folder / f"{name}.jsonl", examples)
     write_rows(stage.output("data/reflect_rl/texts.jsonl"), texts(sets, trajectories, instruction, markers))
-    write_json(stage.output("results/reflect_rl/base/convert.json"), figures(trajectories, sets))
+    write_json(stage.output("results/reflect_rl/base/convert.json"), metrics(trajectories, sets))
 
 
 if __name__ == "__main__":

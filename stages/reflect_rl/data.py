@@ -7,7 +7,7 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_rows
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.autoexplore.inventory import inventory
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
@@ -71,7 +71,7 @@ async def ask(stage: Stage[ReflectRLParams], teacher: EngineConfig) -> Asked:
                 model=teacher.model if isinstance(teacher, OpenAiEngineConfig) else name,
                 max_files=params.files_per_repo, max_level=params.max_level, progress=progress.reach,
             )  # fmt: skip
-            stage.timing |= figures(engines)
+            stage.timing |= usage(engines)
     if asked.counts["failed"]:
         print(
             f"{stage.name}: the teacher failed at {asked.counts['failed']} of {asked.counts['files']} files, which "

@@ -8,7 +8,7 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.base import Engine
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode
@@ -66,7 +66,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                 )  # fmt: skip
 
             episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
-            stage.timing |= figures(engines)
+            stage.timing |= usage(engines)
         stage.count_blocked(episodes)
         write_jsonl(stage.output(f"results/reflect_rl/{row}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/reflect_rl/{row}/outcomes.jsonl"), outcomes(env.name, episodes))

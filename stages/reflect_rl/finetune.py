@@ -43,10 +43,10 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         report = learn(job, progress.reach)
     mark_environment(out, env)
     stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
-    figures = report.model_dump(exclude={"seconds", "play_seconds", "resumed_at"})
+    metrics = report.model_dump(exclude={"seconds", "play_seconds", "resumed_at"})
     write_json(
         stage.output(f"results/reflect_rl/{name}/train.json"),
-        {**figures, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
+        {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
     )
     write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(told_curve(job.log)))
     shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))

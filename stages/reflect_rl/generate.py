@@ -6,7 +6,7 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
@@ -42,7 +42,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
                 mine = shard_of(asked, stage.shard)
                 made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= figures(engines)
+                stage.timing |= usage(engines)
         trajectories = [trajectory for found in made for trajectory in found]
         stage.count_blocked(trajectories)
         stage.end_shard()

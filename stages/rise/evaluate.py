@@ -7,7 +7,7 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, evaluate
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
 from selfimprove.methods.rise.params import RiseParams
@@ -34,7 +34,7 @@ def main(stage: Stage[RiseParams]) -> None:
                 progress.watch(engines)
                 play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
                 played = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= figures(engines)
+                stage.timing |= usage(engines)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
         stage.count_blocked(sequential)
         metrics = evaluate_metrics(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)

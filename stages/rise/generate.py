@@ -6,7 +6,7 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_panel
@@ -36,7 +36,7 @@ def main(stage: Stage[RiseParams]) -> None:
                 mine = shard_of(problems, stage.shard)
                 play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= figures(engines)
+                stage.timing |= usage(engines)
             stage.count_blocked(episodes)
             stage.end_shard()
             write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)

@@ -6,7 +6,7 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
 from selfimprove.methods.spin.params import SpinParams
@@ -46,7 +46,7 @@ def main(stage: Stage[SpinParams]) -> None:
                     prefix=prefix, iteration=stage.item,
                 )  # fmt: skip
                 episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= figures(engines)
+                stage.timing |= usage(engines)
         tools.close()
         stage.count_blocked(episodes)
         write_jsonl(stage.output(f"results/spin/{row}/episodes.jsonl"), episodes)

@@ -6,7 +6,7 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
@@ -47,7 +47,7 @@ def main(stage: Stage[SpinParams]) -> None:
                 )  # fmt: skip
                 mine = shard_of(games, stage.shard)
                 episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= figures(engines)
+                stage.timing |= usage(engines)
         tools.close()
         stage.count_blocked(episodes)
         stage.end_shard()

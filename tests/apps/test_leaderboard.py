@@ -17,7 +17,7 @@ from rich.console import Console
 
 from selfimprove.apps.leaderboard import results as files
 from selfimprove.apps.leaderboard.local_data import CHOICES, write_local_data
-from selfimprove.apps.leaderboard.results import Figure, Results, Settings
+from selfimprove.apps.leaderboard.results import Metric, Results, Settings
 from selfimprove.apps.leaderboard.suite import LEADERBOARD, LOCAL, PUBLISHED, LeaderboardTask, select
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_rows
@@ -28,13 +28,13 @@ GSM8K = next(task for task in LEADERBOARD if task.name == "gsm8k")
 MMLU = next(task for task in LEADERBOARD if task.name == "mmlu")
 
 
-def figure(task: LeaderboardTask, value: float) -> Figure:
-    return Figure(value=value, stderr=0.01, n=100, few_shot=task.few_shot, metric=task.key, versions={task.name: 1.0})
+def metric(task: LeaderboardTask, value: float) -> Metric:
+    return Metric(value=value, stderr=0.01, n=100, few_shot=task.few_shot, metric=task.key, versions={task.name: 1.0})
 
 
 def evaluated(model: str = "models/spin/iter3", without: tuple[str, ...] = (), **settings: Any) -> Results:
-    figures = PUBLISHED["SPIN iteration 3 (paper)"]
-    tasks = {task.name: figure(task, value / 100) for task, value in zip(LEADERBOARD, figures, strict=True)}
+    metrics = PUBLISHED["SPIN iteration 3 (paper)"]
+    tasks = {task.name: metric(task, value / 100) for task, value in zip(LEADERBOARD, metrics, strict=True)}
     return Results(
         model=model,
         key="k",
@@ -74,7 +74,7 @@ def test_spin_50_the_six_tasks_have_the_papers_examples_and_metrics() -> None:
 
 
 def test_spin_50_the_mean_of_six_is_the_papers() -> None:
-    means = [sum(figures) / len(figures) for figures in PUBLISHED.values()]
+    means = [sum(metrics) / len(metrics) for metrics in PUBLISHED.values()]
     assert means == pytest.approx([58.14, 63.16], abs=0.006)
     mean = evaluated().mean
     assert mean is not None
@@ -98,14 +98,14 @@ def test_spin_50_part_of_the_questions_gives_no_mean_and_says_so() -> None:
 
 
 def test_spin_50_gsm8k_counts_strictly_found_answers() -> None:
-    found = files.parse_figure(GSM8K, answer())
+    found = files.parse_metric(GSM8K, answer())
     assert (found.value, found.stderr, found.n, found.few_shot) == (0.25, 0.012, 1319, 5)
     assert found.versions == {"gsm8k": 3.0}
 
 
 def test_spin_50_a_groups_questions_are_counted_in_its_tasks() -> None:
     leaves = {"mmlu_anatomy": 135, "mmlu_virology": 166, "mmlu_law": 10}
-    found = files.parse_figure(
+    found = files.parse_metric(
         MMLU,
         {
             "results": {"mmlu": {"acc,none": 0.6, "acc_stderr,none": 0.004}},
@@ -130,14 +130,14 @@ def test_spin_50_a_groups_questions_are_counted_in_its_tasks() -> None:
 )
 def test_spin_50_another_question_than_was_asked_for_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError) as caught:
-        files.parse_figure(GSM8K, answer(**changes))
+        files.parse_metric(GSM8K, answer(**changes))
     assert told in str(caught.value)
     assert "make env-leaderboard" in str(caught.value)
 
 
 def test_spin_50_an_error_that_the_harness_cannot_give_is_no_number() -> None:
     results = {"gsm8k": {"exact_match,strict-match": 1.0, "exact_match_stderr,strict-match": "N/A"}}
-    assert files.parse_figure(GSM8K, answer(results=results)).stderr is None
+    assert files.parse_metric(GSM8K, answer(results=results)).stderr is None
 
 
 def test_spin_50_files_round_trip_with_the_mean_beside(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_spin_50_a_torn_file_is_named(tmp_path: Path, text: str) -> None:
 
 def test_spin_50_the_table_has_every_model_and_the_papers_rows() -> None:
     local = Results(
-        model="org/small@v1", key="k", settings=SETTINGS, tasks={LOCAL[0].name: figure(LOCAL[0], 0.5)}
+        model="org/small@v1", key="k", settings=SETTINGS, tasks={LOCAL[0].name: metric(LOCAL[0], 0.5)}
     )  # fmt: skip
     text = printed(evaluated(), local)
     assert row(text, "spin--iter3")[1:3] == ["65.87±1.0", "54.90±1.0"]
@@ -170,7 +170,7 @@ def test_spin_50_the_table_has_every_model_and_the_papers_rows() -> None:
 
 
 def test_spin_50_a_table_of_local_tasks_shows_nothing_of_the_six() -> None:
-    tasks = {task.name: figure(task, 1.0) for task in LOCAL}
+    tasks = {task.name: metric(task, 1.0) for task in LOCAL}
     local = Results(model="small", key="k", settings=SETTINGS, tasks=tasks)
     text = printed(local)
     assert "mean of six" not in text

@@ -84,10 +84,10 @@ def test_spin_50_the_local_choice_is_what_a_plain_forward_pass_finds(
             total = sum(float(logprobs[place, token]) for place, token in zip(places, answer, strict=True))
             scores.append(total / len(choice))
         right += scores.index(max(scores)) == row["label"]
-    figure = found[0].tasks["local_choice"]
-    assert figure.n == len(test) == 100
-    assert figure.value == pytest.approx(right / len(test))
-    assert 0 < figure.value < 1, "a random model is neither always right nor always wrong"
+    metric = found[0].tasks["local_choice"]
+    assert metric.n == len(test) == 100
+    assert metric.value == pytest.approx(right / len(test))
+    assert 0 < metric.value < 1, "a random model is neither always right nor always wrong"
 
 
 def test_spin_50_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Path]) -> None:
@@ -113,7 +113,7 @@ def test_spin_50_nothing_is_evaluated_twice_and_other_weights_are(
     said.clear()
     part = evaluate(model_dir, LOCAL[:1], local, tmp_path, say=said.append, limit=5)
     assert part.key != again.key
-    assert list(part.tasks) == ["local_choice"], "figures of other settings never stand in one file"
+    assert list(part.tasks) == ["local_choice"], "metrics of other settings never stand in one file"
     assert part.tasks["local_choice"].n == 5
 
 
@@ -154,7 +154,7 @@ def test_spin_50_right_answers_score_one(local: harness.Loaded) -> None:
             limit=30,
             log_samples=False,
         )
-        assert results.parse_figure(task, answer).value == 1.0
+        assert results.parse_metric(task, answer).value == 1.0
 
 
 def invented(path: str, name: str | None = None, **_: Any) -> Any:
@@ -195,14 +195,14 @@ def test_spin_50_the_six_run_with_their_examples_and_metrics(
     monkeypatch.setattr(datasets, "load_dataset", invented)
     loaded = harness.load_tasks(LEADERBOARD)
     found = evaluate(model_dir, LEADERBOARD, loaded, tmp_path)
-    assert {name: figure.n for name, figure in found.tasks.items()} == {
+    assert {name: metric.n for name, metric in found.tasks.items()} == {
         "arc_challenge": 4, "hellaswag": 4, "mmlu": 57 * 2, "truthfulqa_mc2": 4, "winogrande": 4, "gsm8k": 4,
     }  # fmt: skip
-    assert {name: figure.few_shot for name, figure in found.tasks.items()} == {
+    assert {name: metric.few_shot for name, metric in found.tasks.items()} == {
         "arc_challenge": 25, "hellaswag": 10, "mmlu": 5, "truthfulqa_mc2": 0, "winogrande": 5, "gsm8k": 5,
     }  # fmt: skip
     assert len(found.tasks["mmlu"].versions) == 57
-    assert found.mean == pytest.approx(sum(figure.value for figure in found.tasks.values()) / 6)
+    assert found.mean == pytest.approx(sum(metric.value for metric in found.tasks.values()) / 6)
     [path] = tmp_path.glob("*.json")
     assert json.loads(path.read_text())["mean"] == found.mean
 

@@ -16,7 +16,7 @@ from selfimprove.core.records import Message, Pair
 from selfimprove.core.seeds import rng
 from selfimprove.methods.spin import opponent
 from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of
-from selfimprove.methods.spin.objective import FIGURES
+from selfimprove.methods.spin.objective import METRICS
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
 from selfimprove.training.job import join
@@ -70,7 +70,7 @@ def pairs(models: tuple[Path, Path]) -> list[EncodedPair]:
 def ours(
     models: tuple[Path, Path], pairs: list[EncodedPair], folder: Path, cfg: PairParams
 ) -> tuple[dict[str, float], list[torch.Tensor]]:
-    """Figures and gradients of one step, packed into several micro-batches."""
+    """Metrics and gradients of one step, packed into several micro-batches."""
     policy, reference = models
     job = PairJob(
         model_dir=policy, opponent_dir=reference, opponent="", out_dir=folder / "out", checkpoints=folder / "c",
@@ -82,19 +82,19 @@ def ours(
     trainer.read_opponent(folder / "scores")
     micros = trainer.micro_batches(0)
     assert len(micros) > 1
-    figures = torch.zeros(len(FIGURES))
+    metrics = torch.zeros(len(METRICS))
     for micro in micros:
         loss, shares = trainer.micro_loss(trainer.model, micro)
         loss.backward()
-        figures += shares
+        metrics += shares
     gradients = [weight.grad for weight in trainer.model.parameters()]
-    return dict(zip(FIGURES, figures.tolist(), strict=True)), gradients
+    return dict(zip(METRICS, metrics.tolist(), strict=True)), gradients
 
 
 def theirs(
     models: tuple[Path, Path], pairs: list[EncodedPair], folder: Path, cfg: PairParams
 ) -> tuple[float, dict[str, float], list[torch.Tensor]]:
-    """Loss, figures and gradients of TRL's trainer, whose collator knows no observations: they are masked after it."""
+    """Loss, metrics and gradients of TRL's trainer, whose collator knows no observations: they are masked after it."""
     from datasets import Dataset
     from transformers import PreTrainedTokenizerFast
     from trl import DPOConfig, DPOTrainer
@@ -138,11 +138,11 @@ def test_spin_36_37_loss_gradient_and_figures_are_those_of_trls_dpo(
     models: tuple[Path, Path], pairs: list[EncodedPair], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     cfg = PairParams(**changes)
-    figures, gradients = ours(models, pairs, tmp_path, cfg)
+    metrics, gradients = ours(models, pairs, tmp_path, cfg)
     loss, means, expected = theirs(models, pairs, tmp_path, cfg)
-    assert figures["loss"] == pytest.approx(loss, abs=1e-5, rel=1e-5)
-    assert abs(figures["rewards/margins"]) > 1e-3  # the two models differ
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5, rel=1e-5)
+    assert abs(metrics["rewards/margins"]) > 1e-3  # the two models differ
     for name, name_there in NAMES.items():
-        assert figures[name] == pytest.approx(means[name_there], abs=1e-5, rel=1e-5)
+        assert metrics[name] == pytest.approx(means[name_there], abs=1e-5, rel=1e-5)
     for mine, his in zip(gradients, expected, strict=True):
         assert torch.allclose(mine, his, rtol=1e-5, atol=1e-5 * float(his.abs().max()))

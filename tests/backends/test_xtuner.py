@@ -169,9 +169,9 @@ def test_agent_r_30_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own
     batches = [(ids, labels) for ids, labels in seen["batches"]]
     assert len(batches) == STEPS * 4
     steps = [batches[start : start + 4] for start in range(0, len(batches), 4)]
-    filling = ([0, 0], [-100, -100])
-    assert [step.count(filling) for step in steps] == [0] * (STEPS - 1) + [2], "22 examples in steps of 4"
-    assert [sorted(micro for micro in step if micro != filling) for step in steps] == own[2]
+    padding = ([0, 0], [-100, -100])
+    assert [step.count(padding) for step in steps] == [0] * (STEPS - 1) + [2], "22 examples in steps of 4"
+    assert [sorted(micro for micro in step if micro != padding) for step in steps] == own[2]
     assert sum(token != -100 for _, labels in batches for token in labels) == own[1].trained_tokens
 
 

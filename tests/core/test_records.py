@@ -80,7 +80,7 @@ def test_any_bytes_are_rows_or_a_sentence_with_file_and_line(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('{"a": 1', "not a whole JSON object (a torn line?); mend or delete the line"),
+        ('{"a": 1', "not a whole JSON object (a torn line?); fix or delete the line"),
         ('{"a": NaN}', "not a whole JSON object"),
         ('{"a": Infinity}', "not a whole JSON object"),
         ("[" * 100_000, "not a whole JSON object"),
@@ -140,10 +140,10 @@ def test_rewards_are_the_chosen_attempts() -> None:
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=20))
 def test_mean_and_error_are_the_textbook_s(values: list[float]) -> None:
-    figure = mean_and_error(iter(values))
-    assert figure["n"] == len(values)
-    assert figure["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
-    assert figure["se"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5, abs=1e-6)
+    metric = mean_and_error(iter(values))
+    assert metric["n"] == len(values)
+    assert metric["mean"] == pytest.approx(statistics.fmean(values), abs=1e-9)
+    assert metric["se"] == pytest.approx(statistics.stdev(values) / len(values) ** 0.5, abs=1e-6)
 
 
 def test_mean_and_error_of_few() -> None:

@@ -14,7 +14,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.engines.config import ScriptedEngineConfig, TransformersEngineConfig
 from selfimprove.engines.journal import JournaledEngine
-from selfimprove.engines.pool import figures, open_engines
+from selfimprove.engines.pool import open_engines, usage
 from selfimprove.engines.scripted import ScriptedEngine
 from tests.support.tiny import make_tiny_model
 
@@ -42,7 +42,7 @@ def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, t
                 assert isinstance(engines["student"], JournaledEngine)
                 assert isinstance(engines["teacher"], ScriptedEngine)  # asking it again costs nothing
                 texts = [(await engines[name].generate(REQUEST))[0].text for name in engines]
-                return texts[0], texts[1], figures(engines)
+                return texts[0], texts[1], usage(engines)
 
     first, second = asyncio.run(run()), asyncio.run(run())
     assert first[:2] == second[:2]

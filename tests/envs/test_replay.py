@@ -9,7 +9,7 @@ import pytest
 
 from selfimprove.core.seeds import rng
 from selfimprove.envs.agent import EmbeddedWorld, EnvError, Step, World
-from selfimprove.envs.replay import ReplayWorld, diverged, replay_figures
+from selfimprove.envs.replay import ReplayWorld, diverged, replay_counts
 from tests.envs.remote.bakery import ACTIONS, Bakery, Copies, bakery, run, walk
 
 
@@ -106,9 +106,9 @@ def test_agent_r_09_a_replay_that_shows_something_else_is_counted() -> None:
         copies.answer = lambda given: given._replace(observation="?") if isinstance(given, Step) else given
         await world.step(state, "sing")
         assert world.stats.diverged == 1, "as after a restart of the server with other data"
-        assert diverged(world) == replay_figures(world)["world_diverged"] == 1
-        assert replay_figures(world)["world_steps"] == world.stats.steps
-        assert (diverged(EmbeddedWorld(Bakery())), replay_figures(EmbeddedWorld(Bakery()))) == (0, {})
+        assert diverged(world) == replay_counts(world)["world_diverged"] == 1
+        assert replay_counts(world)["world_steps"] == world.stats.steps
+        assert (diverged(EmbeddedWorld(Bakery())), replay_counts(EmbeddedWorld(Bakery()))) == (0, {})
 
     run(work())
 

@@ -141,10 +141,10 @@ def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
 ) -> None:
     work()
     (folder / "in.txt").write_text("y")
-    work.error = UserError("in.txt:\n two lines\nin one; mend it.")
+    work.error = UserError("in.txt:\n two lines\nin one; fix it.")
     with pytest.raises(SystemExit, match="2"):
         work()
-    assert capsys.readouterr().err == "small@item: in.txt: two lines in one; mend it.\n"
+    assert capsys.readouterr().err == "small@item: in.txt: two lines in one; fix it.\n"
     assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
 
 
@@ -185,7 +185,7 @@ class Controls:
             with stage.journal("work"):
                 self.done.append(stage.item)
             if stage.item == self.broken:
-                raise UserError("broken; mend it.")
+                raise UserError("broken; fix it.")
             stage.output(f"results/base/{stage.place}/metrics.json").write_text(str(value))
 
         main()
@@ -218,7 +218,7 @@ def test_a_group_that_breaks_off_keeps_what_was_done_and_names_the_entry(
     controls.broken = "b"
     with pytest.raises(SystemExit, match="2"):
         controls(a=1, b=2, c=3)
-    assert capsys.readouterr().err == "small-evaluate@b: broken; mend it.\n"
+    assert capsys.readouterr().err == "small-evaluate@b: broken; fix it.\n"
     controls.broken = ""
     controls(a=1, b=2, c=3)
     assert controls.done == ["a", "b", "b", "c"]

@@ -1,4 +1,4 @@
-"""The training benchmarks measure equal work, and our filling keeps to the limit of 5 %."""
+"""The training benchmarks measure equal work, and our padding keeps to the limit of 5 %."""
 
 from __future__ import annotations
 

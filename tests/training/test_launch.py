@@ -158,7 +158,7 @@ def test_a_forked_processs_error_is_the_callers_and_the_others_end(
         return failure
 
     failures: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (throw(UserError("data/x.jsonl:3 is torn; mend it.")), UserError, r"^data/x.jsonl:3 is torn; mend it.$"),
+        (throw(UserError("data/x.jsonl:3 is torn; fix it.")), UserError, r"^data/x.jsonl:3 is torn; fix it.$"),
         (throw(full), OSError, r"No space left on device: 'model.safetensors'"),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), UserError, r"^fork: training process 1 was ended by SIGKILL"),
         (lambda: os._exit(7), UserError, r"^fork: training process 1 was ended with code 7"),

@@ -1,4 +1,4 @@
-"""The plan: every example once an epoch, nothing cut, little filling, equal work for processes, exact token counts."""
+"""The plan: every example once an epoch, nothing cut, little padding, equal work for processes, exact token counts."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_who_waits_for_a_process_that_has_failed_is_ended(tmp_path: Path) -> Non
         sums = shared_sum.current()
         assert sums is not None
         if Group().rank == 1:
-            raise UserError("data/x.jsonl:3 is torn; mend it.")
+            raise UserError("data/x.jsonl:3 is torn; fix it.")
         sums.add_up(torch.zeros(3))
 
     with pytest.raises(UserError, match="is torn"):

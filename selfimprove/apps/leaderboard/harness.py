@@ -134,10 +134,10 @@ def evaluate(
         )
         if answer is None:  # another process of a launcher than the first
             continue
-        figure = files.parse_figure(task, answer)
-        found = found.model_copy(update={"tasks": {**found.tasks, task.name: figure}})
+        metric = files.parse_metric(task, answer)
+        found = found.model_copy(update={"tasks": {**found.tasks, task.name: metric}})
         files.write(found, folder)
-        say(f"{task.name}: {100 * figure.value:.2f} (n = {figure.n})")
+        say(f"{task.name}: {100 * metric.value:.2f} (n = {metric.n})")
     return found
 
 

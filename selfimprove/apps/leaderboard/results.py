@@ -1,7 +1,7 @@
 """What an evaluation leaves: ``results/leaderboard/<model>.json``, and the table of all such files.
 
-A file holds a model's figures task by task and is written whole after every task, so that an evaluation that was
-stopped goes on with the next one. Figures of other weights, of other settings or of another harness never stand in one
+A file holds a model's metrics task by task and is written whole after every task, so that an evaluation that was
+stopped goes on with the next one. Metrics of other weights, of other settings or of another harness never stand in one
 file: they are what its ``key`` is made of.
 """
 
@@ -28,7 +28,7 @@ MISSING = "–"
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?(@[\w./-]+)?")
 
 
-class Figure(Record):
+class Metric(Record):
     """One task's result; ``value`` and its standard error are shares in [0, 1]."""
 
     value: float = Field(ge=0, le=1)
@@ -37,11 +37,11 @@ class Figure(Record):
     few_shot: int
     metric: str
     versions: dict[str, float | int | str | None]
-    """The harness's version of each task that the figure is made of (57 for MMLU)."""
+    """The harness's version of each task that the metric is made of (57 for MMLU)."""
 
 
 class Settings(Record):
-    """What a figure depends on beside the model's weights."""
+    """What a metric depends on beside the model's weights."""
 
     harness: str
     transformers: str
@@ -51,12 +51,12 @@ class Settings(Record):
 
 
 class Results(Record):
-    """A model's figures."""
+    """A model's metrics."""
 
     model: str
     key: str
     settings: Settings
-    tasks: dict[str, Figure] = Field(default_factory=dict)
+    tasks: dict[str, Metric] = Field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
@@ -67,12 +67,12 @@ class Results(Record):
 
     @property
     def missing(self) -> list[str]:
-        """Those of the six that have no figure yet."""
+        """Those of the six that have no metric yet."""
         return [task.name for task in LEADERBOARD if task.name not in self.tasks]
 
 
-def parse_figure(task: LeaderboardTask, results: Mapping[str, Any]) -> Figure:
-    """A task's figure out of what the harness returns.
+def parse_metric(task: LeaderboardTask, results: Mapping[str, Any]) -> Metric:
+    """A task's metric out of what the harness returns.
 
     Raises:
         UserError: the harness returned no such task or metric, or asked with another number of examples.
@@ -92,7 +92,7 @@ def parse_figure(task: LeaderboardTask, results: Mapping[str, Any]) -> Figure:
             f"{task.few_shot} belong; rebuild its environment with the locked version ('make env-leaderboard')."
         )
     stderr = found.get(f"{task.metric}_stderr,{task.filter}")
-    return Figure(
+    return Metric(
         value=float(found[task.key]),
         stderr=float(stderr) if isinstance(stderr, int | float) else None,
         n=sum(int(results["n-samples"][member]["effective"]) for member in members),
@@ -193,17 +193,17 @@ def table(found: Sequence[Results]) -> Table:
             notes.append(f"* only the first {results.settings.limit} questions of each task: no result to report")
         out.add_row(label(results.model) + part, *cells, *mean)
     if six:
-        for name, figures in PUBLISHED.items():
-            given = dict(zip(LEADERBOARD, figures, strict=True))
+        for name, metrics in PUBLISHED.items():
+            given = dict(zip(LEADERBOARD, metrics, strict=True))
             cells = [f"{given[task]:.2f}" if task in given else MISSING for task in columns]
-            out.add_row(name, *cells, f"{sum(figures) / len(figures):.2f}", style="dim")
+            out.add_row(name, *cells, f"{sum(metrics) / len(metrics):.2f}", style="dim")
     notes += [f"{task.title}: {task.key}, {task.few_shot} examples" for task in columns]
     out.caption = "\n".join(dict.fromkeys(notes))
     return out
 
 
-def _cell(figure: Figure | None) -> str:
-    if figure is None:
+def _cell(metric: Metric | None) -> str:
+    if metric is None:
         return MISSING
-    error = "" if figure.stderr is None else f"±{100 * figure.stderr:.1f}"
-    return f"{100 * figure.value:.2f}{error}"
+    error = "" if metric.stderr is None else f"±{100 * metric.stderr:.1f}"
+    return f"{100 * metric.value:.2f}{error}"

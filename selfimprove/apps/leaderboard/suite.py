@@ -58,7 +58,7 @@ PUBLISHED = {
     "zephyr-7b-sft-full (paper)": (60.41, 43.73, 74.19, 26.76, 82.85, 60.92),
     "SPIN iteration 3 (paper)": (65.87, 54.90, 73.72, 38.97, 85.54, 59.99),
 }
-"""Figures of the paper in the order of ``LEADERBOARD``, × 100."""
+"""Metrics of the paper in the order of ``LEADERBOARD``, × 100."""
 
 AUTO = "auto"
 SUITES = {"leaderboard": LEADERBOARD, "local": LOCAL}

@@ -189,7 +189,7 @@ class Decoder:
         at = torch.from_numpy(positions).to(self.device)
         rows.aim(at, width)
         seen = self._columns[:width] <= at[:, :, None]
-        # Filling may lie past the context; it is masked, but its position must exist.
+        # Padding may lie past the context; it is masked, but its position must exist.
         return torch.from_numpy(ids).to(self.device), at.clamp(max=self._context - 1), seen
 
     def _exact(self, rows: Rows, tokens: int, narrow: Iterable[int]) -> Shapes:

@@ -170,7 +170,7 @@ class Blacklist:
             try:
                 self.reasons = {str(key): str(value) for key, value in load_json(path).items()}
             except (OSError, ValueError, AttributeError):
-                raise UserError(f"{path}: not a blacklist (JSON, game: reason); mend or delete it.") from None
+                raise UserError(f"{path}: not a blacklist (JSON, game: reason); fix or delete it.") from None
 
     def add(self, game: str, reason: str) -> None:
         """Remember a game, at once."""

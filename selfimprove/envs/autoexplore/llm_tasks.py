@@ -60,7 +60,7 @@ understood without the file at hand, and must not fit other files of the reposit
 
 PROMPTS: Mapping[Kind, str] = {
     "code": """\
-Below is a source file of a repository. Think of a developer who wants to change, mend or reuse something that this \
+Below is a source file of a repository. Think of a developer who wants to change, fix or reuse something that this \
 file is responsible for, and who has to find the place first: a behaviour, an error message, a default value, the \
 way two parts work together. Describe what it does rather than what it is called."""
     + _FORM,

@@ -94,5 +94,5 @@ def text_field(row: Mapping[str, Any], field: str, where: Path, line: int) -> st
     """
     value = row.get(field)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}, line {line}: field {field!r} must hold text; mend or delete the line.")
+        raise UserError(f"{where}, line {line}: field {field!r} must hold text; fix or delete the line.")
     return value

@@ -74,7 +74,7 @@ class Math:
             solution = text_field(row, "solution", where, line)
             gold = parse_gold(solution)
             if gold is None:
-                raise UserError(f"{where}, line {line}: no \\boxed answer in the solution; mend or delete the line.")
+                raise UserError(f"{where}, line {line}: no \\boxed answer in the solution; fix or delete the line.")
             problems.append(Problem(ids.of(row, question), question, solution, gold))
         return problems
 

@@ -163,7 +163,7 @@ class Gsm8k:
             gold = parse_gold(answer)
             if gold is None:
                 raise UserError(
-                    f"{where}, line {line}: no number after '####' in the gold answer; mend or delete the line."
+                    f"{where}, line {line}: no number after '####' in the gold answer; fix or delete the line."
                 )
             problems.append(Problem(ids.of(row, question), question, answer, gold))
         return problems

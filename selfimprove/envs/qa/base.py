@@ -89,14 +89,14 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         rows = load_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; mend the path in params.yaml.") from None
+        raise UserError(f"{path} does not exist; fix the path in params.yaml.") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}); restore it from its source.") from None
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path} holds no list of objects; restore it from its source.")
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"{path}, item {number}: an object was expected; mend or delete it.")
+            raise UserError(f"{path}, item {number}: an object was expected; fix or delete it.")
         yield f"{path}, item {number}", row
 
 
@@ -114,7 +114,7 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
                 if cells and not (header and number == 0):
                     yield f"{path}, line {reader.line_num}", cells
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; mend the path in params.yaml.") from None
+        raise UserError(f"{path} does not exist; fix the path in params.yaml.") from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is no CSV file ({error}); restore it from its source.") from None
 
@@ -127,7 +127,7 @@ def text_of(row: Mapping[str, Any], key: str, place: str) -> str:
     """
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: field {key!r} must be a non-empty string; mend or delete it.")
+        raise UserError(f"{place}: field {key!r} must be a non-empty string; fix or delete it.")
     return value
 
 

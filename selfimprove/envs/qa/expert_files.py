@@ -89,7 +89,7 @@ def read_experts(
     for number, (_, row) in enumerate(read_records(path)):
         read += 1
         try:
-            expert, mended = _expert(row, task)
+            expert, repair = _expert(row, task)
             if expert.question.question in seen:
                 raise _Dropped("duplicate question")
             if searching and len(expert.rounds) == 1:
@@ -98,7 +98,7 @@ def read_experts(
             places.setdefault(str(reason), []).append(number)
             continue
         seen.add(expert.question.question)
-        repaired.update([mended] if mended else [])
+        repaired.update([repair] if repair else [])
         experts.append(expert)
     audit = ExpertAudit(
         file=path.name,
@@ -144,9 +144,9 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
     if first is None:
         raise _Dropped("no rounds")
     # What stands before the first round belongs to the question.
-    head, mended = written[: first.start()].strip("\n"), ""
+    head, repair = written[: first.start()].strip("\n"), ""
     if head.strip():
-        mended = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
+        repair = "options moved back to the question" if _OPTIONS.match(head) else "question continued in the output"
         asked = f"{asked}\n{head}"
     rounds = _rounds(written[first.start() :])
     task = "mmlu" if _OPTIONS.search(asked) else task
@@ -154,7 +154,7 @@ def _expert(row: Mapping[str, Any], task: TaskName) -> tuple[Expert, str]:
     if not gold:
         raise _Dropped("empty answer")
     question = Question(id=content_id(task, asked), task=task, question=asked, gold=gold)
-    return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), mended
+    return Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="gpt-4"), repair
 
 
 def _alpaca(row: Mapping[str, Any]) -> tuple[str, str]:

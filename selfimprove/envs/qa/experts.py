@@ -82,14 +82,12 @@ def demonstrate(quest: Quest, search: Tool) -> Expert:
     for lookup in quest.lookups:
         found = search(lookup.query)
         if found is None:
-            raise UserError(f"question {question.id}: the search finds nothing for {lookup.query!r}; mend the corpus.")
+            raise UserError(f"question {question.id}: the search finds nothing for {lookup.query!r}; fix the corpus.")
         rounds.append(Round(thought=lookup.thought, action=f"search[{lookup.query}]", observation=found))
     rounds.append(Round(thought=quest.conclusion, action=f"finish[{question.gold}]"))
     expert = Expert(id=f"expert-{question.id}", question=question, rounds=rounds, source="scripted")
     if score(expert.answer, question).reward != 1:
-        raise UserError(
-            f"question {question.id}: the gold answer {question.gold!r} earns no reward; mend the question."
-        )
+        raise UserError(f"question {question.id}: the gold answer {question.gold!r} earns no reward; fix the question.")
     return expert
 
 

@@ -85,7 +85,7 @@ def context_paragraphs(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Pa
                 text = " ".join("".join(sentences).split())
                 paragraphs.setdefault(title, Paragraph(title=title, text=text))
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"{place}: 'context' must hold [title, [sentences]] pairs; mend or delete it.") from None
+            raise UserError(f"{place}: 'context' must hold [title, [sentences]] pairs; fix or delete it.") from None
     return list(paragraphs.values())
 
 

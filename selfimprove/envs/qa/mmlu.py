@@ -44,7 +44,7 @@ def load(split: str, folder: Path) -> list[Question]:
     for path in files:
         for place, cells in read_table(path, header=False):
             if len(cells) != 6 or cells[5].strip() not in LETTERS or not cells[5].strip():
-                raise UserError(f"{place}: a question, four options and a letter were expected; mend or delete it.")
+                raise UserError(f"{place}: a question, four options and a letter were expected; fix or delete it.")
             options = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, cells[1:5], strict=True))
             text = f"Question: {cells[0]}\n{options}"
             questions.append(

@@ -34,7 +34,7 @@ def load(split: str, folder: Path) -> list[Question]:
     for place, row in read_records(path):
         question, answer = text_of(row, "question", place), row.get("answer")
         if not isinstance(answer, bool):
-            raise UserError(f"{place}: field 'answer' must be true or false; mend or delete it.")
+            raise UserError(f"{place}: field 'answer' must be true or false; fix or delete it.")
         given = row.get("qid")
         questions.append(
             Question(

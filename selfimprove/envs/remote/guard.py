@@ -59,7 +59,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def own_names(host: str) -> frozenset[str]:
-    """Names by which clients may call a server that listens at ``host``; addresses in figures are always allowed."""
+    """Names by which clients may call a server that listens at ``host``; numeric addresses are always allowed."""
     return frozenset(name.lower() for name in ("localhost", host, socket.gethostname(), socket.getfqdn()))
 
 

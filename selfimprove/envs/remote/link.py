@@ -143,7 +143,7 @@ class Link:
         if path == "/create" and response.status_code != 200:
             raise UserError(
                 f"agent_r.env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
-                "mend the address."
+                "fix the address."
             )
         if response.status_code != 200:
             raise EnvError(f"{self.server}{path}: status {response.status_code}: {in_short(response.text)}")
@@ -155,7 +155,7 @@ class Link:
             said = in_short(str(answer["error"]))
             if path == "/create" and not self._left:
                 raise UserError(
-                    f"agent_r.env.server: {self.server} makes no environment ({said}); mend it there, or lower "
+                    f"agent_r.env.server: {self.server} makes no environment ({said}); fix it there, or lower "
                     "agent_r.env.server_concurrency."
                 )
             raise EnvError(f"{self.server}{path}: the server says: {said}")

@@ -68,11 +68,11 @@ def read_json(path: Path) -> Any:
     try:
         return load_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe file or folder; mend agent_r.env.recipes.") from None
+        raise UserError(f"{path}: no such recipe file or folder; fix agent_r.env.recipes.") from None
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); mend the file or agent_r.env.recipes.") from None
+        raise UserError(f"{path}: can't be read ({error.strerror}); fix the file or agent_r.env.recipes.") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file ({error}); mend or replace it.") from None
+        raise UserError(f"{path}: not a JSON file ({error}); fix or replace it.") from None
 
 
 def read_recipe(row: Any, where: str) -> Recipe | None:
@@ -164,16 +164,16 @@ class _Reader:
 
     def _field(self, row: Any, key: str, kind: type | tuple[type, ...]) -> Any:
         if not isinstance(row, dict):
-            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; mend or delete it.")
+            raise UserError(f"{self.where}: a recipe is a JSON object, not {_short(row)}; fix or delete it.")
         if key not in row:
             raise UserError(f"{self.where}: the key {key!r} is missing; add it or delete the recipe.")
         if not isinstance(row[key], kind):
-            raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); mend it.")
+            raise UserError(f"{self.where}, key {key!r}: has the wrong type ({_short(row[key])}); fix it.")
         return row[key]
 
     def _each(self, values: list[Any], kind: type, key: str) -> list[Any]:
         if not all(isinstance(value, kind) for value in values):
-            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); mend it.")
+            raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); fix it.")
         return values
 
     def _some(self, slots: list[Slot], key: str) -> list[Slot]:

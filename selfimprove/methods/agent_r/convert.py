@@ -223,7 +223,7 @@ def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) 
         causes = ", ".join(f"{n} by the {why}" for why, n in sorted(dropped.items()))
         return UserError(
             f"convert: nothing to train on: all {len(revisions)} revision trajectories were dropped ({causes}), of "
-            f"{counts.trees} trees and {counts.leaves} leaves; set convert.mix.good above 0 or mend the cause."
+            f"{counts.trees} trees and {counts.leaves} leaves; set convert.mix.good above 0 or fix the cause."
         )
     if counts.good_leaves and not (cfg.mix.good or cfg.mix.revision):
         return UserError("convert.mix leaves out every kind of data; set revision or good above 0.")
@@ -259,7 +259,7 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
     lengths = [
         len(one.transition.path) - branch_point(one.tree.path(one.pair.good), one.transition.path) for one in kept
     ]
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "revision_length": mean_and_error(map(float, lengths)),
         "revision_lengths": {str(length): n for length, n in sorted(Counter(lengths).items())},
     }
@@ -267,7 +267,7 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
         heard = asked.judgements()
         verdicts = Counter(judgement.verdict for judgement in heard)
         walked = [one for one in revisions if not one.why.startswith("judge")]
-        figures |= {
+        metrics |= {
             "judged": len(heard),
             "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
             "unparsable": ratio((int(not judgement.parsed), 1) for judgement in heard),
@@ -276,6 +276,6 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
         }
     if cfg.validate_splice == "replay":
         tried = [one for one in revisions if not one.why.startswith("judge")]
-        figures["replay_kept"] = ratio((int(one.messages is not None), 1) for one in tried)
-        figures["dropped_by_environment"] = sum(one.why.startswith("environment") for one in tried)
-    return figures
+        metrics["replay_kept"] = ratio((int(one.messages is not None), 1) for one in tried)
+        metrics["dropped_by_environment"] = sum(one.why.startswith("environment") for one in tried)
+    return metrics

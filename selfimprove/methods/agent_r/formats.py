@@ -201,4 +201,4 @@ class _Conversation(Record):
 def _malformed(error: ValidationError, where: str) -> UserError:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
-    return UserError(f"{where}: field {place!r}: {first['msg']}; mend or delete the line.")
+    return UserError(f"{where}: field {place!r}: {first['msg']}; fix or delete the line.")

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from selfimprove.core.outcomes import Figure, Outcome, average, ratio
+from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Episode, Turn, mean_and_error
 from selfimprove.methods.agent_r.pairs import ranked_leaves
 from selfimprove.methods.agent_r.play import GIVEN
@@ -76,30 +76,30 @@ def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ())
     With several environments, ``environments`` has the metrics of each, and ``average`` their mean over the
     environments; the metrics beside them are over all episodes.
     """
-    figures: dict[str, Any] = dict(average(outcomes(played, revised)))
-    figures |= _rates(played)
+    metrics: dict[str, Any] = dict(average(outcomes(played, revised)))
+    metrics |= _rates(played)
     if revised:
-        figures |= {f"revision_{name}": figure for name, figure in _rates(revised).items()}
+        metrics |= {f"revision_{name}": metric for name, metric in _rates(revised).items()}
     everything = [*played, *revised]
     lengths = [length for episode in everything for length in revision_lengths(episode)]
-    figures["revision_length"] = mean_and_error(map(float, lengths))
-    figures["revision_lengths"] = _histogram(lengths)
-    figures["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in everything)
+    metrics["revision_length"] = mean_and_error(map(float, lengths))
+    metrics["revision_lengths"] = _histogram(lengths)
+    metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in everything)
     names = sorted({episode.env for episode in played})
     if len(names) > 1:
         by_env = {name: _of_environment(played, name) for name in names}
-        figures["environments"] = by_env
-        figures["average"] = {key: over_environments([by_env[name][key] for name in names]) for key in AVERAGED}
-    return figures
+        metrics["environments"] = by_env
+        metrics["average"] = {key: over_environments([by_env[name][key] for name in names]) for key in AVERAGED}
+    return metrics
 
 
-def over_environments(figures: Sequence[Figure]) -> Figure:
+def over_environments(metrics: Sequence[Estimate]) -> Estimate:
     """The unweighted mean of independent means, as the paper's column Avg; n is the number of episodes in all."""
-    k = len(figures)
+    k = len(metrics)
     return {
-        "mean": math.fsum(figure["mean"] for figure in figures) / k,
-        "se": math.sqrt(math.fsum(figure["se"] ** 2 for figure in figures)) / k,
-        "n": int(sum(figure["n"] for figure in figures)),
+        "mean": math.fsum(metric["mean"] for metric in metrics) / k,
+        "se": math.sqrt(math.fsum(metric["se"] ** 2 for metric in metrics)) / k,
+        "n": int(sum(metric["n"] for metric in metrics)),
     }
 
 
@@ -229,10 +229,10 @@ def _rates(episodes: Sequence[Episode]) -> dict[str, Any]:
     }
 
 
-def _of_environment(episodes: Sequence[Episode], name: str) -> dict[str, Figure]:
+def _of_environment(episodes: Sequence[Episode], name: str) -> dict[str, Estimate]:
     mine = [episode for episode in episodes if episode.env == name]
-    figures = average(outcomes(mine))
-    return {**{key: figures[key] for key in AVERAGED}, "invalid": _rates(mine)["invalid"]}
+    metrics = average(outcomes(mine))
+    return {**{key: metrics[key] for key in AVERAGED}, "invalid": _rates(mine)["invalid"]}
 
 
 def _action(turn: Turn) -> str:

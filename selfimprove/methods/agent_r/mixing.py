@@ -70,9 +70,9 @@ def read_chats(path: Path) -> list[Example]:
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{path}, line {line}: field {place!r}: {first['msg']}; mend or delete the line.") from None
+            raise UserError(f"{path}, line {line}: field {place!r}: {first['msg']}; fix or delete the line.") from None
         if not any(message.weight for message in messages):
-            raise UserError(f"{path}, line {line}: no assistant message to learn; mend or delete the line.")
+            raise UserError(f"{path}, line {line}: no assistant message to learn; fix or delete the line.")
         chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
     return chats
 

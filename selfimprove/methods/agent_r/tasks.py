@@ -122,7 +122,7 @@ def read_ids(path: Path, env_name: str) -> list[int]:
         UserError: the file is missing, is not JSON, has another shape, holds no id, or is of another environment.
     """
     if not path.is_file():
-        raise UserError(f"{path} does not exist; mend agent_r.tasks.files in params.yaml.")
+        raise UserError(f"{path} does not exist; fix agent_r.tasks.files in params.yaml.")
     try:
         value = load_json(path)
         ids = list(dict.fromkeys(_flatten(value, env_name)))

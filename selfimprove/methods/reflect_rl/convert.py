@@ -103,7 +103,7 @@ def texts(
     return rows
 
 
-def figures(trajectories: Sequence[Trajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
+def metrics(trajectories: Sequence[Trajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
     """Counts: trajectories by kind, how many succeeded, what was left out, examples of each set, reflections."""
     positive = [one for one in trajectories if one.info == "positive"]
     reflections = [example.messages[1].content for example in sets["sft_reflection"]]

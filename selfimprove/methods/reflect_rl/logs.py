@@ -61,7 +61,7 @@ def centred_mean(values: Sequence[float | None], window: int = WINDOW) -> list[f
         UserError: the window has no middle.
     """
     if window < 1 or window % 2 == 0:
-        raise UserError(f"reflect_rl.report.window: a centred mean needs an odd window, not {window}; mend it.")
+        raise UserError(f"reflect_rl.report.window: a centred mean needs an odd window, not {window}; fix it.")
     half = window // 2
     means: list[float | None] = []
     for i in range(len(values)):
@@ -90,9 +90,9 @@ def read_curve(path: Path) -> list[Point]:
             try:
                 cells = [float(text) if (text := row[name]) else None for name in ("step", *COLUMNS)]
             except (KeyError, ValueError):
-                raise UserError(f"{path}, line {number}: no step, success, cost and loss; mend or delete it.") from None
+                raise UserError(f"{path}, line {number}: no step, success, cost and loss; fix or delete it.") from None
             if cells[0] is None:
-                raise UserError(f"{path}, line {number}: no step; mend or delete the line.")
+                raise UserError(f"{path}, line {number}: no step; fix or delete the line.")
             points.append(Point(cells[0], *cells[1:]))
     return points
 
@@ -137,7 +137,7 @@ def read_original(folder: Path) -> list[Log]:
     limit: int | None = None
     while here is not None:
         if here.resolve() in seen:
-            raise UserError(f"{here}: the runs' load_dir form a cycle; mend setting.yml.")
+            raise UserError(f"{here}: the runs' load_dir form a cycle; fix setting.yml.")
         seen.add(here.resolve())
         setting = read_yaml(here / "setting.yml") if (here / "setting.yml").is_file() else {}
         points = {point.step: point for file in _logs(here) for point in original_points(file)}
@@ -148,7 +148,7 @@ def read_original(folder: Path) -> list[Log]:
         loaded = setting.get("load_dir")
         found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
         if loaded and found is None:
-            raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; mend it.")
+            raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; fix it.")
         parent = None if found is None else _beside(here, Path(str(loaded)).parent)
         if parent is not None and not _logs(parent):  # what it was loaded from may be supervised, without a log
             parent = None

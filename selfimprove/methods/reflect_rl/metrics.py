@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from selfimprove.core.outcomes import Figure, Outcome, ratio
+from selfimprove.core.outcomes import Estimate, Outcome, ratio
 from selfimprove.core.records import mean_and_error
 
 
@@ -101,16 +101,16 @@ def _values(episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
 
 def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Every metric as {mean, se, n}; see the file's head."""
-    figures: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
-    figures["invalid"] = ratio(
+    metrics: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
+    metrics["invalid"] = ratio(
         (sum(not step.valid for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
         for mine in _by_task(episodes)
     )
-    figures["blocked"] = mean_and_error(
+    metrics["blocked"] = mean_and_error(
         sum(episode.status == "blocked" for episode in mine) / len(mine) for mine in _by_task(episodes)
     )
-    figures["episodes"] = len(episodes)
-    figures["levels"] = {
+    metrics["episodes"] = len(episodes)
+    metrics["levels"] = {
         level: {
             **{name: _clustered(here, name) for name in ("success", "cost")},
             "episodes": len(here),
@@ -118,10 +118,10 @@ def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
         for level in dict.fromkeys(episode.level for episode in episodes)
         if (here := [episode for episode in episodes if episode.level == level])
     }
-    return figures
+    return metrics
 
 
-def _clustered(episodes: Sequence[PlayedEpisode], name: str) -> Figure:
+def _clustered(episodes: Sequence[PlayedEpisode], name: str) -> Estimate:
     return mean_and_error(_values(mine)[name] for mine in _by_task(episodes))
 
 

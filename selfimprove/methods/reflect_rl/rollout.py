@@ -117,7 +117,7 @@ def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, 
 def _checked(played: Played, env: EnumeratedEnv, task: int, label: str) -> Played:
     if not math.isfinite(played.cost):
         raise UserError(
-            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; mend the "
+            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; fix the "
             "environment's reward."
         )
     return played

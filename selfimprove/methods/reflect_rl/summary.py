@@ -86,7 +86,7 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
 
 
 def _drawn(points: Sequence[Mapping[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The points of one figure, in the form that ``report.table`` draws."""
+    """The points of one metric, in the form that ``report.table`` draws."""
     return [
         {"row": point["row"], "step": point["step"], name: point[name], "se": 0.0}
         for point in points

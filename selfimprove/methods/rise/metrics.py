@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.outcomes import Figure, Outcome, average, ratio
+from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Attempt, Episode, mean_and_error
 
 Equivalent = Callable[[str, str], bool]
@@ -116,7 +116,7 @@ def evaluate_metrics(
     *,
     turns: int | None = None,
     oracle: bool = False,
-) -> dict[str, Figure]:
+) -> dict[str, Estimate]:
     """Every metric as {mean, se, n}: the outcomes averaged, and the rates over attempts and over changes of turn.
 
     ``m1@t1``, ``m5@t1``, ``m1@tk``, ``p1@tk``, ``accuracy@tk`` and the paired gains ``m1@t5-m1@t1``,
@@ -124,19 +124,19 @@ def evaluate_metrics(
     one; ``wrong_to_right`` likewise; ``unparsable``: of all attempts of the sequential run, how many hold no answer;
     ``blocked``: problems that an engine failed on.
     """
-    figures = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
+    metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
     runs = [actions(episode) for episode in sequential]
-    figures["right_to_wrong"] = ratio(_changes(run, was_right=True) for run in runs)
-    figures["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)
-    figures["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
-    figures["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
-    return figures
+    metrics["right_to_wrong"] = ratio(_changes(run, was_right=True) for run in runs)
+    metrics["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)
+    metrics["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
+    metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
+    return metrics
 
 
-def by_turn(metrics: Mapping[str, Figure]) -> list[Figure]:
-    """The figure of each turn, first turn first: the accuracy of that turn's attempt.
+def by_turn(metrics: Mapping[str, Estimate]) -> list[Estimate]:
+    """The metric of each turn, first turn first: the accuracy of that turn's attempt.
 
-    A run with an oracle ends at its first right attempt, so it has no accuracy of later turns; there the figure is the
+    A run with an oracle ends at its first right attempt, so it has no accuracy of later turns; there the metric is the
     share of problems solved by that turn.
     """
     named = "accuracy@t" if "accuracy@t1" in metrics else "p1@t"
@@ -145,22 +145,22 @@ def by_turn(metrics: Mapping[str, Figure]) -> list[Figure]:
     return [first, *(metrics[f"{named}{k}"] for k in sorted(later) if k > 1)]
 
 
-def accuracy_rows(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
+def accuracy_rows(metrics: Mapping[str, Estimate]) -> list[dict[str, Any]]:
     """Rows {turn, accuracy, se, majority, any} for the accuracy-by-turn plot; ``accuracy``: see ``by_turn``.
 
     A run with an oracle has no majority over turns: the cell is empty from the second turn on.
     """
     rows = []
-    first = figures["m1@t1"]
-    for k, figure in enumerate(by_turn(figures), start=1):
-        majority = figures.get(f"m1@t{k}", first if k == 1 else None)
+    first = metrics["m1@t1"]
+    for k, metric in enumerate(by_turn(metrics), start=1):
+        majority = metrics.get(f"m1@t{k}", first if k == 1 else None)
         rows.append(
             {
                 "turn": k,
-                "accuracy": figure["mean"],
-                "se": figure["se"],
+                "accuracy": metric["mean"],
+                "se": metric["se"],
                 "majority": "" if majority is None else majority["mean"],
-                "any": figures.get(f"p1@t{k}", first)["mean"],
+                "any": metrics.get(f"p1@t{k}", first)["mean"],
             }
         )
     return rows

@@ -104,7 +104,7 @@ class ConvertParams(Section):
 
 
 class EvaluateParams(Section):
-    """Sequential and parallel evaluation without an oracle; the oracle's figure follows from the same episodes."""
+    """Sequential and parallel evaluation without an oracle; the oracle's metric follows from the same episodes."""
 
     panel: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)

@@ -66,7 +66,7 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Rows {row, turn, accuracy, se} of the accuracy-by-turn plot, all rows in one table (``metrics.by_turn``)."""
     return [
-        {"row": name, "turn": turn, "accuracy": figure["mean"], "se": figure["se"]}
+        {"row": name, "turn": turn, "accuracy": metric["mean"], "se": metric["se"]}
         for name in summary["order"]
-        for turn, figure in enumerate(by_turn(summary["rows"][name]["metrics"]), start=1)
+        for turn, metric in enumerate(by_turn(summary["rows"][name]["metrics"]), start=1)
     ]

@@ -52,16 +52,16 @@ def outcomes(episodes: Iterable[SpinEpisode]) -> list[Outcome]:
 
 def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     """Every metric as {mean, se, n}; ``kinds``: exact match of each kind of question, where the data set has kinds."""
-    figures: dict[str, Any] = dict(average(outcomes(episodes)))
-    figures["invalid"] = ratio((sum(map(is_invalid, one.rounds)), len(one.rounds)) for one in episodes)
-    figures["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)
-    figures["actions"] = actions(episodes)
+    metrics: dict[str, Any] = dict(average(outcomes(episodes)))
+    metrics["invalid"] = ratio((sum(map(is_invalid, one.rounds)), len(one.rounds)) for one in episodes)
+    metrics["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)
+    metrics["actions"] = actions(episodes)
     kinds = sorted({one.kind for one in episodes})
-    if len(kinds) > 1 and "em" in figures:
-        figures["kinds"] = {
+    if len(kinds) > 1 and "em" in metrics:
+        metrics["kinds"] = {
             kind: mean_and_error(float(one.em) for one in episodes if one.kind == kind) for kind in kinds
         }
-    return figures
+    return metrics
 
 
 def tool_figures(stats: Mapping[str, int], faults: Mapping[str, int]) -> dict[str, Any]:

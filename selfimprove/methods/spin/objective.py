@@ -18,7 +18,7 @@ Loss = Literal["sigmoid", "hinge"]
 FIRST_LOSS: dict[str, float] = {"sigmoid": math.log(2), "hinge": 1.0}
 """The loss of a model that is its own opponent: h is 0 for every pair."""
 
-FIGURES = (
+METRICS = (
     "loss", "rewards/real", "rewards/generated", "rewards/margins", "rewards/accuracies", "logps/real",
     "logps/generated", "logits/real", "logits/generated", "nll/real", "drift",
 )  # fmt: skip

@@ -16,8 +16,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.methods.spin import opponent
 from selfimprove.methods.spin.encode import EncodedPair, lengths_of, pairs_of, sequences_of
 from selfimprove.methods.spin.objective import (
-    FIGURES,
     FIRST_LOSS,
+    METRICS,
     gap,
     implicit_rewards,
     over_sequences,
@@ -96,10 +96,10 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
 
 
 class PairTrainer(PlannedTrainer):
-    """The mean over a step's pairs of SPIN's loss; its metrics are ``spin_objective.FIGURES``."""
+    """The mean over a step's pairs of SPIN's loss; its metrics are ``spin_objective.METRICS``."""
 
     _job: PairJob
-    figures = FIGURES
+    metrics = METRICS
 
     def __init__(
         self,
@@ -168,8 +168,8 @@ class PairTrainer(PlannedTrainer):
             won = (rewards[:, 0] - rewards[:, 1] > params.beta * ROUNDING * against.abs().sum(1)).float()
             columns = [*rewards.T, rewards[:, 0] - rewards[:, 1], won, *scores.T, *means.T]
             shares = torch.stack(columns).sum(1) / inputs["batch"]
-            figures = torch.stack([loss, *shares, nll, drift.sum() / inputs["batch"]])
-        return loss, figures
+            metrics = torch.stack([loss, *shares, nll, drift.sum() / inputs["batch"]])
+        return loss, metrics
 
     def training_step(
         self, model: torch.nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
@@ -181,7 +181,7 @@ class PairTrainer(PlannedTrainer):
             if not self._job.params.other_opponent:
                 first = self._plan.steps[0].examples
                 tokens = sum(sum(self._scored[index]) for index in first) / len(first)
-                check_first(dict(zip(FIGURES, self._figures[0], strict=True)), tokens, len(first), self._job)
+                check_first(dict(zip(METRICS, self._metrics[0], strict=True)), tokens, len(first), self._job)
         return total
 
     @property
@@ -209,8 +209,8 @@ class PairTrainer(PlannedTrainer):
             trained_tokens=sum(sum(self._scored[index]) for index in read),
             padding=plan.padding,
             held_out=self._job.validation,
-            first=dict(zip(FIGURES, self._figures[0], strict=True)),
-            curve=[{"step": step, **dict(zip(FIGURES, row, strict=True))} for step, row in self.means()],
+            first=dict(zip(METRICS, self._metrics[0], strict=True)),
+            curve=[{"step": step, **dict(zip(METRICS, row, strict=True))} for step, row in self.means()],
             evaluations=self._evaluations,
             attention=flash.running(self.accelerator.unwrap_model(self.model)),
             rope_factor=rope_factor,
@@ -224,7 +224,7 @@ class PairTrainer(PlannedTrainer):
         )
 
 
-def check_first(figures: dict[str, float], tokens: float, pairs: int, job: PairJob) -> None:
+def check_first(metrics: dict[str, float], tokens: float, pairs: int, job: PairJob) -> None:
     """The first step's metrics must be those of a model against itself: every reward 0, and the loss that follows.
 
     What rounding explains: in bfloat16 the tokens' errors are independent, so they add up to the square root of the
@@ -241,12 +241,12 @@ def check_first(figures: dict[str, float], tokens: float, pairs: int, job: PairJ
     coarse = params.dtype == "bfloat16" or params.tf32
     limit = TOKEN_ROUNDING["bfloat16" if coarse else "float32"]
     spread = 4 * limit * math.sqrt(tokens) if coarse else limit * tokens  # of a pair's sums, in nats
-    loss = figures["loss"] - params.sft_weight * figures["nll/real"]
+    loss = metrics["loss"] - params.sft_weight * metrics["nll/real"]
     expected = FIRST_LOSS[params.loss]
     rounding = params.beta * spread * (2 / tokens if params.average else 1) / (math.sqrt(pairs) if coarse else 1)
-    reward = max(abs(figures[f"rewards/{side}"]) for side in ("real", "generated"))
+    reward = max(abs(metrics[f"rewards/{side}"]) for side in ("real", "generated"))
     away = 0.0 if params.reference_free else abs(loss - expected)
-    if not (figures["drift"] <= spread / tokens and reward <= rounding and away <= rounding):
+    if not (metrics["drift"] <= spread / tokens and reward <= rounding and away <= rounding):
         raise UserError(
             f"the first loss is {loss:.4f} with rewards up to {reward:.4f}, where a model against itself has "
             f"{expected:.4f} and 0: {job.model_dir} does not score the pairs as the opponent did; delete {job.scores} "

@@ -189,7 +189,7 @@ class SpinParams(Section):
             end = iteration.generate.end
             if end is not None and end > self.tasks.train:
                 raise ValueError(
-                    f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; mend one"
+                    f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; fix one"
                 )
         for key, control in self.controls.items():
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)

@@ -100,7 +100,7 @@ def chosen(panel: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Questi
     end = len(order) if cfg.end is None else cfg.end
     if end > len(order) or cfg.start >= end:
         raise UserError(
-            f"spin: questions {cfg.start} to {end} are asked for, the panel has {len(order)}; mend start and end."
+            f"spin: questions {cfg.start} to {end} are asked for, the panel has {len(order)}; fix start and end."
         )
     return [(index, panel[index]) for index in order[cfg.start : end]]
 

@@ -99,5 +99,5 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path}: an object of episodes by task index was expected; name a trajectory file.")
     for key, entry in value.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("traj"), (str, list)):
-            raise UserError(f"{path}, task {key}: no 'traj'; mend or delete the entry.")
+            raise UserError(f"{path}, task {key}: no 'traj'; fix or delete the entry.")
     return value

@@ -41,7 +41,7 @@ FILLING_TOKENS = 2
 class Layout:
     """Micro-batches in the order in which XTuner's sampler deals them to the processes.
 
-    ``order`` holds for each one the index of its example, -1 for a filling; ``divisors`` what the sum of its token
+    ``order`` holds for each one the index of its example, -1 for padding; ``divisors`` what the sum of its token
     losses is divided by.
     """
 
@@ -136,9 +136,9 @@ def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: Job) -> Layout:
                 )
             order.append(index)
             divisors.append(1.0 / (weights.pop() * scale * count * processes))
-        filling = count * processes - len(batch)
-        order += [-1] * filling
-        divisors += [1.0] * filling
+        padding = count * processes - len(batch)
+        order += [-1] * padding
+        divisors += [1.0] * padding
     return Layout(order, divisors, count)
 
 

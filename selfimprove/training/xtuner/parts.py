@@ -29,14 +29,14 @@ LOSSES = "losses.json"
 IGNORED = -100
 """Label of a token that is not learnt."""
 
-FILLING = {"input_ids": [0, 0], "labels": [IGNORED, IGNORED]}
+PADDING = {"input_ids": [0, 0], "labels": [IGNORED, IGNORED]}
 """A micro-batch without a conversation: its loss is 0, and so is its gradient."""
 
 
 class MicroBatches(Dataset):
     """The run's micro-batches in order; of several processes each reads every n-th.
 
-    ``order.npz`` holds for each one the index of its example (-1: a filling) and the number that the sum of its
+    ``order.npz`` holds for each one the index of its example (-1: padding) and the number that the sum of its
     tokens' losses is divided by. The quotients' mean over a step's micro-batches is the step's loss.
     """
 
@@ -51,7 +51,7 @@ class MicroBatches(Dataset):
     def __getitem__(self, place: int) -> dict[str, Any]:
         index = self._order[place]
         if index < 0:
-            return {**FILLING, "divisor": 1.0}
+            return {**PADDING, "divisor": 1.0}
         example = self._examples[index]
         learnt = zip(example.ids, example.token_weights, strict=True)
         return {
@@ -62,7 +62,7 @@ class MicroBatches(Dataset):
 
 
 def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """One conversation as XTuner's model takes it: ids and labels [1, tokens], without any filling.
+    """One conversation as XTuner's model takes it: ids and labels [1, tokens], without any padding.
 
     The divisor travels as ``num_items_in_batch``, by which transformers divides the summed loss.
     """

@@ -66,11 +66,11 @@ def test_a_name_cannot_write_markup() -> None:
 
 
 def test_the_headline_is_the_last_row_and_its_paired_difference_to_more_of_the_same_training() -> None:
-    figure, gain = {"mean": 0.7, "se": 0.02, "n": 9}, {"mean": -0.1, "se": 0.03, "n": 9}
+    metric, gain = {"mean": 0.7, "se": 0.02, "n": 9}, {"mean": -0.1, "se": 0.03, "n": 9}
     summary = {
         "columns": ["em"], "order": ["base", "more_sft", "iter1"], "last": "iter1",
-        "rows": {"iter1": {"metrics": {"em": figure}}},
-        "last_minus": {"base": {"em": figure}, "more_sft": {"em": gain}},
+        "rows": {"iter1": {"metrics": {"em": metric}}},
+        "last_minus": {"base": {"em": metric}, "more_sft": {"em": gain}},
     }  # fmt: skip
     assert headline_metrics("spin", summary) == {
         "spin": {"em": 0.7, "em error": 0.02, "minus more_sft": -0.1, "minus more_sft error": 0.03}

@@ -1,4 +1,4 @@
-"""The summary: every row in order, its own figures, and paired differences of the last iteration to each other row."""
+"""The summary: every row in order, its own metrics, and paired differences of the last iteration to each other row."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def results(tmp_path: Path) -> Path:
         folder.mkdir(parents=True)
         outcomes = [Outcome(id=f"p{i}", values=dict.fromkeys(COLUMNS, solved(number, i))) for i in range(100)]
         write_jsonl(folder / "outcomes.jsonl", outcomes[::-1] if number % 2 else outcomes)  # pairs are by id
-        figure = mean_and_error(solved(number, i) for i in range(100))
+        metric = mean_and_error(solved(number, i) for i in range(100))
         zero = {"mean": 0.0, "se": 0.0, "n": 100}
         metrics = {
-            **dict.fromkeys(COLUMNS, figure), **{f"accuracy@t{t}": figure for t in range(1, 6)}, "m1@t5-m1@t1": zero,
+            **dict.fromkeys(COLUMNS, metric), **{f"accuracy@t{t}": metric for t in range(1, 6)}, "m1@t5-m1@t1": zero,
             "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
         }  # fmt: skip
         (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -108,7 +108,7 @@ def test_rise_13_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_tur
     for row in ROWS:
         file = results / place(params(), row) / "metrics.json"
         metrics = json.loads(file.read_text())
-        kept = {name: figure for name, figure in metrics.items() if not name.startswith(("accuracy@", "m1@t5"))}
+        kept = {name: metric for name, metric in metrics.items() if not name.startswith(("accuracy@", "m1@t5"))}
         solved_by = {f"p1@t{turn}": metrics["p1@t5"] for turn in range(2, 6)}
         file.write_text(json.dumps(kept | solved_by))
     summary = summarise_rise(params(oracle=True), results)

@@ -100,7 +100,7 @@ def test_agent_r_13_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_
     sentence = refused(agent_bench, folder, "data")
     assert "agent_r.tasks: task 28, 29 in both the training file and the test file" in sentence
     (folder / "my/test.json").write_text(json.dumps(list(range(30, 60))))
-    done(agent_bench, folder, "data")  # mended
+    done(agent_bench, folder, "data")  # corrected
     panels = [{row["task_id"] for _, row in read_rows(folder / f"data/agent_r/tasks/{p}.jsonl")} for p in PANELS]
     assert panels[0] | panels[1] <= set(range(30))
     assert panels[2] <= set(range(30, 60))

@@ -57,20 +57,20 @@ def episode(
     )  # fmt: skip
 
 
-def mean(figure: dict) -> float:
-    return figure["mean"]
+def mean(metric: dict) -> float:
+    return metric["mean"]
 
 
 def test_agent_r_41_score_success_steps_and_invalid_actions() -> None:
-    figures = evaluate_metrics([episode("abc", 1.0, task=1), episode("axxa", 0.4, task=2), episode("", task=3)])
-    assert figures["score"]["mean"] == pytest.approx(140 / 3)  # times 100
-    assert figures["score"]["se"] == pytest.approx(math.sqrt((53.3333**2 + 6.6667**2 + 46.6667**2) / 2 / 3), rel=1e-4)
-    assert figures["score"]["n"] == 3
-    assert mean(figures["success"]) == pytest.approx(1 / 3)
-    assert mean(figures["steps"]) == pytest.approx(7 / 3)
-    assert figures["invalid"]["mean"] == pytest.approx(2 / 7)
-    assert figures["invalid"]["n"] == 7
-    assert mean(figures["blocked"]) == 0
+    metrics = evaluate_metrics([episode("abc", 1.0, task=1), episode("axxa", 0.4, task=2), episode("", task=3)])
+    assert metrics["score"]["mean"] == pytest.approx(140 / 3)  # times 100
+    assert metrics["score"]["se"] == pytest.approx(math.sqrt((53.3333**2 + 6.6667**2 + 46.6667**2) / 2 / 3), rel=1e-4)
+    assert metrics["score"]["n"] == 3
+    assert mean(metrics["success"]) == pytest.approx(1 / 3)
+    assert mean(metrics["steps"]) == pytest.approx(7 / 3)
+    assert metrics["invalid"]["mean"] == pytest.approx(2 / 7)
+    assert metrics["invalid"]["n"] == 7
+    assert mean(metrics["blocked"]) == 0
 
 
 def test_agent_r_41_success_is_the_maximum_and_nothing_near_it() -> None:
@@ -85,15 +85,15 @@ def test_agent_r_41_success_is_the_maximum_and_nothing_near_it() -> None:
 def test_agent_r_41_environments_are_reported_each_and_averaged_with_equal_weight() -> None:
     played = [episode("a", 1.0, task=i) for i in range(3)] + [episode("ab", 0.0, task=3)]
     played += [episode("abc", 0.5, task=i, env="webshop") for i in range(2)]
-    figures = evaluate_metrics(played)
-    assert {name: mean(one["score"]) for name, one in figures["environments"].items()} == {
+    metrics = evaluate_metrics(played)
+    assert {name: mean(one["score"]) for name, one in metrics["environments"].items()} == {
         "corridor": 75.0, "webshop": 50.0
     }  # fmt: skip
-    assert mean(figures["average"]["score"]) == 62.5  # over all episodes it is 66.7
-    assert figures["average"]["score"]["se"] == pytest.approx(25 / 2)
-    assert figures["average"]["score"]["n"] == 6
-    assert mean(figures["average"]["success"]) == pytest.approx(0.375)
-    assert mean(figures["score"]) == pytest.approx(400 / 6)
+    assert mean(metrics["average"]["score"]) == 62.5  # over all episodes it is 66.7
+    assert metrics["average"]["score"]["se"] == pytest.approx(25 / 2)
+    assert metrics["average"]["score"]["n"] == 6
+    assert mean(metrics["average"]["success"]) == pytest.approx(0.375)
+    assert mean(metrics["score"]) == pytest.approx(400 / 6)
     assert "average" not in evaluate_metrics(played[:4])
 
 
@@ -101,10 +101,10 @@ def test_agent_r_42_runs_of_repeated_actions_by_length() -> None:
     assert repeated_runs("aabccca") == [2, 3]
     assert repeated_runs("abab") == []
     assert repeated_runs("") == []
-    figures = evaluate_metrics([episode("aabccca"), episode("dd", task=2), episode("e", task=3)])
-    assert figures["repeated_runs"] == {"2": 2, "3": 1}
-    assert figures["repeated_blocks"]["1"] == {"2": 2, "3": 1}
-    assert figures["repeated"]["mean"] == pytest.approx(4 / 10)
+    metrics = evaluate_metrics([episode("aabccca"), episode("dd", task=2), episode("e", task=3)])
+    assert metrics["repeated_runs"] == {"2": 2, "3": 1}
+    assert metrics["repeated_blocks"]["1"] == {"2": 2, "3": 1}
+    assert metrics["repeated"]["mean"] == pytest.approx(4 / 10)
 
 
 def test_agent_r_42_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> None:
@@ -114,24 +114,24 @@ def test_agent_r_42_the_revision_length_is_the_bad_segment_before_each_revision_
     assert revision_lengths(episode("abc")) == []
     assert revision_lengths(episode("abcdw", given=3)) == [4]
     assert revision_lengths(episode("awbw", given=3)) == [3]  # a given wait is no revision of the policy's
-    figures = evaluate_metrics([episode("abwcdew"), episode("abc", task=2)], [episode("abw", given=2)])
-    assert figures["revision_lengths"] == {"2": 2, "3": 1}
-    assert mean(figures["revision_length"]) == pytest.approx(7 / 3)
-    assert mean(figures["revised"]) == 0.5
-    assert mean(figures["revisions"]) == 1.0
-    assert mean(figures["revision_revised"]) == 1.0
+    metrics = evaluate_metrics([episode("abwcdew"), episode("abc", task=2)], [episode("abw", given=2)])
+    assert metrics["revision_lengths"] == {"2": 2, "3": 1}
+    assert mean(metrics["revision_length"]) == pytest.approx(7 / 3)
+    assert mean(metrics["revised"]) == 0.5
+    assert mean(metrics["revisions"]) == 1.0
+    assert mean(metrics["revision_revised"]) == 1.0
 
 
 def test_agent_r_41_given_turns_are_no_steps_of_the_policy() -> None:
-    figures = evaluate_metrics(
+    metrics = evaluate_metrics(
         [episode("a", task=2)], [episode("xxab", 1.0, given=2), episode("xxxx", given=4, task=3)]
     )
-    assert mean(figures["revision_score"]) == 50.0
-    assert mean(figures["revision_success"]) == 0.5
-    assert mean(figures["revision_steps"]) == 1.0
-    assert figures["revision_invalid"] == {"mean": 0.0, "se": 0.0, "n": 2}
-    assert mean(figures["score"]) == 0
-    assert figures["score"]["n"] == 1
+    assert mean(metrics["revision_score"]) == 50.0
+    assert mean(metrics["revision_success"]) == 0.5
+    assert mean(metrics["revision_steps"]) == 1.0
+    assert metrics["revision_invalid"] == {"mean": 0.0, "se": 0.0, "n": 2}
+    assert mean(metrics["score"]) == 0
+    assert metrics["score"]["n"] == 1
     assert not any(name.startswith("revision_s") for name in evaluate_metrics([episode("a")]))
 
 
@@ -155,11 +155,11 @@ def played(task: int, *actions: str) -> Episode:
 
 def test_real_episodes_are_read_as_they_were_played() -> None:
     both = [played(6, "hm", "right", "wait", "right", "take key", "open door"), played(0, "take key", "open door")]
-    figures = evaluate_metrics(both)
-    assert mean(figures["success"]) == 0.5
-    assert mean(figures["steps"]) == 4.0
-    assert figures["invalid"]["mean"] == pytest.approx(3 / 8)  # "hm", no key here, it stays shut
-    assert figures["revision_lengths"] == {"2": 1}
+    metrics = evaluate_metrics(both)
+    assert mean(metrics["success"]) == 0.5
+    assert mean(metrics["steps"]) == 4.0
+    assert metrics["invalid"]["mean"] == pytest.approx(3 / 8)  # "hm", no key here, it stays shut
+    assert metrics["revision_lengths"] == {"2": 1}
 
 
 def test_agent_r_41_result_rows_are_the_original_s() -> None:
@@ -179,23 +179,23 @@ def test_search_metrics_count_what_a_collection_gave() -> None:
     trees[0].status, trees[0].duplicates = "solved", 1
     trees[0].nodes[2].valid = False
     trees[1].nodes[1].done = False
-    figures = search_metrics(trees)
-    assert (figures["trees"], figures["nodes"], figures["leaves"], figures["blocked"]) == (2, 4, 3, 0)
-    assert mean(figures["solved"]) == 0.5
-    assert mean(figures["best"]) == 0.75
-    assert mean(figures["leaf_score"]) == 0.5
-    assert mean(figures["cut"]) == pytest.approx(1 / 3)
-    assert mean(figures["invalid"]) == 0.25
-    assert mean(figures["duplicates"]) == 0.2
+    metrics = search_metrics(trees)
+    assert (metrics["trees"], metrics["nodes"], metrics["leaves"], metrics["blocked"]) == (2, 4, 3, 0)
+    assert mean(metrics["solved"]) == 0.5
+    assert mean(metrics["best"]) == 0.75
+    assert mean(metrics["leaf_score"]) == 0.5
+    assert mean(metrics["cut"]) == pytest.approx(1 / 3)
+    assert mean(metrics["invalid"]) == 0.25
+    assert mean(metrics["duplicates"]) == 0.2
     assert search_metrics([])["solved"] == {"mean": 0.0, "se": 0.0, "n": 0}
 
 
 def test_search_metrics_of_searched_trees() -> None:
     trees = grown(range(4))
-    figures = search_metrics(trees)
-    assert figures["leaves"] == sum(len(tree.leaves()) for tree in trees)
-    assert mean(figures["solved"]) == sum(any(n.reward == 1 for n in tree.nodes) for tree in trees) / 4
-    assert 0 < mean(figures["invalid"]) < 1
+    metrics = search_metrics(trees)
+    assert metrics["leaves"] == sum(len(tree.leaves()) for tree in trees)
+    assert mean(metrics["solved"]) == sum(any(n.reward == 1 for n in tree.nodes) for tree in trees) / 4
+    assert 0 < mean(metrics["invalid"]) < 1
 
 
 @pytest.mark.parametrize(

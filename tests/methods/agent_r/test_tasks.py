@@ -124,7 +124,7 @@ def test_a_malformed_list_of_ids_is_named(tmp_path: Path, value: object, said: s
 
 
 def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.json does not exist; mend agent_r\.tasks\.files"):
+    with pytest.raises(UserError, match=r"gone\.json does not exist; fix agent_r\.tasks\.files"):
         read_ids(tmp_path / "gone.json", "corridor")
     (tmp_path / "torn.json").write_text('[{"item_id": "corr')
     with pytest.raises(UserError, match=r"torn\.json is no list of task ids"):

@@ -11,7 +11,7 @@ from selfimprove.envs.enumerated import State
 from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.envs.taxi.env import ACTION_LIST
-from selfimprove.methods.reflect_rl.convert import convert, figures, texts
+from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
 from selfimprove.methods.reflect_rl.params import DATA_SETS, GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, reflection_prompt
@@ -69,7 +69,7 @@ def test_reflect_rl_10_what_never_varies_is_one_token(made):
     fixed = [row["text"] for row in rows if row.get("fixed")]
     assert fixed == [ENV.instruction, " # Analyze:\n", " # Action:\n", ACTION_LIST]
     assert not any(ENV.instruction in row["text"] for row in rows if not row.get("fixed"))
-    counts = figures(made, sets)
+    counts = metrics(made, sets)
     assert (counts["positives"], counts["positives_solved"], counts["negatives"]) == (1, 1, 2)
     assert counts["examples"]["sft"] == len(sets["sft"])
 

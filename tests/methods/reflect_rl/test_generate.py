@@ -71,15 +71,15 @@ def test_reflect_rl_06_a_complete_trajectory_reflects_and_acts_to_the_end(name):
     assert played.success
 
 
-def test_reflect_rl_07_a_negative_replays_errs_and_learns_only_what_mends(explore):
+def test_reflect_rl_07_a_negative_replays_errs_and_learns_only_what_corrects(explore):
     one = made(Job(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
     assert [step.reflection for step in one.steps[:2]] == ["", ""]
     assert [step.learn for step in one.steps] == [False, False, True]
-    wrong, mended = one.steps[1].done, one.steps[2]
+    wrong, corrected = one.steps[1].done, one.steps[2]
     assert wrong in ("cat bus.py", "cat log.py")
-    assert wrong.removeprefix("cat ") in mended.reflection  # why it was wrong
-    assert f"Executing: {wrong}" in mended.pre
+    assert wrong.removeprefix("cat ") in corrected.reflection  # why it was wrong
+    assert f"Executing: {wrong}" in corrected.pre
     sets = convert([one, made(Job(task_id=0), explore)], "", MARKERS["spaced"])
     texts = [message.content for examples in sets.values() for one in examples for message in one.messages]
     answers = [message.content for one in sets["sft"] for message in one.messages if message.role == "assistant"]

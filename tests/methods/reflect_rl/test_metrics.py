@@ -1,4 +1,4 @@
-"""Figures by task: standard errors over tasks, outcomes that compare in pairs."""
+"""Metrics by task: standard errors over tasks, outcomes that compare in pairs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ def episode(task: int, success: bool, costs=(1.0,), level: str = "", valid: bool
 
 def test_reflect_rl_51_errors_are_over_tasks_not_over_episodes():
     played = [episode(1, True) for _ in range(50)] + [episode(2, False) for _ in range(50)]
-    figures = evaluate_metrics(played)
-    assert figures["success"] == {"mean": 0.5, "se": 0.5, "n": 2}  # of 100 independent episodes it would be 0.05
-    assert figures["episodes"] == 100
+    metrics = evaluate_metrics(played)
+    assert metrics["success"] == {"mean": 0.5, "se": 0.5, "n": 2}  # of 100 independent episodes it would be 0.05
+    assert metrics["episodes"] == 100
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
 def test_reflect_rl_51_figures_are_those_of_the_outcomes(results):
     played = [episode(task, won, [0.5, 1.0]) for task, row in enumerate(results) for won in row]
-    figures, averaged = evaluate_metrics(played), average(outcomes("taxi", played))
+    metrics, averaged = evaluate_metrics(played), average(outcomes("taxi", played))
     for name in ("success", "cost", "steps"):
-        assert figures[name] == averaged[name]
-    assert figures["cost"]["mean"] == pytest.approx(1.5)
-    assert figures["success"] == mean_and_error(sum(row) / 3 for row in results)
+        assert metrics[name] == averaged[name]
+    assert metrics["cost"]["mean"] == pytest.approx(1.5)
+    assert metrics["success"] == mean_and_error(sum(row) / 3 for row in results)
 
 
 def test_reflect_rl_51_levels_have_figures_of_their_own():
     played = [episode(1, True, level="pickup"), episode(1, False, level="full"), episode(2, True, level="full")]
-    figures = evaluate_metrics(played)
-    assert figures["levels"]["pickup"]["success"]["mean"] == 1
-    assert figures["levels"]["full"]["success"] == {"mean": 0.5, "se": 0.5, "n": 2}
-    assert figures["levels"]["full"]["episodes"] == 2
+    metrics = evaluate_metrics(played)
+    assert metrics["levels"]["pickup"]["success"]["mean"] == 1
+    assert metrics["levels"]["full"]["success"] == {"mean": 0.5, "se": 0.5, "n": 2}
+    assert metrics["levels"]["full"]["episodes"] == 2
     first = outcomes("taxi", played)[0]
     assert (first.id, first.values["success"], first.values["success_full"]) == ("taxi-1", 0.5, 0.0)
     assert "success_pickup" not in outcomes("taxi", played)[1].values
@@ -53,10 +53,10 @@ def test_reflect_rl_51_invalid_and_blocked_are_shares():
         episode(2, False, (), status="blocked", error="down"),
         episode(2, False, ()),
     ]
-    figures = evaluate_metrics(played)
-    assert figures["invalid"]["mean"] == 0.25
-    assert figures["blocked"] == {"mean": 0.25, "se": 0.25, "n": 2}
-    assert figures["success"]["mean"] == 0.25
+    metrics = evaluate_metrics(played)
+    assert metrics["invalid"]["mean"] == 0.25
+    assert metrics["blocked"] == {"mean": 0.25, "se": 0.25, "n": 2}
+    assert metrics["success"]["mean"] == 0.25
 
 
 def test_reflect_rl_51_rows_over_the_same_tasks_compare_in_pairs():

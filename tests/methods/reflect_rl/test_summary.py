@@ -46,9 +46,9 @@ def results(tmp_path: Path) -> Path:
         wins = [float(task < better) for task in range(6)]
         rows = [Outcome(id=f"taxi-{i}", values={"success": win, "cost": 1 - win}) for i, win in enumerate(wins)]
         write_jsonl(folder / "outcomes.jsonl", rows)
-        figures = {key: mean_and_error(row.values[key] for row in rows) for key in ("success", "cost")}
-        figures |= {"steps": mean_and_error([7.0]), "invalid": mean_and_error([0.0]), "levels": {"full": {}}}
-        (folder / "metrics.json").write_text(json.dumps(figures))
+        metrics = {key: mean_and_error(row.values[key] for row in rows) for key in ("success", "cost")}
+        metrics |= {"steps": mean_and_error([7.0]), "invalid": mean_and_error([0.0]), "levels": {"full": {}}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
         trained = {"real_tokens": 1000, "iterations" if name in PARAMS.iterations else "steps": 4}
         if name != "chance":
             (own / "train.json").write_text(json.dumps(trained))
@@ -63,7 +63,7 @@ def test_reflect_rl_51_every_row_is_compared_with_reflect_rl_in_pairs(results):
     assert summary["order"] == ["chance", "policy", "more_sft", "reflect_rl", "longer"]
     assert summary["last"] == "reflect_rl"
     assert summary["rows"]["policy"]["what"] == "SFT only"
-    gains = {row: figures["success"]["mean"] for row, figures in summary["last_minus"].items()}
+    gains = {row: metrics["success"]["mean"] for row, metrics in summary["last_minus"].items()}
     assert gains == pytest.approx({"chance": 3 / 6, "policy": 2 / 6, "more_sft": 1 / 6, "longer": -1 / 6})
     assert summary["rows"]["chance"]["training_tokens"] == 0
     assert summary["rows"]["reflect_rl"]["training_steps"] == 4

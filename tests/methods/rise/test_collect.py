@@ -147,11 +147,11 @@ def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
     assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
-    figures = [
+    metrics = [
         evaluate_metrics([one], [first], ENV.equivalent, turns=3, oracle=oracle)
         for (one, first), oracle in ((free, False), (stopped, True))
     ]
-    assert figures[0]["p1@t3"] == figures[1]["p1@t3"] == {"mean": 1.0, "se": 0.0, "n": 1}
+    assert metrics[0]["p1@t3"] == metrics[1]["p1@t3"] == {"mean": 1.0, "se": 0.0, "n": 1}
 
 
 @pytest.mark.parametrize(("window", "shown"), [(1, []), (2, [1]), (3, [0, 1]), (5, [0, 1])])
@@ -174,10 +174,10 @@ def test_rise_40_41_trap_7_the_first_sample_enters_the_history_never_the_best():
 def test_rise_19_a_failure_in_evaluation_is_recorded_and_counted(failing):
     sequential, parallel = assess(Script([RIGHT] * 3, [RIGHT], failing=(failing,)), turns=2, parallel_samples=3)
     assert (sequential.status, len(sequential.turns)) == ("blocked", failing)
-    figures = evaluate_metrics([sequential], [parallel], ENV.equivalent, turns=2)
-    assert figures["m1@t1"]["mean"] == figures["p1@t2"]["mean"] == failing
-    assert figures["accuracy@t2"] == {"mean": 0.0, "se": 0.0, "n": 1}
-    assert figures["blocked"]["mean"] == 1
+    metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent, turns=2)
+    assert metrics["m1@t1"]["mean"] == metrics["p1@t2"]["mean"] == failing
+    assert metrics["accuracy@t2"] == {"mean": 0.0, "se": 0.0, "n": 1}
+    assert metrics["blocked"]["mean"] == 1
 
 
 def test_rise_44_limit_and_offset_choose_the_first_of_the_panel():

@@ -29,8 +29,8 @@ def scored(value, right):
     return attempt(1.0 if equivalent(value, right) else 0.0, value, answer=value)
 
 
-def means(figures):
-    return {name: figure["mean"] for name, figure in figures.items()}
+def means(metrics):
+    return {name: metric["mean"] for name, metric in metrics.items()}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_rise_40_41_42_the_four_figures_by_hand():
         together("5", "1", "1", "5", "1", id="c"),
         together(None, None, None, None, "1", id="d"),
     ]
-    figures = evaluate_metrics(sequential, parallel, equivalent)
-    got = means(figures)
+    metrics = evaluate_metrics(sequential, parallel, equivalent)
+    got = means(metrics)
     assert got["m1@t1"] == 1 / 4
     assert got["m5@t1"] == 3 / 4
     assert got["m1@t5"] == 1 / 4
@@ -84,12 +84,12 @@ def test_rise_40_41_42_the_four_figures_by_hand():
     assert [got[f"accuracy@t{k}"] for k in range(1, 6)] == [1 / 4, 1 / 4, 1 / 4, 0, 1 / 4]
     assert got["m1@t5-m1@t1"] == 0
     assert got["p1@t5-m1@t1"] == 1 / 4
-    assert figures["m1@t5-m1@t1"]["se"] == pytest.approx(math.sqrt((1 + 1) / 3 / 4))  # paired: -1, 1, 0, 0
-    assert figures["right_to_wrong"] == {"mean": 2 / 3, "se": pytest.approx(figures["right_to_wrong"]["se"]), "n": 3}
-    assert figures["wrong_to_right"]["mean"] == 2 / 13
-    assert figures["wrong_to_right"]["n"] == 13
+    assert metrics["m1@t5-m1@t1"]["se"] == pytest.approx(math.sqrt((1 + 1) / 3 / 4))  # paired: -1, 1, 0, 0
+    assert metrics["right_to_wrong"] == {"mean": 2 / 3, "se": pytest.approx(metrics["right_to_wrong"]["se"]), "n": 3}
+    assert metrics["wrong_to_right"]["mean"] == 2 / 13
+    assert metrics["wrong_to_right"]["n"] == 13
     assert got["unparsable"] == 6 / 20
-    assert all(figure["n"] == 4 for name, figure in figures.items() if "@" in name)
+    assert all(metric["n"] == 4 for name, metric in metrics.items() if "@" in name)
 
 
 def test_rise_42_majority_by_turn_follows_the_prefix():
@@ -101,16 +101,16 @@ def test_rise_42_majority_by_turn_follows_the_prefix():
 def test_rise_19_trap_8_failed_problems_stay_in_the_denominator():
     gone = run(id="gone", status="blocked")
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
-    figures = evaluate_metrics(
+    metrics = evaluate_metrics(
         [gone, cut, answers("1", "1", id="ok")],
         [gone, together("1", "1", id="cut"), together("1", "1", id="ok")],
         equivalent,
         turns=2,
     )
-    assert figures["m1@t1"] == {"mean": pytest.approx(2 / 3), "se": pytest.approx(1 / 3), "n": 3}
-    assert figures["m2@t1"]["mean"] == pytest.approx(2 / 3)
-    assert figures["accuracy@t2"]["mean"] == pytest.approx(1 / 3)  # a turn that was not reached is not right
-    assert figures["blocked"]["mean"] == pytest.approx(2 / 3)
+    assert metrics["m1@t1"] == {"mean": pytest.approx(2 / 3), "se": pytest.approx(1 / 3), "n": 3}
+    assert metrics["m2@t1"]["mean"] == pytest.approx(2 / 3)
+    assert metrics["accuracy@t2"]["mean"] == pytest.approx(1 / 3)  # a turn that was not reached is not right
+    assert metrics["blocked"]["mean"] == pytest.approx(2 / 3)
     assert means(evaluate_metrics([gone], [gone], equivalent, turns=5))["p1@t5"] == 0
 
 
@@ -158,8 +158,8 @@ def test_rates_have_a_clustered_error():
 
 
 def test_accuracy_rows_for_the_plot():
-    figures = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
-    rows = accuracy_rows(figures)
+    metrics = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
+    rows = accuracy_rows(metrics)
     assert [(row["turn"], row["accuracy"], row["majority"], row["any"]) for row in rows] == [
         (1, 0, 0, 0),
         (2, 1, 0, 1),

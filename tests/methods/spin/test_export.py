@@ -90,8 +90,8 @@ def test_spin_30_a_reward_that_nobody_gave_is_no_loss():
 
 def test_spin_49_a_file_is_scored_over_what_was_requested(files, capsys):
     run("score", files["right"], "--requested", 4)
-    figures = json.loads(capsys.readouterr().out)
-    assert (figures["em"]["mean"], figures["em"]["n"], figures["missing"]) == (0.5, 4, 1)
+    metrics = json.loads(capsys.readouterr().out)
+    assert (metrics["em"]["mean"], metrics["em"]["n"], metrics["missing"]) == (0.5, 4, 1)
     capsys.readouterr()
     run("score", files["right"])
     assert '"missing": 0' in capsys.readouterr().out

@@ -24,29 +24,29 @@ def episodes():
 
 
 def test_spin_49_every_average_is_over_the_requested_count(episodes):
-    figures = evaluate_metrics(episodes)
+    metrics = evaluate_metrics(episodes)
     for name in ("em", "f1", "reward", "steps", "finished", "blocked"):
-        assert figures[name]["n"] == 5
-    assert figures["em"]["mean"] == 1 / 5
-    assert figures["f1"]["mean"] == pytest.approx((1 + 2 / 3) / 5)
-    assert figures["em"]["se"] == pytest.approx((0.2 * 0.8 * 5 / 4 / 5) ** 0.5)
-    assert figures["finished"]["mean"] == 2 / 5  # not the one without any action
-    assert figures["blocked"]["mean"] == 1 / 5
-    assert figures["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
+        assert metrics[name]["n"] == 5
+    assert metrics["em"]["mean"] == 1 / 5
+    assert metrics["f1"]["mean"] == pytest.approx((1 + 2 / 3) / 5)
+    assert metrics["em"]["se"] == pytest.approx((0.2 * 0.8 * 5 / 4 / 5) ** 0.5)
+    assert metrics["finished"]["mean"] == 2 / 5  # not the one without any action
+    assert metrics["blocked"]["mean"] == 1 / 5
+    assert metrics["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
 
 
 def test_spin_49_without_evaluation_there_are_no_scores(episodes):
-    figures = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1)])
-    assert not {"em", "f1", "reward", "kinds"} & set(figures)
-    assert figures["finished"]["mean"] == 1
+    metrics = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1)])
+    assert not {"em", "f1", "reward", "kinds"} & set(metrics)
+    assert metrics["finished"]["mean"] == 1
 
 
 def test_spin_49_the_invalid_rate_is_a_share_of_rounds(episodes):
-    figures = evaluate_metrics(episodes)
-    assert figures["invalid"]["n"] == 16
-    assert figures["invalid"]["mean"] == 12 / 16
-    assert figures["failed"]["mean"] == 1 / 5
-    assert figures["actions"] == {"": 11, "finish": 3, "search": 2}
+    metrics = evaluate_metrics(episodes)
+    assert metrics["invalid"]["n"] == 16
+    assert metrics["invalid"]["mean"] == 12 / 16
+    assert metrics["failed"]["mean"] == 1 / 5
+    assert metrics["actions"] == {"": 11, "finish": 3, "search": 2}
 
 
 def test_spin_49_kinds_of_questions_are_told_apart(episodes):

@@ -19,7 +19,7 @@ from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message, Pair
 from selfimprove.methods.spin import opponent
 from selfimprove.methods.spin.encode import EncodedPair, encode_pairs, lengths_of
-from selfimprove.methods.spin.objective import FIGURES
+from selfimprove.methods.spin.objective import METRICS
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer, check_first
 from selfimprove.methods.spin.training import finetune_pairs
@@ -73,7 +73,7 @@ def trainer_for(model_dir: Path, start: Path, pairs: list[EncodedPair], folder: 
 
 
 def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: PairParams) -> tuple[torch.Tensor, ...]:
-    """Loss and mean figures as the original computes them: both sides in one right-padded batch, labels of -100."""
+    """Loss and mean metrics as the original computes them: both sides in one right-padded batch, labels of -100."""
 
     def scores(network: Any, sides: list[EncodedExample]) -> tuple[torch.Tensor, torch.Tensor]:
         width = max(len(side.ids) for side in sides)
@@ -126,18 +126,18 @@ def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
     policy = make_tiny_model(tmp_path / "policy", hidden=32, spread=0.17, seed=4)
     pairs, _ = encode_pairs(duels(7), ChatFormat.load(tiny), cfg)
     trainer = trainer_for(policy, tiny, pairs, tmp_path, cfg)
-    figures = torch.zeros(len(FIGURES))
+    metrics = torch.zeros(len(METRICS))
     micros = trainer.micro_batches(0)
     assert len(micros) > 1
     assert any(len(micro["pairs"]) > 1 for micro in micros) or cfg.row_tokens == 1
     for micro in micros:
         loss, shares = trainer.micro_loss(trainer.model, micro)
         loss.backward()
-        figures += shares
+        metrics += shares
     model, reference = load_base(policy, params())[0], load_base(tiny, params())[0]
     expected = as_published(model, reference, pairs, cfg)
     expected[0].backward()
-    assert figures[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
+    assert metrics[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
     for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
         assert theirs.grad is not None
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5 * float(theirs.grad.abs().max()))
@@ -217,13 +217,13 @@ def test_training_tells_the_sides_apart_on_pairs_that_it_never_saw(tiny: Path, d
     assert report.held_out == 6
     assert report.pairs == 4 * 18
     assert [row["step"] for row in report.evaluations] == [5, 10, 15, 20]  # ceil(18 / 4) steps an epoch
-    assert set(report.evaluations[0]) == {"step", *(f"eval_{name}" for name in FIGURES)}
+    assert set(report.evaluations[0]) == {"step", *(f"eval_{name}" for name in METRICS)}
     last = report.evaluations[-1]
     assert last["eval_loss"] < 0.5 * LN2
     assert last["eval_rewards/accuracies"] == 1.0
     assert last["eval_rewards/margins"] == pytest.approx(last["eval_rewards/real"] - last["eval_rewards/generated"])
     assert [row["step"] for row in report.curve] == [3, 6, 9, 12, 15, 18, 20]
-    assert set(report.curve[0]) == {"step", *FIGURES}
+    assert set(report.curve[0]) == {"step", *METRICS}
 
 
 def test_spin_44_an_epoch_has_its_own_last_step_and_a_tenth_of_all_is_warm_up(

@@ -46,7 +46,7 @@ def test_spin_23_the_order_is_pythons_random_233_and_then_a_slice():
 def test_spin_23_more_than_there_is_is_refused():
     with pytest.raises(UserError, match="questions 0 to 60 are asked for, the panel has 50"):
         chosen(panel(50), PlayParams(end=60))
-    with pytest.raises(UserError, match="mend start and end"):
+    with pytest.raises(UserError, match="fix start and end"):
         chosen(panel(50), PlayParams(start=50))
 
 

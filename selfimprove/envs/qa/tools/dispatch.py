@@ -189,8 +189,8 @@ def own_tool(spec: str, place: str) -> Tool:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a person's module does when it is read
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); mend it or the name.") from None
+        raise UserError(f"{place}: module {module_name!r} can't be imported ({said}); fix it or the name.") from None
     tool = getattr(module, function, None)
     if not callable(tool):
-        raise UserError(f"{place}: {module_name} has no function {function!r}; mend the name.")
+        raise UserError(f"{place}: {module_name} has no function {function!r}; fix the name.")
     return tool  # type: ignore[no-any-return]

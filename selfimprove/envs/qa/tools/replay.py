@@ -55,7 +55,7 @@ def read_snippets(path: Path) -> list[tuple[str, str]]:
     for line, row in read_rows(path):
         query, snippet = row.get("query"), row.get("snippet")
         if not isinstance(query, str) or not (snippet is None or isinstance(snippet, str)):
-            raise UserError(f"{path}, line {line}: a query and a snippet were expected; mend or delete the line.")
+            raise UserError(f"{path}, line {line}: a query and a snippet were expected; fix or delete the line.")
         if snippet and snippet.strip():
             pairs.append((query, snippet))
     return pairs
