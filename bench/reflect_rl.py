@@ -30,7 +30,7 @@ from selfimprove.engines.base import EngineStats
 from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.taxi.listed import EnumeratedTaxi
 from selfimprove.methods.reflect_rl.convert import convert, texts
 from selfimprove.methods.reflect_rl.generate import jobs, teach

@@ -38,7 +38,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.factory import make_engine
 from selfimprove.engines.journal import JournaledEngine
-from selfimprove.envs.math.base import Problem
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.gsm8k import Gsm8k
 from selfimprove.methods.rise.collect import Play, collect
 from selfimprove.methods.rise.params import GenerateParams

@@ -26,8 +26,8 @@ from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
-from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
 from selfimprove.envs.agent_params import EnvParams
+from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, Step, World
 from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search

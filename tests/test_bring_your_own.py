@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.pipeline.small_defaults import small_settings
 from tests.support.repo_copy import ROOT, copy_repo, run
 from tests.support.tiny import make_tiny_model

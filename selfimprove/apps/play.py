@@ -28,7 +28,7 @@ from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError
-from selfimprove.envs.agent import EnvError
+from selfimprove.envs.interface import EnvError
 
 LINE_LIMIT = 2000  # characters of a typed line that count
 STEPS = 100  # after which an episode is left, for those that never end

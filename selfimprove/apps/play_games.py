@@ -15,9 +15,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
-from selfimprove.envs.agent import AgentEnv, Move
-from selfimprove.envs.enumerated import EnumeratedEnv, Played
-from selfimprove.envs.math.base import AnswerEnv, Problem
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
 
 EnvName = Literal[
     "textcraft", "webshop", "sciworld", "taxi", "kitchen", "alfworld", "autoexplore", "arithmetic", "gsm8k"

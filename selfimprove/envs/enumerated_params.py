@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.core.params import LARGEST_SEED, Section
 from selfimprove.envs.alfworld.kitchen_things import Kind
-from selfimprove.envs.enumerated import LabelSet
+from selfimprove.envs.labels import LabelSet
 
 EnvName = Literal["taxi", "autoexplore", "alfworld"]
 OWN_OPTIONS = {

@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, World
+from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, World
 
 if TYPE_CHECKING:
     from selfimprove.envs.agent_params import EnvParams

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, Spelling
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS, Spelling
 
 
 def instruction_of(name: str) -> str:

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
 from selfimprove.core.seeds import key_bits
-from selfimprove.envs.agent import EnvError, Step, World
+from selfimprove.envs.interface import EnvError, Step, World
 
 T = TypeVar("T")
 

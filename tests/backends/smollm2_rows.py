@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfimprove.core.records import Example, Message
-from selfimprove.envs.math.base import Problem
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.gsm8k import Gsm8k
 from selfimprove.models.base import SMOLLM2
 

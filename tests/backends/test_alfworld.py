@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from selfimprove.envs.agent import EnvError
 from selfimprove.envs.alfworld.env import AlfWorld, _process
 from selfimprove.envs.alfworld.games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.alfworld.kitchen_things import KINDS
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, ProcessGone
-from selfimprove.envs.enumerated import oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnvError
+from selfimprove.envs.labels import oracle_label
 from selfimprove.envs.registry import make_enumerated
 from tests.backends.alfworld_game_set import game_set, hashes
 from tests.backends.alfworld_package import THEIRS, in_alfworld

@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from selfimprove.envs.agent import EnvError, Step
+from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.remote.client import make_remote_world
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world

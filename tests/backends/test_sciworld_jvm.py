@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from selfimprove.envs.agent import EnvError
+from selfimprove.envs.interface import EnvError
 from selfimprove.envs.sciworld import jvm as sciworld_jvm
 from selfimprove.envs.sciworld.jvm import JvmPool
 from tests.backends.java_processes import java_of

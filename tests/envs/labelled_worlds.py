@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
-from selfimprove.envs.enumerated import EnumeratedEnv
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import selfimprove.envs.enumerated as module
+import selfimprove.envs.labels as module
 from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv, label_ids, oracle_label
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS, label_ids, oracle_label
 from selfimprove.envs.registry import instruction_of, make_enumerated, spelling
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import selfimprove.envs.taxi.listed as taxi_module
-from selfimprove.envs.enumerated import EnumeratedEnv, Last, oracle_label
+from selfimprove.envs.interface import EnumeratedEnv, Last
+from selfimprove.envs.labels import oracle_label
 from selfimprove.envs.taxi.grid import ACTIONS, best_action, distances, moves, place, starts
 from selfimprove.envs.taxi.listed import EnumeratedTaxi, obstacles
 from tests.envs.labelled_worlds import all_three, explore

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EmbeddedWorld, World
 from selfimprove.envs.agent_params import EnvParams
+from selfimprove.envs.interface import EmbeddedWorld, World
 from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import ReplayWorld
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import EmbeddedWorld, EnvError, Step, World
+from selfimprove.envs.interface import EmbeddedWorld, EnvError, Step, World
 from selfimprove.envs.replay import ReplayWorld, diverged, replay_counts
 from tests.envs.remote.bakery import ACTIONS, Bakery, Copies, bakery, run, walk
 

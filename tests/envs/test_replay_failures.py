@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError, Step
+from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.replay import ReplayWorld, Slot
 from tests.envs.remote.bakery import Copies, Copy, bakery, run, walk
 

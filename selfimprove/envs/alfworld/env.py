@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError, Move, Step
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import HORIZON, INSTRUCTION
 from selfimprove.envs.alfworld.kitchen_expert import thoughts
@@ -43,6 +42,7 @@ from selfimprove.envs.alfworld.kitchen_games import Game
 from selfimprove.envs.alfworld.kitchen_rules import Deed
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
+from selfimprove.envs.interface import EnvError, Move, Step
 
 if TYPE_CHECKING:
     from selfimprove.envs.enumerated_params import EnvParams

@@ -46,11 +46,11 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Move, Step
 from selfimprove.envs.alfworld.kitchen_expert import plan, thoughts
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, Game, choices, make_game
 from selfimprove.envs.alfworld.kitchen_rules import Deed, Scene, command, deeds, do, first_scene, is_won, look
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
+from selfimprove.envs.interface import Move, Step
 
 Split = Literal["train", "valid"]
 Ending = Literal["", "success", "horizon"]

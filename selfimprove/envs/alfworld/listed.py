@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import AgentEnv
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.alfworld.kitchen_state import ACTION_HEADING, action_list, state_text
-from selfimprove.envs.enumerated import LABELS, Last, Played, State
+from selfimprove.envs.interface import AgentEnv, Last, Played, State
+from selfimprove.envs.labels import LABELS
 
 if TYPE_CHECKING:
     from selfimprove.envs.enumerated_params import EnvParams

@@ -22,8 +22,8 @@ from time import monotonic
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError
 from selfimprove.envs.alfworld.games import AlfGame
+from selfimprove.envs.interface import EnvError
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / ".venvs" / "alfworld" / "bin" / "python"

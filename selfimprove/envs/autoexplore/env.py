@@ -54,7 +54,6 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import Move, Step
 from selfimprove.envs.autoexplore.actions import LABELS, Action, Choice, can_be_listed, choose, label, list_actions
 from selfimprove.envs.autoexplore.expert import explain, plan
 from selfimprove.envs.autoexplore.repos import Repo
@@ -62,6 +61,7 @@ from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quot
 from selfimprove.envs.autoexplore.tasks import Task, reachable
 from selfimprove.envs.autoexplore.tree import Leaveout, View, join
 from selfimprove.envs.autoexplore.truncation import Cut, first_tokens
+from selfimprove.envs.interface import Move, Step
 
 INSTRUCTION = """\
 You explore a folder of files to find the one that a task asks for. At each step you see where you are, what is \

@@ -20,7 +20,8 @@ from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.questions import make_tasks
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tasks import Task, depth_levels, reachable, read_tasks
-from selfimprove.envs.enumerated import LABELS, Last, Played, State
+from selfimprove.envs.interface import Last, Played, State
+from selfimprove.envs.labels import LABELS
 
 if TYPE_CHECKING:
     from selfimprove.envs.enumerated_params import EnvParams

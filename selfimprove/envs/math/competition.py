@@ -21,9 +21,10 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import Grade, Problem
 from selfimprove.envs.math import hendrycks
-from selfimprove.envs.math.base import Grade, Ids, Problem, text_field
 from selfimprove.envs.math.boxes import last_box, last_box_span
+from selfimprove.envs.math.problem_files import Ids, text_field
 from selfimprove.envs.math.symbolic import SymbolicChecker
 
 _BOXES = ("boxed", "fbox")

@@ -27,8 +27,9 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.math.base import Grade, Ids, Problem, text_field
+from selfimprove.envs.interface import Grade, Problem
 from selfimprove.envs.math.boxes import last_box
+from selfimprove.envs.math.problem_files import Ids, text_field
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 _GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^*.]|[eE][-+]?[0-9])")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.math.base import AnswerEnv
+from selfimprove.envs.interface import AnswerEnv
 from selfimprove.envs.math.competition import Math
 from selfimprove.envs.math.gsm8k import Gsm8k
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from selfimprove.envs.agent import EnvError, Step, World
+from selfimprove.envs.interface import EnvError, Step, World
 from selfimprove.envs.remote.link import ALWAYS, IF_ANSWERED, NEVER, Fault, Link, Method, in_short, plain_text
 from selfimprove.envs.replay import ReplayWorld, Slot
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import AgentEnv
+from selfimprove.envs.interface import AgentEnv
 
 
 class Refused(Exception):

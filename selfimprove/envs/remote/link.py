@@ -18,7 +18,7 @@ import tenacity
 from pydantic import TypeAdapter, ValidationError
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError
+from selfimprove.envs.interface import EnvError
 
 TRIES = 4
 """How often a call that may be sent again is sent."""

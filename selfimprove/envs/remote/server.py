@@ -34,7 +34,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import AgentEnv, EnvError
+from selfimprove.envs.interface import AgentEnv, EnvError
 from selfimprove.envs.remote.dialects import Ask, Create, Dialect, Endpoint, Open, Refused, Which
 from selfimprove.envs.remote.guard import BoundedProtocol, own_names, refusal
 

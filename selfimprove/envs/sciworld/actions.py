@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from selfimprove.envs.agent import Move
+from selfimprove.envs.interface import Move
 
 ROOMS = (
     "hallway",

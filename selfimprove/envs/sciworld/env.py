@@ -30,7 +30,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol, TypeVar
 
-from selfimprove.envs.agent import EnvError, Move, Step
+from selfimprove.envs.interface import EnvError, Move, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
 from selfimprove.envs.sciworld.games import GAMES, game

@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError
+from selfimprove.envs.interface import EnvError
 
 T = TypeVar("T")
 

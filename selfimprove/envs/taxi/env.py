@@ -60,7 +60,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.interface import Move, Step
 from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, best_actions, moves, picture, place, starts
 from selfimprove.envs.taxi.words import thought
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.enumerated import Last, Played, State
+from selfimprove.envs.interface import Last, Played, State
 from selfimprove.envs.taxi.env import ACTION_HEADING, ACTION_LIST, LABELS, Mode, Moment, Taxi, succeeded
 from selfimprove.envs.taxi.grid import (
     ABOARD,

@@ -45,7 +45,7 @@ from itertools import product
 from typing import NamedTuple
 
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.interface import Move, Step
 from selfimprove.envs.textcraft.expert import Act, Making, plan
 from selfimprove.envs.textcraft.files import Recipe, item_id, item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook

@@ -29,7 +29,7 @@ from dataclasses import asdict
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.interface import Move, Step
 from selfimprove.envs.webshop import expert
 from selfimprove.envs.webshop.pages import final_page, render
 from selfimprove.envs.webshop.reward import score

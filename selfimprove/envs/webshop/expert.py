@@ -6,7 +6,7 @@ names, and buys. From elsewhere it walks back or searches anew, whichever takes 
 
 from __future__ import annotations
 
-from selfimprove.envs.agent import Move
+from selfimprove.envs.interface import Move
 from selfimprove.envs.webshop.catalogue import Product
 from selfimprove.envs.webshop.reward import score
 from selfimprove.envs.webshop.session import PAGE_SIZE, Shop, State, hits, search

@@ -12,7 +12,7 @@ from typing import Any
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.base import Completion, Engine, Request
-from selfimprove.envs.agent import World
+from selfimprove.envs.interface import World
 from selfimprove.methods.agent_r.params import EvaluateParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening, trim
 from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, parse_action, stored_reply

@@ -20,7 +20,7 @@ from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.progress import StageProgress
-from selfimprove.envs.agent import EnvError, World
+from selfimprove.envs.interface import EnvError, World
 from selfimprove.methods.agent_r.formats import good_row, pair_row
 from selfimprove.methods.agent_r.judge import Judge, Transition, transition_point
 from selfimprove.methods.agent_r.judgement import VERDICTS, Judgement

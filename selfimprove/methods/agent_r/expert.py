@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Request
-from selfimprove.envs.agent import AgentEnv, Move
+from selfimprove.envs.interface import AgentEnv, Move
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import WAIT, parse_action
 

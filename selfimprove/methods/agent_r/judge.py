@@ -22,7 +22,7 @@ from typing import Any
 from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Engine, Request
-from selfimprove.envs.agent import AgentEnv
+from selfimprove.envs.interface import AgentEnv
 from selfimprove.methods.agent_r.judgement import (
     VERDICTS,
     Did,

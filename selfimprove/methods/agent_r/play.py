@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError
-from selfimprove.envs.agent import EnvError, World
+from selfimprove.envs.interface import EnvError, World
 from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import EvaluateParams
 

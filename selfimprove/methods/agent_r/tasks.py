@@ -19,7 +19,7 @@ from typing import Any, Literal
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, load_json, read_rows
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import AgentEnv
+from selfimprove.envs.interface import AgentEnv
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation

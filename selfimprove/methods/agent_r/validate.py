@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from selfimprove.core.records import Message
-from selfimprove.envs.agent import World
+from selfimprove.envs.interface import World
 from selfimprove.methods.agent_r.acting import act, begin
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.tree import Tree

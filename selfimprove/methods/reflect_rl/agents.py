@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 from selfimprove.core.records import Message, Status
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError, Request
-from selfimprove.envs.agent import EnvError
-from selfimprove.envs.enumerated import EnumeratedEnv, oracle_label
+from selfimprove.envs.interface import EnumeratedEnv, EnvError
+from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
 from selfimprove.methods.reflect_rl.params import Agent as AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label

@@ -21,7 +21,7 @@ from typing import Any
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
-from selfimprove.envs.enumerated import State
+from selfimprove.envs.interface import State
 from selfimprove.methods.reflect_rl.generate import TaughtStep, Trajectory
 from selfimprove.methods.reflect_rl.params import DATA_SETS, DataSet
 from selfimprove.methods.reflect_rl.prompts import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.interface import EnumeratedEnv
 
 
 class Phase(NamedTuple):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.params import EvaluateParams
 
 

@@ -20,8 +20,8 @@ from pydantic import Field
 from selfimprove.core.records import Record, Status
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineError
-from selfimprove.envs.agent import EnvError
-from selfimprove.envs.enumerated import EnumeratedEnv, Last, Played, oracle_label
+from selfimprove.envs.interface import EnumeratedEnv, EnvError, Last, Played
+from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.teacher import Teacher
 

@@ -31,7 +31,7 @@ from selfimprove.engines.config import EngineConfig, TransformersEngineConfig, V
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.episodes import play_all
-from selfimprove.envs.enumerated import EnumeratedEnv
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.curriculum import Phase, drawn, phase_at, phases
 from selfimprove.methods.reflect_rl.episode import RLEpisode, details, trajectory
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from selfimprove.core.records import Example, Message
-from selfimprove.envs.enumerated import State
+from selfimprove.envs.interface import State
 
 
 class Markers(NamedTuple):

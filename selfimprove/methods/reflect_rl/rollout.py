@@ -13,8 +13,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Status
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.agent import EnvError
-from selfimprove.envs.enumerated import EnumeratedEnv, Played, State
+from selfimprove.envs.interface import EnumeratedEnv, EnvError, Played, State
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,

@@ -16,7 +16,8 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Message
-from selfimprove.envs.enumerated import EnumeratedEnv, Spelling, label_ids
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import Spelling, label_ids
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 
 MARK = "environment.json"

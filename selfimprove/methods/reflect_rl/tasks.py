@@ -19,8 +19,9 @@ from selfimprove.core.records import read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.listed import repositories, template_tasks
 from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS
 from selfimprove.methods.reflect_rl.params import TaskParams
 
 Panel = Literal["train", "dev", "test"]

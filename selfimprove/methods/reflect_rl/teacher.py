@@ -17,7 +17,8 @@ from typing import Protocol
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
-from selfimprove.envs.enumerated import EnumeratedEnv, Last, State, oracle_label
+from selfimprove.envs.interface import EnumeratedEnv, Last, State
+from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.params import GenerateParams
 
 SYSTEM = (

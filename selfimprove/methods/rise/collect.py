@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, mean_and_error
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.math.base import AnswerEnv, Problem
+from selfimprove.envs.interface import AnswerEnv, Problem
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
 

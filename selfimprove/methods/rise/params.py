@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, check_own_model
+from selfimprove.envs.interface import AnswerEnv, Problem
 from selfimprove.envs.math.arithmetic import Difficulty
-from selfimprove.envs.math.base import AnswerEnv, Problem
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
 from selfimprove.training.config import FinetuneParams

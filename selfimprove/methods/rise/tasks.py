@@ -15,8 +15,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.core.sources import fetch
+from selfimprove.envs.interface import AnswerEnv, Problem
 from selfimprove.envs.math.arithmetic import Split, generate
-from selfimprove.envs.math.base import AnswerEnv, Problem
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
 

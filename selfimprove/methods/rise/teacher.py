@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Request
+from selfimprove.envs.interface import AnswerEnv, Problem
 from selfimprove.envs.math.arithmetic import Problem as ArithmeticProblem
 from selfimprove.envs.math.arithmetic_expert import expert
-from selfimprove.envs.math.base import AnswerEnv, Problem
 
 
 def scripted_teacher(

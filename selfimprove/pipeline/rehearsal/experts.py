@@ -18,8 +18,7 @@ from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories, template_tasks
-from selfimprove.envs.enumerated import EnumeratedEnv
-from selfimprove.envs.math.base import Problem
+from selfimprove.envs.interface import EnumeratedEnv, Problem
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import CHOOSE

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math import hendrycks
-from selfimprove.envs.math.base import Problem
 from selfimprove.envs.math.competition import Math, extract, parse_gold
 from selfimprove.envs.math.world import make_env
 

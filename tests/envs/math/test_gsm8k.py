@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.math.base import Problem
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.gsm8k import (
     Gsm8k,
     equivalent,

@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from selfimprove.envs.agent import AgentEnv
+from selfimprove.envs.interface import AgentEnv
 from selfimprove.envs.remote.dialects import DIALECTS
 from selfimprove.envs.remote.server import listen, make_app, server_config
 

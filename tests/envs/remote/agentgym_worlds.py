@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import AgentEnv, Move, Step
+from selfimprove.envs.interface import AgentEnv, Move, Step
 from selfimprove.envs.remote.client import make_remote_world
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.textcraft.env import TextCraft

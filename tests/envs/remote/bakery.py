@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Move, Step, World
+from selfimprove.envs.interface import Move, Step, World
 from selfimprove.envs.replay import ReplayWorld, Slot
 
 ACTIONS = ("get 1 flour", "get 1 water", "mix", "bake", "inventory", "sing", "drop")

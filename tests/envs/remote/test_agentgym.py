@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from selfimprove.core.seeds import rng
-from selfimprove.envs.agent import AgentEnv, EmbeddedWorld, Step, World
+from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, Step, World
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.textcraft.env import TextCraft
 from tests.envs.remote.agentgym_servers import our_server

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import EnvError, Step
+from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.replay import ReplayWorld
 from tests.envs.remote.agentgym_servers import Hostile, Reply, hostile_server, our_server
 from tests.envs.remote.agentgym_worlds import Caller, Laboratory, remote, run, textcraft, webshop

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import selfimprove.envs.taxi.env as module
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Step
+from selfimprove.envs.interface import Step
 from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Taxi, history_text, read_action, state_text, succeeded
 from selfimprove.envs.taxi.grid import ACTIONS, Place, best_actions, distances, moves, picture, place, starts
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs import agent
+from selfimprove.envs.interface import EmbeddedWorld, World
 from selfimprove.envs.webshop import env as env_module
 from selfimprove.envs.webshop.env import WebShop, validate
 from selfimprove.envs.webshop.session import PAGE_SIZE, State, open_shop
@@ -258,7 +258,7 @@ def test_agent_r_37_hundreds_of_copies_share_the_catalogue_and_no_state():
 
 
 async def _through_a_world(env, task):
-    world: agent.World = agent.EmbeddedWorld(env)
+    world: World = EmbeddedWorld(env)
     root, _ = await world.reset(task)
     env.restore(root)
     state, left = root, None

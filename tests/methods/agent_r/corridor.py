@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent import Move, Step
+from selfimprove.envs.interface import Move, Step
 
 ROOMS = 5
 

@@ -7,7 +7,7 @@ import asyncio
 from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.envs.interface import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree

@@ -16,7 +16,7 @@ from selfimprove.engines.base import Engine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.openai import OpenAiEngine
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import play
 from selfimprove.methods.agent_r.search import search

@@ -15,7 +15,7 @@ from selfimprove.core.records import Example, Message, dump_line, write_rows
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
-from selfimprove.envs.agent import EmbeddedWorld, EnvError
+from selfimprove.envs.interface import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.convert import Converted, convert
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge
 from selfimprove.methods.agent_r.judgement import Judgement

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selfimprove.core.outcomes import compare
 from selfimprove.core.records import Attempt, Episode, Turn
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.metrics import (
     eval_row,
     evaluate_metrics,

@@ -8,7 +8,7 @@ import pytest
 
 from selfimprove.core.records import Episode, dump_line
 from selfimprove.core.seeds import SeedKey
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.acting import act, begin
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.records import Message
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.revise import (
     REVISION_THOUGHTS,

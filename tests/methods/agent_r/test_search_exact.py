@@ -15,7 +15,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.journal import JournaledEngine
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.agent import EmbeddedWorld
+from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.params import ConvertParams, SearchParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.search import search

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from selfimprove.envs.enumerated import Last, Played, State
+from selfimprove.envs.interface import Last, Played, State
 
 
 class Corridor:

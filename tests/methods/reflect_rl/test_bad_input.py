@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from selfimprove.envs.enumerated import LABELS
+from selfimprove.envs.labels import LABELS
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 from tests.pipeline.workbench import Workbench, published

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.enumerated import State
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import State
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.envs.taxi.env import ACTION_LIST
 from selfimprove.methods.reflect_rl.convert import convert, metrics, texts

@@ -17,8 +17,8 @@ from selfimprove.core.records import Example, read_jsonl, read_rows, write_jsonl
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
-from selfimprove.envs.enumerated import State
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import State
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.interop.reflect_rl import app, from_text, to_text, told_tasks
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach

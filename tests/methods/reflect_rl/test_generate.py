@@ -14,8 +14,9 @@ from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
-from selfimprove.envs.enumerated import LABELS, EnumeratedEnv
 from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS
 from selfimprove.envs.registry import make_enumerated
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.methods.reflect_rl.convert import convert

@@ -19,7 +19,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.engines.cache import RememberingEngine
 from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
-from selfimprove.envs.enumerated import label_ids
+from selfimprove.envs.labels import label_ids
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import RLJob, _Run, learn
 from selfimprove.methods.reflect_rl.logs import told_curve

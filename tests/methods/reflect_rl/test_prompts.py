@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
 from selfimprove.core.records import Message
-from selfimprove.envs.enumerated import State
+from selfimprove.envs.interface import State
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,

@@ -8,7 +8,7 @@ import pytest
 
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
-from selfimprove.envs.math.base import Problem
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.tasks import build_panels

@@ -101,7 +101,7 @@ def test_the_model_that_stands_in_is_of_the_profiles_family(name: str, kind: str
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2"])
 def test_a_small_model_is_of_that_type_and_speaks_every_template(kind: str, tmp_path: Path) -> None:
     from selfimprove.core.chat import NAMED_TEMPLATES, ChatFormat
-    from selfimprove.envs.enumerated import LABELS, label_ids
+    from selfimprove.envs.labels import LABELS, label_ids
     from selfimprove.models.loading import check_vocabulary, load_causal_lm
 
     stand_in.build(kind, tmp_path / kind, ROOT)
