@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from selfimprove.core.params import Section
 
 MOST_ROWS = 8192
-"""Rows of a batch, at most; whether they fit this machine's memory is the engine's question (``engines/slots.py``)."""
+"""Rows of a batch, at most; the engine checks whether they fit this machine's memory (``engines/cpu/slots.py``)."""
 
 
 def _count_or_auto(value: object) -> object:
@@ -22,9 +22,10 @@ def _count_or_auto(value: object) -> object:
 
 
 class TransformersEngineConfig(Section):
-    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/transformers.py``).
+    """Our batched decoder over a transformers model: exact on CPU, runs on GPUs (``engines/cpu/engine.py``).
 
-    With ``replicas``, in as many processes, which share the slots and the run's threads (``engines/replicated.py``).
+    With ``replicas``, in as many processes, which share the slots and the run's threads
+    (``engines/cluster/replicas.py``).
     """
 
     engine: Literal["transformers"]
@@ -60,7 +61,7 @@ class TransformersEngineConfig(Section):
 
 
 class VllmEngineConfig(Section):
-    """vLLM in this process or in ``replicas`` of their own (``engines/vllm.py``); by server, use ``openai``."""
+    """vLLM in this process or in ``replicas`` of their own (``engines/vllm/engine.py``); by server, use ``openai``."""
 
     engine: Literal["vllm"]
     model: str = "policy"

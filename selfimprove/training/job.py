@@ -118,7 +118,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         logging_steps=params.logging_steps,
         logging_nan_inf_filter=False,
         save_strategy="no",
-        report_to="none",  # the stage has its own curves (pipeline/tracking.py)
+        report_to="none",  # the stage has its own curves (core/tracking.py)
         disable_tqdm=True,
         log_level="error",
         dataloader_num_workers=0,

@@ -10,7 +10,7 @@ An episode on a TextCraft server (client's call -> server's answer)::
 
 A server's environment cannot be snapshotted, so the world is one by replay (``envs/replay.py``); ``concurrency``
 environments are held open. The bare action is sent, without "Action:" (docs/agent-r.md, A41).
-A step that may have been taken is never sent again to the same environment (``envs/agentgym_link.py``): the
+A step that may have been taken is never sent again to the same environment (``envs/remote/link.py``): the
 environment is given up, and its episode is replayed in another.
 """
 

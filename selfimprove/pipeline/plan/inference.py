@@ -1,5 +1,5 @@
-"""How our engines use memory and time: vLLM (``engines/vllm.py``) and the transformers engine
-(``engines/slots.py``)."""
+"""How our engines use memory and time: vLLM (``engines/vllm/engine.py``) and the transformers engine
+(``engines/cpu/slots.py``)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ in the machine's memory, with CUDA and without."""
 
 KEPT_BLOCKS = 256 * 2**20
 """Bytes of prompt blocks that the transformers engine may keep at least; else as many as its slots
-(``engines/reading.py``, whose import would load torch)."""
+(``engines/cpu/prefill.py``, whose import would load torch)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def loaded_engine(
     held_dtype: str | None = None,
 ) -> Loaded:
     """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose keys and
-    values have this precision (``engines/slots.py``)."""
+    values have this precision (``engines/cpu/slots.py``)."""
     problems = _context_problems(place, cfg, shape)
     if isinstance(cfg, TransformersEngineConfig):
         return _transformers(place, cfg, shape, problems, held_dtype)
