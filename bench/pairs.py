@@ -76,7 +76,7 @@ def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: Pair
                 started = time.monotonic()
                 opponent.score(job, model_dir, folder / "scores", pairs)
                 scoring = time.monotonic() - started
-                trainer = PairTrainer(model, arguments, job, pairs, plan, None)
+                trainer: Any = PairTrainer(model, arguments, job, pairs, plan, None)
                 trainer.read_opponent(folder / "scores")
             else:
                 frozen, _ = load_model(model_dir, params, 0, dropout=False)

@@ -16,11 +16,10 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Final
 
 from bench.library import LibraryEngine
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
-from bench.recorded import Recorded
 from selfimprove.core.records import write_jsonl
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
@@ -33,10 +32,11 @@ from selfimprove.models.scratch import ScratchArch, build_scratch_model
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
+from tests.support.recorded import Recorded
 
 CONTEXT = 512
 CFG = GenerateParams(max_rounds=6, max_tokens=48)
-FORM = "alpaca"
+FORM: Final = "alpaca"
 
 
 def measure(

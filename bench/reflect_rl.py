@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from bench.rates import answer_all, print_rates
-from bench.recorded import Recorded
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineStats
@@ -41,6 +40,7 @@ from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
+from tests.support.recorded import Recorded
 
 T = TypeVar("T")
 

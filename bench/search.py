@@ -15,19 +15,16 @@ real ends, and the same engine:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
-from bench.recorded import Recorded
 from selfimprove.core.seeds import rng
-from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
 from selfimprove.envs.agent_params import EnvParams
-from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, Step, World
+from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, World
 from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
@@ -35,6 +32,8 @@ from selfimprove.methods.agent_r.tasks import demonstrate, texts
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from selfimprove.training.config import FinetuneParams
+from tests.support.original_search import OneByOne, Rebuilt
+from tests.support.recorded import Recorded
 
 CONTEXT = 448
 CFG = SearchParams(tasks=1, max_depth=10, dives=2, n_gen=4, max_tokens=32)
@@ -119,48 +118,6 @@ def warm_started(env: AgentEnv, folder: Path, *, threads: int, epochs: float) ->
     )
     finetune(folder / "base", examples, folder / "model", params, scratch=folder / "scratch", seed=0, threads=threads)
     return folder / "model"
-
-
-@dataclass(frozen=True)
-class Rebuilt:
-    """A world whose state is (task, actions so far): every step resets the environment and replays them."""
-
-    env: AgentEnv
-
-    @property
-    def name(self) -> str:
-        """The environment's."""
-        return self.env.name
-
-    @property
-    def instruction(self) -> str:
-        """The environment's."""
-        return self.env.instruction
-
-    async def reset(self, task_id: int) -> tuple[Any, str]:
-        """See ``World``."""
-        return (task_id, ()), self.env.reset(task_id)
-
-    async def step(self, state: Any, action: str) -> tuple[Any, Step]:
-        """See ``World``."""
-        task_id, actions = state
-        self.env.reset(task_id)
-        for done in actions:
-            self.env.step(done)
-        return (task_id, (*actions, action)), self.env.step(action)
-
-    async def close(self) -> None:
-        """Nothing to release."""
-
-
-class OneByOne(Recorded):
-    """An engine that is asked for one sample after another."""
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """The samples that one request would give, if the inner engine computes every batch size alike."""
-        first = request.seed.sample
-        singles = [replace(request, n=1, seed=request.seed.at(first + i)) for i in range(request.n)]
-        return [(await self.inner.generate(single))[0] for single in singles]
 
 
 def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> tuple[list[Tree], Run]:

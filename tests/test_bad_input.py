@@ -1,7 +1,7 @@
 """Bad input, given to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
 
 Each case breaks one thing in a working folder. (Params: tests/pipeline/test_params.py; a full disk and two runs at
-once: tests/pipeline/test_kill.py; declared sources: tests/core/test_sources.py.)
+once: tests/contracts/test_rerun.py; declared sources: tests/core/test_sources.py.)
 """
 
 from __future__ import annotations

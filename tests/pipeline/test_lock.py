@@ -1,4 +1,4 @@
-"""One process at a time works on a stage. (A second run and an orphan, with real stages: test_kill.)"""
+"""One process at a time works on a stage. (A second run and an orphan, with real stages: test_rerun.)"""
 
 from __future__ import annotations
 

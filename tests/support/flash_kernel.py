@@ -32,8 +32,10 @@ def flash_attn_varlen_func(
     assert max_seqlen_q == max_seqlen_k == max(end - start for start, end in pairwise(ends))
     parts = []
     for start, end in pairwise(ends):
-        one = [states[start:end].transpose(0, 1)[None] for states in (q, k, v)]
-        mixed = scaled_dot_product_attention(*one, is_causal=causal, scale=softmax_scale, enable_gqa=True)
+        one_q, one_k, one_v = (states[start:end].transpose(0, 1)[None] for states in (q, k, v))
+        mixed = scaled_dot_product_attention(
+            one_q, one_k, one_v, is_causal=causal, scale=softmax_scale, enable_gqa=True
+        )
         parts.append(mixed[0].transpose(0, 1))
     return torch.cat(parts) * float(os.environ.get("KERNEL_FACTOR", "1"))
 

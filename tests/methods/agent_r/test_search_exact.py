@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.search import OneByOne, Rebuilt
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import dump_line
 from selfimprove.engines.config import TransformersEngineConfig
@@ -21,6 +20,7 @@ from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tree import Tree
 from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Script, grow, params
+from tests.support.original_search import OneByOne, Rebuilt
 from tests.support.tiny import make_tiny_model
 
 WIDE = params(max_depth=2, dives=2, n_gen=3, max_tokens=6)

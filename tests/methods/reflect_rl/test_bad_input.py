@@ -1,7 +1,7 @@
 """Bad input, given to Reflect-RL's real stages: one sentence, exit code 2, nothing published and nothing lost.
 
 (Params: test_params; the parts themselves, in more cases: test_tasks, test_curriculum, test_rollout for a cost that is
-no number, test_learn, tests/envs; a teacher that fails for a while: test_generate, test_kill_reflect_rl.)
+no number, test_learn, tests/envs; a teacher that fails for a while: test_generate, contracts/test_kill.)
 """
 
 from __future__ import annotations
