@@ -1,11 +1,15 @@
-"""inputs: for every method, the files and folders that its params name by path, by content; runs each time.
+"""inputs: what stages depend on besides the files that dvc.yaml names; no file says when it changes, so DVC runs it
+every time.
 
-DVC knows the files that dvc.yaml names. Those that only params name (a model, a data set, worked episodes) reach it
-through this list: whatever of them is edited, the stages that may read them are looked at again.
+``data/code``: for each script the code that it consists of, and the installed packages (``pipeline.closure``).
+``data/inputs``: for each method, the files and folders that its params name by path (a model, a data set, worked
+episodes), by content. Stages after this one run only if their part of it differs.
 """
 
 from selfimprove.core.params import read_yaml
 from selfimprove.core.publish import write_json
+from selfimprove.pipeline.closure import ENVIRONMENT, MANIFESTS, manifests, scripts
+from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.params import METHODS, RunParams, named_paths
 from selfimprove.pipeline.stage import PARAMS_FILE, Stage, content_digest, stage
 
@@ -17,10 +21,17 @@ def main(stage: Stage[RunParams]) -> None:
     for method in METHODS:
         named = named_paths([values.get(method), (values.get("base") or {}).get(method)])
         found[method] = {str(path): content_digest(path) for path in sorted(named)}
-    stage.narrow(tuple(sorted((method, *sorted(files.items())) for method, files in found.items())))
+    code = manifests(scripts())
+    stage.narrow((found, code))
 
     for method, files in found.items():
         write_json(stage.output(f"data/inputs/{method}.json"), files)
+    folder = stage.output(str(MANIFESTS))
+    for script, text in code.items():
+        file = (folder / script.relative_to("stages")).with_suffix(".sha256")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    (folder / ENVIRONMENT.name).write_text(installed(), encoding="utf-8")
 
 
 if __name__ == "__main__":

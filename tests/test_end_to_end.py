@@ -27,8 +27,8 @@ PLOTS = {"rise": "rise-accuracy-by-turn", "agent_r": "agent_r-score-by-iteration
 
 
 def ran(output: str) -> set[str]:
-    """Stages that DVC executed, but for the two that look each time at files, and at code and packages."""
-    return set(re.findall(r"Running stage '([^']+)'", output)) - {"inputs", "code"}
+    """Stages that DVC executed, but for the one that looks each time at code, packages and files."""
+    return set(re.findall(r"Running stage '([^']+)'", output)) - {"inputs"}
 
 
 def edit(folder: Path, change: str, value: object) -> None:
@@ -146,6 +146,18 @@ def test_agent_r_32_iterations_learn_revisions_that_the_judge_placed(repo: Path)
 
 def test_nothing_reruns_when_nothing_changed(repo: Path) -> None:
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+
+
+def test_a_docstring_in_an_environment_and_a_module_that_shows_progress_rerun_nothing(repo: Path) -> None:
+    for file, edit in (("envs/taxi/env.py", "# A comment.\n"), ("engines/progress.py", "EDITED = 1\n")):
+        path = repo / "selfimprove" / file
+        path.write_text(path.read_text().replace('"""', '"""Edited: ', 1) + edit)
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+    with (repo / "selfimprove/methods/reflect_rl/summary.py").open("a") as file:
+        file.write("EDITED = 1\n")
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == {"reflect_rl-report"}
+    run(repo, "git", "checkout", "--quiet", "selfimprove")
+    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()  # from the run cache
 
 
 def test_another_version_of_a_package_reruns_stages_and_an_optional_package_does_not(repo: Path) -> None:

@@ -1,22 +1,31 @@
 """What code a stage depends on: every module of this repository that its script imports, directly or not.
 
-Imports inside functions count, and so do modules that another process is started with, which no import names; empty
-``__init__.py`` files do not count. The stage ``code`` writes a manifest for each script, which the script's stages have
-as a dep: whatever is edited, only those run again that import it.
+Imports inside functions count, and so do modules that another process is started with, which no import names, and
+files that a module reads beside itself (``with_name``). Empty ``__init__.py`` files and ``PLUMBING`` do not count.
+Code is hashed without comments, docstrings and layout: only a changed program is another one.
+
+The manifest of a script is both what DVC knows as the code of its stages (the stage ``inputs`` writes it to
+``data/code``) and part of the key of their scratch: whatever is edited, only those stages run again that import it.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from functools import cache
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from selfimprove.pipeline.installed import installed
 
 ROOTS = ("selfimprove", "stages")
-ENVIRONMENT = Path("data/code/environment.txt")
-"""Where the stage ``code`` writes what is installed."""
+MANIFESTS = Path("data/code")
+ENVIRONMENT = MANIFESTS / "environment.txt"
+"""Where the stage ``inputs`` writes what is installed."""
+
+KNOWN = Path(".scratch/code.json")
+"""What was found in each file, by the hash of its content: parsing all of them takes two seconds."""
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -31,25 +40,57 @@ STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
 }
 """Module -> modules that run in processes which it starts (``python -m``, or a config that the other reads)."""
 
+PLUMBING = frozenset(
+    Path("selfimprove", file)
+    for file in (
+        "core/tracking.py",
+        "engines/progress.py",
+        "pipeline/closure.py",
+        "pipeline/dvc_files.py",
+        "pipeline/installed.py",
+        "pipeline/lock.py",
+        "pipeline/overall.py",
+        "pipeline/stage_log.py",
+        "pipeline/warm.py",
+        "training/progress.py",
+        "training/stopping.py",
+    )
+)
+"""Modules that cannot change a result: they show, time, lock or save what is done, or tell one run from another.
+
+A test replaces each of them by one that does next to nothing: the stages publish the same bytes.
+"""
+
+
+class _Source(NamedTuple):
+    """A file as the closure sees it: the hash of its content; that of its program; modules and files that it names."""
+
+    content: str
+    code: str
+    modules: list[str]
+    beside: list[str]
+
 
 def closure(script: Path, root: Path = Path()) -> list[str]:
-    """Repository files a script imports or starts, directly or not, itself included; sorted, relative to ``root``."""
-    found: set[Path] = set()
-    waiting = [script]
-    while waiting:
-        file = waiting.pop()
-        if file not in found:
-            found.add(file)
-            waiting.extend(_imports(root / file, root))
-            waiting.extend(STARTED_BY_NAME.get(file, ()))
-    return sorted(str(path) for path in found)
+    """Repository files a script imports, starts or reads, directly or not, itself included; relative to ``root``."""
+    with _Sources(root) as sources:
+        return sorted(map(str, sources.closure(script)))
 
 
 def manifest(script: Path, root: Path = Path()) -> str:
-    """The script's closure and the environment, a line each: SHA-256 and path, as ``sha256sum --check`` reads it."""
-    contents = {file: (root / file).read_bytes() for file in closure(script, root)}
-    contents[str(ENVIRONMENT)] = installed(root).encode()
-    return "".join(f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in contents.items())
+    """The script's closure and the environment, a line each: SHA-256 of the program (or of a data file) and path."""
+    return manifests([script], root)[script]
+
+
+def manifests(wanted: Iterable[Path], root: Path = Path()) -> dict[Path, str]:
+    """The manifests of several scripts."""
+    environment = hashlib.sha256(installed(root).encode()).hexdigest()
+    made = {}
+    with _Sources(root) as sources:
+        for script in wanted:
+            lines = [f"{source.code}  {file}\n" for file, source in sorted(sources.closure(script).items())]
+            made[script] = "".join([*lines, f"{environment}  {ENVIRONMENT}\n"])
+    return made
 
 
 def scripts(root: Path = Path()) -> list[Path]:
@@ -57,15 +98,103 @@ def scripts(root: Path = Path()) -> list[Path]:
     return sorted(path.relative_to(root) for path in (root / "stages").rglob("*.py") if path.name != "__init__.py")
 
 
-@cache
-def _imports(file: Path, root: Path) -> frozenset[Path]:
-    """Files of this repository that one file imports."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    files = (Path(*name.split(".")).with_suffix(".py") for name in names if name.split(".")[0] in ROOTS)
-    return frozenset(path for path in files if (root / path).is_file())
+def program(text: str) -> str:
+    """A module's program: its syntax tree without comments, docstrings and places, the same in every Python version."""
+    return repr(_shape(ast.parse(text)))
+
+
+class _Sources:
+    """Reads each file once; what was parsed by an earlier process is taken from ``KNOWN``. A context."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._file = root, root / KNOWN
+        self._known = _read_known(self._file)
+        self._read: dict[Path, _Source | None] = {}
+        self._new = False
+
+    def closure(self, script: Path) -> dict[Path, _Source]:
+        """What a script consists of."""
+        found: dict[Path, _Source] = {}
+        waiting = [script]
+        while waiting:
+            file = waiting.pop()
+            if file not in found and file not in PLUMBING and (source := self._source(file)):
+                found[file] = source
+                waiting.extend(self._needs(file, source))
+        return found
+
+    def _needs(self, file: Path, source: _Source) -> Iterator[Path]:
+        yield from (Path(*name.split(".")).with_suffix(".py") for name in source.modules)
+        for name in source.beside:
+            place = self._root / file.with_name(name)
+            inner = place.rglob("*") if place.is_dir() else [place]
+            yield from (one.relative_to(self._root) for one in inner if "__pycache__" not in one.parts)
+        yield from STARTED_BY_NAME.get(file, ())
+
+    def _source(self, file: Path) -> _Source | None:
+        """None if there is no such file (what is imported from a module may be one, or a name in it)."""
+        if file not in self._read:
+            path = self._root / file
+            self._read[file] = self._parsed(file, path.read_bytes()) if path.is_file() else None
+        return self._read[file]
+
+    def _parsed(self, file: Path, data: bytes) -> _Source:
+        content = hashlib.sha256(data).hexdigest()
+        if file.suffix != ".py":
+            return _Source(content, content, [], [])
+        known = self._known.get(str(file))
+        if known is None or known.content != content:
+            known = self._known[str(file)] = _parsed(content, data.decode("utf-8"))
+            self._new = True
+        return known
+
+    def __enter__(self) -> _Sources:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Keep what was parsed anew, if there is a scratch folder; a torn file is known by its checksum."""
+        if self._new and self._file.parent.is_dir():
+            text = json.dumps(self._known)
+            self._file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
+
+
+def _read_known(file: Path) -> dict[str, _Source]:
+    """What is known; nothing if the file is damaged."""
+    try:
+        checksum, text = file.read_text(encoding="utf-8").split("\n", 1)
+    except (OSError, ValueError):
+        return {}
+    if checksum != hashlib.sha256(text.encode()).hexdigest():
+        return {}
+    return {name: _Source(*values) for name, values in json.loads(text).items()}
+
+
+def _parsed(content: str, text: str) -> _Source:
+    modules, beside = set[str](), set[str]()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                modules.update(alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module), level=0):
+                modules.add(module)
+                modules.update(f"{module}.{alias.name}" for alias in node.names)
+            case ast.Call(func=ast.Attribute(attr="with_name"), args=[ast.Constant(value=str(name))]):
+                beside.add(name)
+    ours = sorted(name for name in modules if name.split(".")[0] in ROOTS)
+    return _Source(content, hashlib.sha256(program(text).encode()).hexdigest(), ours, sorted(beside))
+
+
+def _shape(node: Any) -> Any:
+    """A syntax tree as plain values; fields that hold nothing are left out, as other versions of Python have others."""
+    if isinstance(node, ast.AST):
+        fields = ((name, _shape(value)) for name, value in ast.iter_fields(node))
+        return (type(node).__name__, *((name, shape) for name, shape in fields if shape is not None and shape != []))
+    if isinstance(node, list):
+        return [_shape(inner) for inner in node if not _is_text(inner)]
+    return node
+
+
+def _is_text(node: Any) -> bool:
+    """Whether it is a statement that is only a text: a docstring, of whatever it is."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

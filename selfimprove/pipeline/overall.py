@@ -20,8 +20,8 @@ from selfimprove.core.publish import write_json
 from selfimprove.pipeline.params import METHODS
 
 SECONDS = Path(".scratch/stages.json")
-ALWAYS = ("code", "inputs")
-"""Stages that run every time, in a second."""
+ALWAYS = "inputs"
+"""The stage that runs every time, in a second."""
 
 _NAMED = re.compile(r"(?:Running stage|Stage|Restored stage) '([^']+)'")
 _FOREACH = re.compile(r"\$\{([\w.]+)\}")
@@ -43,7 +43,7 @@ class Overall:
             return line
         self.end()
         self._met.add(found[1])
-        if not line.startswith("Running") or found[1] in ALWAYS:
+        if not line.startswith("Running") or found[1] == ALWAYS:
             return line
         self._running, self._since = found[1], time.monotonic()
         if not self._names:  # only now: a run in which nothing has changed reads nothing
@@ -83,7 +83,7 @@ def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
     if not methods:
         return names
     return [
-        one for one in names if one in ALWAYS or any(one.startswith(f"{m}-") or one == f"base@{m}" for m in methods)
+        one for one in names if one == ALWAYS or any(one.startswith(f"{m}-") or one == f"base@{m}" for m in methods)
     ]
 
 

@@ -1,9 +1,10 @@
 """The stage runner: what every stage script shares, so that the script itself only says what the stage does.
 
 A stage reads validated params, takes its lock, works in a scratch folder named by the hash of its inputs, params and
-code, and publishes its outputs at the end by renaming. Killed at any moment and started again, it resumes from what
-the scratch folder holds and ends with the same bytes. DVC deletes a stage's outputs before running it; a finished
-scratch folder therefore keeps second names of them, and a re-run with the same identity publishes those at once.
+code (the manifest that DVC depends on too, ``pipeline.closure``), and publishes its outputs at the end by renaming.
+Killed at any moment and started again, it resumes from what the scratch folder holds and ends with the same bytes.
+DVC deletes a stage's outputs before running it; a finished scratch folder therefore keeps second names of them, and a
+re-run with the same identity publishes those at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.engines.progress import StageProgress
 from selfimprove.methods.rows import GROUPS, group_of, place
 from selfimprove.pipeline import dvc_files, warm
-from selfimprove.pipeline.installed import installed
+from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
 from selfimprove.pipeline.stage_log import kept_log
@@ -48,7 +49,6 @@ MANIFEST = "manifest.json"
 DVC_STAGE = "DVC_STAGE"
 """DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
-CODE = ("selfimprove", "stages")
 
 
 class Stage(Generic[S]):
@@ -62,11 +62,12 @@ class Stage(Generic[S]):
     """
 
     def __init__(
-        self, name: str, item: str, run: RunParams, params: S, identity: Any, tracking: TrackingParams | None = None
+        self, name: str, item: str, run: RunParams, params: S, script: Path, tracking: TrackingParams | None = None
     ) -> None:
         self.name, self.item, self.run, self.params = name, item, run, params
+        self._script = script
         self.tracker = Tracker(tracking or TrackingParams(report_to="none"), name, SCRATCH)
-        self._identity = identity
+        self._identity: Any = params
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
         self._journals: list[Journal] = []
@@ -250,9 +251,7 @@ class Stage(Generic[S]):
         named = {str(path): path for path in named_paths(self._identity)}
         for declared, path in sorted({**self._inputs, **named}.items()):
             digest.update(f"{declared} {content_digest(path)}".encode())
-        for part in CODE:
-            digest.update(f"{part} {content_digest(Path(part), '*.py')}".encode())
-        digest.update(installed().encode())
+        digest.update(manifest(self._script).encode())
         return digest.hexdigest()
 
 
@@ -282,8 +281,9 @@ def stage(
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
         def command() -> None:
-            spec = main.__globals__["__spec__"]
-            code = warm.forward(spec.name, section) if heavy and spec else None
+            module = main.__globals__["__spec__"].name
+            script = Path(*module.split(".")).with_suffix(".py")
+            code = warm.forward(module, section) if heavy else None
             if code is not None:
                 sys.exit(code)
             # DVC names the stage in the environment, so that no name from params.yaml is ever part of a shell's line.
@@ -291,9 +291,9 @@ def stage(
             full = f"{name}@{item}" if item else name
             since = warm.started()
             with kept_log(full):
-                work(full, item, since)
+                work(full, item, since, script)
 
-        def work(full: str, item: str, since: float) -> None:
+        def work(full: str, item: str, since: float, script: Path) -> None:
             try:
                 if DVC_STAGE in os.environ:
                     dvc_files.keep()
@@ -302,12 +302,12 @@ def stage(
                 params = load_section(values, section, schema, str(PARAMS_FILE))
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 if item not in GROUPS:
-                    _run(Stage(full, item, run, params, params, tracking), main, since)
+                    _run(Stage(full, item, run, params, script, tracking), main, since)
                     return
                 Path("results", section, item).mkdir(parents=True, exist_ok=True)  # there may be no entry
                 for entry in group_of(params, item):
                     full = f"{name}@{entry}"
-                    _run(Stage(full, entry, run, params, params, tracking), main, since)
+                    _run(Stage(full, entry, run, params, script, tracking), main, since)
                     since = time.time()
             except UserError as error:
                 print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)

@@ -12,8 +12,18 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.closure import ENVIRONMENT, STARTED_BY_NAME, closure, manifest, scripts
-from selfimprove.pipeline.installed import LOCK, installed
+from selfimprove.pipeline.closure import (
+    ENVIRONMENT,
+    KNOWN,
+    MANIFESTS,
+    PLUMBING,
+    STARTED_BY_NAME,
+    closure,
+    manifest,
+    program,
+    scripts,
+)  # fmt: skip
+from selfimprove.pipeline.installed import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
@@ -24,7 +34,7 @@ def definition(name: str) -> dict:
     return value.get("do", value)
 
 
-@pytest.mark.parametrize("name", [name for name in STAGES if name != "code"])
+@pytest.mark.parametrize("name", [name for name in STAGES if name != "inputs"])
 def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) -> None:
     script = definition(name)["cmd"].split()[2].removeprefix("stages.").replace(".", "/")
     assert [dep for dep in definition(name)["deps"] if dep.startswith("data/code")] == [f"data/code/{script}.sha256"]
@@ -34,11 +44,12 @@ def test_a_stage_s_code_is_the_manifest_of_the_script_that_it_runs(name: str) ->
     assert "persist" not in str(definition(name))
 
 
-def test_the_manifests_are_written_when_any_code_or_the_environment_changed() -> None:
-    code = definition("code")
-    assert code["deps"] == ["selfimprove", "stages", str(LOCK)]
-    assert code["always_changed"]  # no file says which packages are installed
-    assert ENVIRONMENT.is_relative_to(*code["outs"])
+def test_the_manifests_are_looked_at_every_time() -> None:
+    inputs = definition("inputs")
+    assert inputs["always_changed"]  # no file says which packages are installed
+    assert not inputs.get("deps")  # which would only be hashed in vain
+    assert str(MANIFESTS) in inputs["outs"]
+    assert ENVIRONMENT.is_relative_to(MANIFESTS)
 
 
 def test_what_python_really_imports_is_in_the_closure() -> None:
@@ -49,7 +60,8 @@ def test_what_python_really_imports_is_in_the_closure() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     files = {str(Path(file).relative_to(ROOT)) for file in done.stdout.split()}
-    named = {file for file in files if (ROOT / file).stat().st_size}  # empty __init__.py do not count
+    plumbing = {str(path) for path in PLUMBING}
+    named = {file for file in files if (ROOT / file).stat().st_size} - plumbing  # nor do empty __init__.py count
     assert named <= set(closure(Path("stages/rise/generate.py"), ROOT))
     assert "selfimprove/methods/rise/collect.py" in named
 
@@ -65,8 +77,12 @@ def repository(folder: Path) -> Path:
         "stages/one.py": "from selfimprove.a import f\n",
         "stages/__init__.py": "",
         "selfimprove/a.py": "def f():\n    from selfimprove import b\n    import selfimprove.deep.c as c\n",
-        "selfimprove/b.py": "import json\nfrom selfimprove.a import f\n",
-        "selfimprove/deep/c.py": "from pathlib import Path\n",
+        "selfimprove/b.py": "import json\nfrom selfimprove.a import f\nimport selfimprove.engines.progress\n",
+        "selfimprove/deep/c.py": "from pathlib import Path\nX = Path(__file__).with_name('x.txt'), 'unread.txt'\n",
+        "selfimprove/deep/x.txt": "x",
+        "selfimprove/deep/unread.txt": "x",
+        "selfimprove/engines/progress.py": "from selfimprove import shown\n",
+        "selfimprove/shown.py": "",
         "selfimprove/unused.py": "",
         "requirements/main.lock": "numpy==2\n",
     }.items():
@@ -77,32 +93,102 @@ def repository(folder: Path) -> Path:
 
 def test_imports_count_inside_functions_through_others_and_in_circles(tmp_path: Path) -> None:
     assert closure(Path("stages/one.py"), repository(tmp_path)) == [
-        "selfimprove/a.py", "selfimprove/b.py", "selfimprove/deep/c.py", "stages/one.py",
+        "selfimprove/a.py", "selfimprove/b.py", "selfimprove/deep/c.py", "selfimprove/deep/x.txt", "stages/one.py",
     ]  # fmt: skip
 
 
 def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_path: Path) -> None:
     (script,) = scripts(repository(tmp_path))
-    lines = [line.split("  ") for line in manifest(script, tmp_path).splitlines()]
-    assert [path for _, path in lines] == [*closure(script, tmp_path), str(ENVIRONMENT)]
-    (tmp_path / ENVIRONMENT).parent.mkdir(parents=True)
-    (tmp_path / ENVIRONMENT).write_text(installed(tmp_path))  # as the stage `code` does
-    assert all(digest == hashlib.sha256((tmp_path / path).read_bytes()).hexdigest() for digest, path in lines)
+    hashes = {path: digest for digest, path in (line.split("  ") for line in manifest(script, tmp_path).splitlines())}
+    assert list(hashes) == [*closure(script, tmp_path), str(ENVIRONMENT)]
+    assert hashes["selfimprove/deep/x.txt"] == hashlib.sha256(b"x").hexdigest()
+    assert hashes[str(ENVIRONMENT)] == hashlib.sha256(installed(tmp_path).encode()).hexdigest()
+    assert hashes["stages/one.py"] == hashlib.sha256(program("from selfimprove.a import f").encode()).hexdigest()
 
 
 @pytest.mark.parametrize(
     ("edited", "differs"),
     [
-        ("selfimprove/b.py", True), ("selfimprove/deep/c.py", True), ("stages/one.py", True),
-        ("selfimprove/unused.py", False), ("stages/two.py", False), ("requirements/main.lock", False),
+        ("selfimprove/b.py", True), ("selfimprove/deep/c.py", True), ("selfimprove/deep/x.txt", True),
+        ("stages/one.py", True), ("selfimprove/unused.py", False), ("selfimprove/deep/unread.txt", False),
+        ("selfimprove/engines/progress.py", False), ("selfimprove/shown.py", False), ("stages/two.py", False),
+        ("requirements/main.lock", False),
     ],
 )  # fmt: skip
-def test_a_manifest_changes_with_what_the_script_imports_only(tmp_path: Path, edited: str, differs: bool) -> None:
+@pytest.mark.parametrize("kept", [True, False], ids=["known before", "nothing known"])
+def test_a_manifest_changes_with_what_the_script_imports_or_reads_only(
+    tmp_path: Path, edited: str, differs: bool, kept: bool
+) -> None:
     script = Path("stages/one.py")
+    if kept:
+        (tmp_path / KNOWN).parent.mkdir()
     before = manifest(script, repository(tmp_path))
+    assert (tmp_path / KNOWN).exists() == kept
     with (tmp_path / edited).open("a") as file:
-        file.write("# edited\n")
+        file.write("edited = 1\n")
     assert (manifest(script, tmp_path) != before) == differs
+
+
+PROGRAM = '''"""What it is for."""
+X = 1
+"""What X is."""
+
+class A:
+    """A class."""
+
+    def f(self, x):  # a comment
+        """Return it."""
+        return g(x, "a text") if x else f"{x}"
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""What it is for."""', '"""Something else."""\n\n# With a comment.\n'), ('"""What X is."""', ""),
+        ('"""A class."""', '"""Another."""'), ("        \"\"\"Return it.\"\"\"\n", ""), ("  # a comment", ""),
+        ("X = 1", "X = (\n    1\n)"), ('"a text"', "'a text'"),
+    ],
+)  # fmt: skip
+def test_comments_docstrings_layout_and_line_numbers_do_not_count(old: str, new: str) -> None:
+    assert old in PROGRAM
+    assert program(PROGRAM.replace(old, new)) == program(PROGRAM)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("X = 1", "X = True"), ("X = 1", "X = 1.0"), ('"a text"', '"another text"'), ("(self, x)", "(self, x=None)"),
+        ('f"{x}"', 'f"{x!r}"'), ("g(x", "h(x"), ("return ", ""), ("X = 1", "X: int = 1"),
+    ],
+)  # fmt: skip
+def test_whatever_runs_counts_and_so_does_every_other_text(old: str, new: str) -> None:
+    assert old in PROGRAM
+    assert program(PROGRAM.replace(old, new)) != program(PROGRAM)
+
+
+def test_no_stage_reads_docstrings_or_its_own_source() -> None:
+    """They do not count. Files that lie beside a module are named so that the closure finds them."""
+    files = {file for script in scripts(ROOT) for file in closure(script, ROOT) if file.endswith(".py")}
+    for file in files:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert not re.search(r"\b(__doc__|getdoc|getsource|use_attribute_docstrings)\b", text), file
+        for use in re.findall(r"Path\(__file__\)\S*", text):
+            # With a text; or the repository itself, or the file itself, as something to run.
+            assert re.match(r"Path\(__file__\)(\.with_name\(\"[\w.]+\"\)|\.resolve\(\)(\.parents\[\d\]|\)))", use), file
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", None], ids=["empty", "torn", "one bit"])
+def test_damage_to_what_was_found_before_changes_no_manifest(tmp_path: Path, damage: bytes | None) -> None:
+    script, known = Path("stages/one.py"), tmp_path / KNOWN
+    known.parent.mkdir()
+    before = manifest(script, repository(tmp_path))
+    content = known.read_bytes()
+    code = before.partition(" ")[0].encode()  # the hash of a file's program
+    known.write_bytes(content.replace(code, code[::-1]) if damage is None else damage)
+    assert known.read_bytes() != content
+    assert manifest(script, tmp_path) == before
+    assert known.read_bytes() == content  # and it is whole again
 
 
 def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
@@ -119,7 +205,7 @@ def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
 
 @pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)
 def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(starter: Path) -> None:
-    started = {str(module) for module in STARTED_BY_NAME[starter]}
+    started = {str(module) for module in STARTED_BY_NAME[starter] if module not in PLUMBING}
     assert started <= set(closure(starter, ROOT))
     for script in scripts(ROOT):
         if str(starter) in closure(script, ROOT):

@@ -15,7 +15,7 @@ from tests.support.repo_copy import ROOT
 
 GRAPH = """
 stages:
-  code: {cmd: 'true'}
+  inputs: {cmd: 'true'}
   rise-data: {cmd: 'true'}
   base: {foreach: '${base}', do: {cmd: 'true'}}
   rise-finetune: {foreach: '${rise.iterations}', do: {cmd: 'true'}}
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_stages_of_a_goal_are_counted_from_the_graph_and_the_params(folder: Path) -> None:
-    rise = ["code", "rise-data", "base@rise", "rise-finetune@iter1", "rise-finetune@iter2"]
+    rise = ["inputs", "rise-data", "base@rise", "rise-finetune@iter1", "rise-finetune@iter2"]
     assert stage_names(["rise-report"]) == rise
     assert sorted(stage_names(["report"])) == sorted([*rise, "base@spin", "spin-data"])
 
@@ -49,7 +49,7 @@ def test_the_whole_default_has_the_stages_that_dvc_lists(tmp_path: Path) -> None
 
 def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(folder: Path) -> None:
     first = Overall(["rise-report"])
-    assert first.line("Running stage 'code':\n") == "Running stage 'code':\n"
+    assert first.line("Running stage 'inputs':\n") == "Running stage 'inputs':\n"
     assert first.line("Stage 'rise-data' didn't change, skipping\n") == "Stage 'rise-data' didn't change, skipping\n"
     assert first.line("Running stage 'base@rise':\n") == "Running stage 'base@rise' (stage 3 of 5):\n"
     assert first.line("> python -m stages.base\n") == "> python -m stages.base\n"
@@ -57,10 +57,10 @@ def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(f
         first.line(f"Running stage 'rise-finetune@{name}':\n")
     first.end()
     assert json.loads(SECONDS.read_text()).keys() == {"base@rise", "rise-finetune@iter1", "rise-finetune@iter2"}
-    SECONDS.write_text(json.dumps({"code": 0, "rise-data": 0, "base@rise": 30, "rise-finetune@iter1": 600,
+    SECONDS.write_text(json.dumps({"inputs": 0, "rise-data": 0, "base@rise": 30, "rise-finetune@iter1": 600,
                                    "rise-finetune@iter2": 210}))  # fmt: skip
     again = Overall(["rise-report"])
-    for name in ("code", "rise-data"):
+    for name in ("inputs", "rise-data"):
         again.line(f"Stage '{name}' didn't change, skipping\n")
     assert again.line("Running stage 'base@rise':\n") == (
         "Running stage 'base@rise' (stage 3 of 5, at most about 14 min left):\n"
@@ -72,8 +72,7 @@ def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(f
 def test_a_run_in_which_nothing_changed_reads_neither_graph_nor_params(folder: Path) -> None:
     (folder / "dvc.yaml").unlink()
     overall = Overall(["rise-report"])
-    for name in ("code", "inputs"):
-        assert overall.line(f"Running stage '{name}':\n") == f"Running stage '{name}':\n"
+    assert overall.line("Running stage 'inputs':\n") == "Running stage 'inputs':\n"
     overall.end()
     assert not SECONDS.exists()
 

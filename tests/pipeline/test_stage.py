@@ -14,6 +14,10 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.pipeline.stage import Stage, stage
 
+assert __spec__
+SCRIPT = __spec__.name.replace(".", "/") + ".py"
+"""The stages here are functions of this module, so this is their script."""
+
 
 class Small(Section):
     """Stands in the place of a method's params."""
@@ -27,10 +31,11 @@ class Small(Section):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path, text in {
-        "selfimprove/code.py": "", "stages/code.py": "", "requirements/main.lock": "numpy==2\n", "in.txt": "x",
+        SCRIPT: "from selfimprove import code\n", "selfimprove/code.py": "",
+        "requirements/main.lock": "numpy==2\n", "in.txt": "x",
         "params.yaml": "run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 1}\n",
     }.items():  # fmt: skip
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -86,7 +91,9 @@ def test_outputs_are_published_and_scratch_is_cleared_but_for_their_second_names
         (lambda: Path("params.yaml").write_text("run: {seed: 2, threads: 1}\nbase: {read: 1, unread: 1}\n"), True),
         (lambda: Path("in.txt").write_text("y"), True),
         (lambda: Path("selfimprove/code.py").write_text("pass"), True),
-        (lambda: Path("stages/new.py").write_text(""), True),
+        (lambda: Path("selfimprove/code.py").write_text('"""A docstring."""\n# and a comment\n'), False),
+        (lambda: Path("selfimprove/unread.py").write_text("pass"), False),
+        (lambda: Path(SCRIPT).write_text("from selfimprove import code\nX = 1"), True),
         (lambda: Path("site/numpy-9.0.dist-info").mkdir(parents=True), True),
         (lambda: Path("site/bitsandbytes-0.50.2.dist-info").mkdir(parents=True), False),
         (lambda: Path("selfimprove/notes.txt").write_text("not code"), False),
@@ -242,7 +249,7 @@ def test_a_stage_that_declares_what_it_does_not_write_or_reads_late_is_our_fault
         stage.output("results/x")
         stage.input("in.txt")
 
-    (folder / "stages/code.py").write_text("# another identity")
+    (folder / "selfimprove/code.py").write_text("ANOTHER = 'identity'")
     with pytest.raises(RuntimeError, match=r"input in\.txt was declared after the work began"):
         run(late)
     assert not (folder / "results").exists()

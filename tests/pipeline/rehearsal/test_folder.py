@@ -44,8 +44,8 @@ def test_dvc_runs_a_stage_there_and_the_repositorys_params_lock_and_outputs_stay
     assert not (repo / "data/reflect_rl").exists()
     assert run(repo, "git", "status", "--short").stdout == ""
     before = (folder / "data/code/base.sha256").read_text()
-    (repo / "stages/base.py").write_text((repo / "stages/base.py").read_text() + "# edited\n")
-    run(folder, "dvc", "repro", "code")
+    (repo / "stages/base.py").write_text((repo / "stages/base.py").read_text() + "EDITED = 1\n")
+    run(folder, "dvc", "repro", "inputs")
     assert (folder / "data/code/base.sha256").read_text() != before  # the code is no copy
     run(repo, "git", "checkout", "--quiet", "stages/base.py")
 

@@ -1,0 +1,122 @@
+"""What is declared as plumbing changes no result: without it, stages publish the same bytes.
+
+Each module of ``closure.PLUMBING`` is replaced by the least that the others need of it: nothing is shown, logged, timed
+or locked, and no checkpoint is written by the clock or on a signal. If a result came to depend on such a module, its
+stage would publish other bytes here, or not run at all; the module is then no plumbing and leaves the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.pipeline.closure import PLUMBING
+from tests.pipeline.workbench import Forks, Place, Workbench, copy_code, published
+
+NOTHING: dict[str, str] = {
+    "core/tracking.py": """
+        from selfimprove.core.params import Section
+        class TrackingParams(Section):
+            report_to: str = "none"
+        class Tracker:
+            def __init__(self, *_): pass
+            def log(self, *_): pass
+            def close(self): pass
+    """,
+    "engines/progress.py": """
+        class StageProgress:
+            def __init__(self, *_, **__): pass
+            def advance(self, units=1): pass
+            def reach(self, *_, **__): pass
+            def note(self, text): pass
+            def watch(self, engines): pass
+            def __enter__(self): return self
+            def __exit__(self, *_): pass
+    """,
+    "pipeline/closure.py": """
+        from pathlib import Path
+        MANIFESTS = ENVIRONMENT = Path("data/code")
+        manifests, scripts = dict, list
+        def manifest(script, root=Path()): return ""
+    """,
+    "pipeline/dvc_files.py": "def keep(): pass",
+    "pipeline/installed.py": 'def installed(): return ""',
+    "pipeline/lock.py": """
+        from contextlib import nullcontext
+        def stage_lock(folder, stage): return nullcontext()
+    """,
+    "pipeline/overall.py": "",
+    "pipeline/stage_log.py": """
+        from contextlib import nullcontext
+        def kept_log(stage): return nullcontext()
+    """,
+    "pipeline/warm.py": """
+        from time import time as started
+        def forward(module, section): return None
+    """,
+    "training/progress.py": "Progress = None",
+    "training/stopping.py": """
+        from contextlib import nullcontext
+        SAVE, END, INTERRUPTED, SAVING_SECONDS = 1, 2, 130, 60
+        def ask(number, frame=None): pass
+        def asked(): return False
+        def signals_ask(): return nullcontext()
+        def sigterm_interrupts(): return nullcontext()
+        class SaveClock:
+            def wish(self, *, first): return 0
+            def saving(self): return nullcontext()
+    """,
+}
+FORK: dict[str, Any] = {"launcher": {"kind": "fork", "processes": 2}}
+RUNS: dict[str, list[tuple[Place, dict[str, Any] | None]]] = {
+    "rise": [
+        (("rise.generate", "iter1"), None),
+        (("rise.finetune", "base"), None),
+        (("rise.finetune", "base"), {"rise": {"sft": FORK}}),
+        (("rise.evaluate", "base"), None),
+    ],
+    "agent_r": [(("agent_r.generate", "iter1"), None), (("agent_r.convert", "iter2"), None)],
+    "reflect_rl": [(("reflect_rl.generate", ""), None), (("reflect_rl.finetune", "reflect_rl"), None)],
+    "spin": [(("spin.generate", "iter0"), None), (("spin.finetune", "iter0"), None)],
+}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A process that forks stages of which all plumbing is replaced."""
+    code = copy_code(tmp_path_factory.mktemp("bare"))
+    replace_plumbing(code)
+    with Forks(code) as forks:
+        yield forks
+
+
+def replace_plumbing(folder: Path) -> None:
+    for file, text in NOTHING.items():
+        lines = [line.removeprefix("        ") for line in text.splitlines()]
+        (folder / "selfimprove" / file).write_text("\n".join(lines) + "\n")
+
+
+def test_all_that_is_declared_is_replaced_here() -> None:
+    assert {Path("selfimprove", file) for file in NOTHING} == PLUMBING
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_without_the_plumbing_stages_publish_the_same_bytes(
+    method: str, forks: Forks, bare: Forks, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    fixtures = {"rise": "bench", "agent_r": "agent_bench", "reflect_rl": "reflect_bench", "spin": "spin_bench"}
+    bench: Workbench = request.getfixturevalue(fixtures[method])
+    for number, (place, overlay) in enumerate(RUNS[method]):
+        found = {}
+        for name, runner in (("whole", forks), ("bare", bare)):
+            folder = bench.copy(tmp_path / f"{name}-{number}", overlay)
+            if runner is bare:
+                replace_plumbing(folder)  # for the processes that a stage starts
+            ran = runner.run(folder, *place)
+            assert ran.code == 0, ran.stderr
+            found[name] = published(folder)
+            assert (folder / ".scratch/locks").exists() == (runner is forks)  # it is the plumbing that is missing
+        assert found["bare"] == found["whole"]
