@@ -14,6 +14,7 @@ import ast
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -152,10 +153,11 @@ class _Sources:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep what was parsed anew, if there is a scratch folder; a torn file is known by its checksum."""
+        """Keep what was parsed anew, if there is a scratch folder; the checksum tells a torn file."""
         if self._new and self._file.parent.is_dir():
             text = json.dumps(self._known)
-            self._file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
+            with suppress(OSError):  # a full disk costs only time here
+                self._file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
 
 
 def _read_known(file: Path) -> dict[str, _Source]:
