@@ -1,4 +1,4 @@
-"""``make use PROFILE=name``: one overlay over the default, comments kept. (Each under DVC: test_end_to_end.)"""
+"""``make use PROFILE=name``: one overlay over the default, comments kept. (Each under DVC: test_profile_graphs.)"""
 
 from __future__ import annotations
 
