@@ -28,6 +28,7 @@ from selfimprove.models.base import BaseParams, BaseSection
 from selfimprove.models.card import METHODS, Row, card, escaped
 from selfimprove.models.merging import full_weights
 from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 PARAMS = Path("params.yaml")
 FOLDER = Path(".scratch/push")
@@ -58,7 +59,8 @@ def prepare(model: Path, repository: str) -> Path:
     adapter = public is not None and _is_plain(base) and _is_adapter_of_base(model, method)
     row = Row(
         method=method, name=model.name, base=public, base_text=_text(base, public), from_scratch=base.model is None,
-        settings=_settings(values[method], model.name), section=values[method], adapter=adapter,
+        settings=_settings(METHOD_SCHEMAS[method].spelled_out(values[method]), model.name), section=values[method],
+        adapter=adapter,
     )  # fmt: skip
     folder = FOLDER / repository.replace("/", "--")
     shutil.rmtree(folder, ignore_errors=True)

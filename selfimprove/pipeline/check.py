@@ -22,31 +22,15 @@ from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
 from selfimprove.engines.vllm.checks import check_installed
-from selfimprove.methods.agent_r.params import AgentRParams
-from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.spin.params import SpinParams
-from selfimprove.models.base import BaseSection
-from selfimprove.models.tokenizer import TokenizerSection
 from selfimprove.pipeline.dvc_files import restore, wait_for_others
-from selfimprove.pipeline.params import METHODS, RunParams, load_section, section_faults
+from selfimprove.pipeline.params import METHODS, load_section, section_faults
+from selfimprove.pipeline.sections import SCHEMAS
 from selfimprove.pipeline.small_defaults import small_settings
 
 PARAMS_FILE = Path("params.yaml")
 RESULTS = Path("results/summary")
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Any of them is there where the NVIDIA driver is (the last: under Windows' Linux)."""
-
-SCHEMAS: dict[str, type[Section]] = {
-    "run": RunParams,
-    "tracking": TrackingParams,
-    "tokenizer": TokenizerSection,
-    "base": BaseSection,
-    "rise": RiseParams,
-    "agent_r": AgentRParams,
-    "reflect_rl": ReflectRLParams,
-    "spin": SpinParams,
-}
 
 
 def main() -> None:

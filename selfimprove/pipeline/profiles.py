@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
-from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
 from selfimprove.pipeline import layout
 
@@ -71,25 +70,9 @@ def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     return params
 
 
-def merge(under: Any, over: Mapping[str, Any]) -> None:
-    """Lay ``over`` over ``under``, in place."""
-    for key, value in over.items():
-        if value is None and key in under and isinstance(under[key], Mapping):
-            del under[key]
-        elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
-            merge(under[key], value)
-        else:
-            under[key] = deepcopy(value)
-
-
 def names(folder: Path = FOLDER) -> list[str]:
     """Profiles that exist."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
-
-
-def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    # Two engines, or two launchers, of different kinds share no keys worth keeping.
-    return any(kind in value and value[kind] != old.get(kind) for kind in ("engine", "kind"))
 
 
 def _opening_comment(path: Path) -> list[str]:

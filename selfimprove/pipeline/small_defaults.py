@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.params import read_yaml
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"
 LARGE = 5_000_000
@@ -32,7 +33,8 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
     size = None if model is None else parameters(Path(model))
     if model is None or (size is not None and size < LARGE):
         return None
-    kept = list(_kept(values[method], read_yaml(DEFAULT)[method], method))
+    own, default = (METHOD_SCHEMAS[method].spelled_out(all_[method]) for all_ in (values, read_yaml(DEFAULT)))
+    kept = list(_kept(own, default, method))
     if not kept:
         return None
     shown = f" ({size / 1e6:.0f} million parameters)" if size else ""

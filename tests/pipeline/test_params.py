@@ -21,7 +21,7 @@ from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.models.base import BaseParams, BaseSection
 from selfimprove.models.tokenizer import TokenizerSection
-from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths
+from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named_paths, section_faults
 from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,6 +116,34 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
         sentence = complaint(put(path, 1))
     assert sentence.startswith(f"params.yaml: {path}: unknown key")
     assert f"did you mean {nearest!r}?" in sentence
+
+
+@pytest.mark.parametrize(
+    "key", ["rise.train", "agent_r.train", "reflect_rl.train", "reflect_rl.rl", "spin.train", "spin.pairs"]
+)
+def test_a_fault_in_what_trainings_share_is_said_once_and_not_of_every_training(key: str) -> None:
+    values = copy.deepcopy(DEFAULT)
+    put(f"{key}.batchsize", 3)(values)
+    method = key.partition(".")[0]
+    (fault,) = section_faults(values, method, SCHEMAS[method], "params.yaml")
+    assert fault.startswith(f"params.yaml: {key}.batchsize: unknown key")
+
+
+def test_every_training_takes_what_is_shared_unless_it_says_otherwise() -> None:
+    values = copy.deepcopy(DEFAULT)
+    for method in ("rise", "agent_r", "reflect_rl", "spin"):
+        values[method]["train"]["grad_clip"] = 0.25
+    values["spin"]["pairs"]["grad_clip"] = 0.75
+    values["reflect_rl"]["rl"]["grad_clip"] = 0.1
+    values["rise"]["iterations"]["iter2"]["finetune"]["grad_clip"] = 0.5
+    rise, spin = RiseParams.model_validate(values["rise"]), SpinParams.model_validate(values["spin"])
+    agent_r, rl = AgentRParams.model_validate(values["agent_r"]), ReflectRLParams.model_validate(values["reflect_rl"])
+    assert [one.finetune.grad_clip for one in rise.iterations.values()] == [0.25, 0.5]
+    trainings = [rise, agent_r, *rl.sft.values()]
+    assert {getattr(one, "finetune", getattr(one, "sft", None)).grad_clip for one in trainings} == {0.25}
+    assert {one.finetune.grad_clip for part in (rise, agent_r, rl, spin) for one in part.controls.values()} == {0.25}
+    assert (spin.sft.grad_clip, {one.finetune.grad_clip for one in spin.iterations.values()}) == (0.25, {0.75})
+    assert {one.rl.grad_clip for one in rl.iterations.values()} == {0.1}
 
 
 def test_an_unknown_section_is_refused_by_every_stage() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,7 @@ from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.agent_params import EnvParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
+from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 Judge = Literal["actor", "scripted"]
@@ -175,16 +177,23 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-class AgentRParams(Section):
+class AgentRParams(Trained):
     """The whole section."""
 
     env: EnvParams
     tasks: TaskParams
     engines: dict[str, EngineConfig]
+    train: FinetuneParams = Field(
+        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
+    )
     sft: FinetuneParams
     evaluate: EvaluateParams
     iterations: dict[str, Iteration] = Field(min_length=1)
     controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @classmethod
+    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("sft", "iterations.*.finetune", "controls.*.finetune"), ("train",))
 
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:

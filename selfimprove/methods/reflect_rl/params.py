@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +21,7 @@ from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
+from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 DataSet = Literal["sft", "sft_reflection", "sft_policy", "sft_reflection_positive", "sft_policy_positive"]
@@ -158,7 +160,7 @@ class Agent(Section):
         return self
 
 
-class ReflectRLParams(Section):
+class ReflectRLParams(Trained):
     """The whole section."""
 
     env: EnvParams
@@ -166,12 +168,21 @@ class ReflectRLParams(Section):
     prompt: PromptParams = PromptParams()
     engines: dict[str, EngineConfig]
     generate: GenerateParams
+    train: FinetuneParams = Field(
+        default=FinetuneParams(), description="what every supervised training takes that does not say otherwise itself"
+    )
+    rl: RLParams = Field(default=RLParams(), description="what every run takes that does not say otherwise itself")
     sft: dict[str, Sft] = Field(min_length=1)
     iterations: dict[str, Iteration] = Field(min_length=1)
     controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
     agents: dict[str, Agent] = Field(default={}, description="players without trained weights; may be empty")
     evaluate: EvaluateParams = EvaluateParams()
     report: ReportParams = ReportParams()
+
+    @classmethod
+    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        supervised = dict.fromkeys(("sft.*.finetune", "controls.*.finetune"), ("train",))
+        return {**supervised, "iterations.*.rl?": ("rl",)}
 
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:

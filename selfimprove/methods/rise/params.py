@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from selfimprove.envs.interface import AnswerEnv, Problem
 from selfimprove.envs.math.arithmetic import Difficulty
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
+from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 
@@ -142,16 +143,23 @@ class Control(Section):
     finetune: FinetuneParams
 
 
-class RiseParams(Section):
+class RiseParams(Trained):
     """The whole section."""
 
     tasks: TaskParams
     env: EnvParams
     engines: dict[str, EngineConfig]
+    train: FinetuneParams = Field(
+        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
+    )
     sft: FinetuneParams
     evaluate: EvaluateParams
     iterations: dict[str, Iteration] = Field(min_length=1)
     controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @classmethod
+    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        return dict.fromkeys(("sft", "iterations.*.finetune", "controls.*.finetune"), ("train",))
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:

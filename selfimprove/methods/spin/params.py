@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -14,6 +15,7 @@ from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.prompts import Format, is_flat
+from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 
@@ -163,7 +165,7 @@ class OutcomeControl(Section):
 Control = Annotated[SftControl | OutcomeControl, Field(discriminator="data")]
 
 
-class SpinParams(Section):
+class SpinParams(Trained):
     """The whole section."""
 
     tasks: TasksParams
@@ -171,10 +173,25 @@ class SpinParams(Section):
     tools: ToolsParams = ToolsParams()
     play_tools: ToolsParams | None = Field(default=None, description="self-play's own tools; null: the same as tools")
     engines: dict[str, EngineConfig]
+    train: FinetuneParams = Field(
+        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
+    )
+    pairs: PairParams = Field(
+        default=PairParams(), description="what trainings on pairs take besides, before what ``train`` says"
+    )
     sft: FinetuneParams
     evaluate: EvaluateParams
     iterations: dict[str, Iteration] = Field(min_length=1)
     controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+
+    @classmethod
+    def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        found = {"sft": ("train",), "iterations.*.finetune": ("train", "pairs")}
+        controls = section.get("controls")
+        for name, control in controls.items() if isinstance(controls, Mapping) else ():
+            outcome = isinstance(control, Mapping) and control.get("data") == "outcome"
+            found[f"controls.{name}.finetune"] = ("train", "pairs") if outcome else ("train",)
+        return found
 
     @model_validator(mode="after")
     def _names(self) -> SpinParams:

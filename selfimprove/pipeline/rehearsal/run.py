@@ -30,6 +30,7 @@ from selfimprove.pipeline.rehearsal.rule import Here, Params, gpu_methods, rehea
 from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from selfimprove.pipeline.rehearsal.tell import printable, tell
+from selfimprove.pipeline.sections import spelled_out
 
 REAL = stand_in.REAL
 CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
@@ -99,8 +100,7 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
 
 
 def _composed(profile: str, root: Path) -> Params:
-    params: Params = YAML(typ="safe", pure=True).load(compose(profile, root / "profiles"))
-    return params
+    return spelled_out(YAML(typ="safe", pure=True).load(compose(profile, root / "profiles")))
 
 
 def _chosen(profile: str, params: Params, method: str) -> list[str]:

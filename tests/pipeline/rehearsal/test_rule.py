@@ -12,10 +12,11 @@ from ruamel.yaml import YAML
 from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.rehearsal.rule import Here, Params, Replacement, gpu_methods, rehearsable, rehearsed
+from selfimprove.pipeline.sections import spelled_out
 from tests.support.profiles import NAMES, profile
 
 ROOT = Path(__file__).resolve().parents[3]
-PROFILES = {name: profile(name) for name in NAMES}
+PROFILES = {name: spelled_out(profile(name)) for name in NAMES}
 REHEARSABLE = [name for name, params in PROFILES.items() if rehearsable(params)]
 KEPT = {
     "engine", "kind", "zero_stage", "rank", "alpha", "targets", "quantize", "beta", "loss", "algorithm", "backend",

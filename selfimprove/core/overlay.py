@@ -1,0 +1,57 @@
+"""Mappings laid over one another: a profile over the default, a row's settings over those that all rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+
+def merge(under: Any, over: Mapping[str, Any]) -> None:
+    """Lay ``over`` over ``under``, in place.
+
+    Mappings merge key by key, everything else is replaced, and a null removes an entry that is a mapping. A mapping of
+    another kind (another ``engine``, another launcher's ``kind``) replaces the old one whole.
+    """
+    for key, value in over.items():
+        if value is None and key in under and isinstance(under[key], Mapping):
+            del under[key]
+        elif isinstance(value, Mapping) and isinstance(under.get(key), Mapping) and not _replaces(value, under[key]):
+            merge(under[key], value)
+        else:
+            under[key] = deepcopy(value)
+
+
+def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A copy of a method's section in which every training says all of its settings.
+
+    Args:
+        takers: place of a training's settings (``*``: every entry; ``?`` at the end: it may be absent) -> the keys of
+            the section whose settings it takes where it has none of its own; a later key counts more than an earlier.
+    """
+    full = deepcopy(dict(section))
+    for place, keys in takers.items():
+        *parts, last = place.removesuffix("?").split(".")
+        for node in _nodes(full, parts):
+            own = node.get(last, {} if place.endswith("?") else None)
+            if isinstance(own, Mapping):
+                node[last] = {}
+                for settings in [*(full.get(key) for key in keys), own]:
+                    if isinstance(settings, Mapping):
+                        merge(node[last], settings)
+    return full
+
+
+def _nodes(node: Any, parts: Sequence[str]) -> list[dict[str, Any]]:
+    """The mappings at a place."""
+    if not isinstance(node, dict):
+        return []
+    if not parts:
+        return [node]
+    inner = list(node.values()) if parts[0] == "*" else [node.get(parts[0])]
+    return [found for one in inner for found in _nodes(one, parts[1:])]
+
+
+def _replaces(value: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    # Two engines, or two launchers, of different kinds share no keys worth keeping.
+    return any(kind in value and value[kind] != old.get(kind) for kind in ("engine", "kind"))

@@ -1,0 +1,41 @@
+"""The schema of each section of params.yaml, and params with every training's settings written out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from selfimprove.core.params import Section
+from selfimprove.core.tracking import TrackingParams
+from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.trained import Trained
+from selfimprove.models.base import BaseSection
+from selfimprove.models.tokenizer import TokenizerSection
+from selfimprove.pipeline.params import RunParams
+
+METHOD_SCHEMAS: dict[str, type[Trained]] = {
+    "rise": RiseParams,
+    "agent_r": AgentRParams,
+    "reflect_rl": ReflectRLParams,
+    "spin": SpinParams,
+}
+SCHEMAS: dict[str, type[Section]] = {
+    "run": RunParams,
+    "tracking": TrackingParams,
+    "tokenizer": TokenizerSection,
+    "base": BaseSection,
+    **METHOD_SCHEMAS,
+}
+
+
+def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """All of params.yaml with the settings of every training beside it, and nothing left that trainings share."""
+    full = dict(values)
+    for method, schema in METHOD_SCHEMAS.items():
+        section = values[method]
+        shared: dict[str, Any] = {key: {} for keys in schema.takers(section).values() for key in keys if key in section}
+        full[method] = schema.spelled_out(section) | shared
+    return full
