@@ -62,6 +62,9 @@ MOST_KILLS = 3
 FAULTS = 0.3
 """Share of an endpoint's calls that fail."""
 
+IN_FLIGHT = 12
+"""Calls that a stage of these sizes has in flight at once, at most: its episodes or trees."""
+
 RERUNS = 3
 """A stage that is still refused after so many runs could only be repaired by hand."""
 
@@ -214,7 +217,6 @@ class Soak:
         self.counts["endpoint rounds"] += 1
         teacher.paid.clear()
         teacher.faulty, teacher.quota = True, max(1, whole.calls.total() // 2)
-        self._endpoint.most_at_once = 0
         ran = self._killed(place, folder, whole) if self._dice.random() < 0.5 else None
         if ran is not None and not self._decent(ran, folder, place):
             return
@@ -223,7 +225,7 @@ class Soak:
         teacher.faulty = False
         self._ends_with(whole, folder, place)
         twice = (teacher.paid - whole.calls).total()
-        if twice > (self.counts["kills"] - kills) * self._endpoint.most_at_once:
+        if twice > (self.counts["kills"] - kills) * IN_FLIGHT:
             self.failures.append(f"{folder}: {twice} calls were paid for twice.")
 
     def _decent(self, ran: Ran, folder: Path, place: Place) -> bool:
