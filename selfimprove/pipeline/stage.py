@@ -36,6 +36,7 @@ from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
 from selfimprove.pipeline.params import METHODS, RunParams, S, load_section, named_paths
 from selfimprove.pipeline.stage_log import kept_log
+from selfimprove.training.stopping import sigterm_interrupts
 
 if TYPE_CHECKING:
     from selfimprove.engines.episodes import Played
@@ -290,7 +291,7 @@ def stage(
             item = sys.argv[1] if len(sys.argv) > 1 else os.environ.get(DVC_STAGE, "").partition("@")[2]
             full = f"{name}@{item}" if item else name
             since = warm.started()
-            with kept_log(full):
+            with kept_log(full), sigterm_interrupts():
                 work(full, item, since, script)
 
         def work(full: str, item: str, since: float, script: Path) -> None:

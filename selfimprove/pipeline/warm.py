@@ -5,6 +5,8 @@ Importing torch and transformers takes about four seconds, which a run of twenty
 command. A heavy stage that finds the helper (by ``SELFIMPROVE_WARM``) asks it to fork; the child has the stage's
 arguments, folder, environment and terminal, does exactly what the stage would have done by itself, and its exit code
 becomes the stage's. Stages started without the helper import for themselves; the results are the same bytes (a test).
+A SIGTERM to the stage's process is passed on to the child, and one to this command (make passes its own on) to whatever
+stage runs: it saves what it has done and says so, and then dvc ends, as it does on Ctrl-C.
 
 The helper holds third-party packages and, of ours, only what reads ``run.threads`` (this module, ``pipeline.params``,
 ``params_base``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
@@ -29,6 +31,8 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,10 @@ from selfimprove.pipeline.params import RunParams, load_section
 ADDRESS = "SELFIMPROVE_WARM"
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
+TERMINATE = b"t"
+"""What a stage's process sends to the helper when it gets a SIGTERM."""
+
+ASK_SECONDS = 0.2
 FOLDER = "warm-"
 """How the name of the helper's folder begins; the process id follows."""
 
@@ -75,6 +83,7 @@ def forward(module: str, section: str) -> int | None:
     job = {"module": module, "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": environment}
     with line:
         socket.send_fds(line, [json.dumps(job).encode() + b"\n"], [0, 1, 2])
+        signal.signal(signal.SIGTERM, lambda *_: line.send(TERMINATE))
         answer = b""
         while True:
             try:
@@ -139,37 +148,65 @@ def _clean() -> None:
 def _run(environment: dict[str, str]) -> int:
     """The command's exit code, as a shell counts it. What DVC says of its stages is shown with the position."""
     command = sys.argv[1:]
-    try:
-        if command[:2] == ["dvc", "repro"]:
-            code = _repro(command, environment)
-        else:
-            code = subprocess.run(command, env=environment, check=False).returncode
-    except KeyboardInterrupt:
-        code = 130
-    return code if code >= 0 else 128 - code
+    overall = None
+    if command[:2] == ["dvc", "repro"]:
+        from selfimprove.pipeline.overall import Overall  # not for the helper, which is forked before
 
-
-def _repro(command: list[str], environment: dict[str, str]) -> int:
-    from selfimprove.pipeline.overall import Overall  # not for the helper, which is forked before
-
-    overall = Overall(command[2:])
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-        assert process.stdout is not None
+        overall = Overall(command[2:])
+    ended = threading.Event()
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE if overall else None, text=True, errors="replace"
+    ) as process:
+        end = threading.Thread(target=_end, args=(process.pid, ended), daemon=True)
+        signal.signal(signal.SIGTERM, lambda *_: None if end.ident else end.start())
         try:
-            for line in process.stdout:
-                print(overall.line(line), end="", flush=True)
+            for line in process.stdout or ():
+                print(overall.line(line) if overall else line, end="", flush=True)
+            process.wait()
         except KeyboardInterrupt:
-            for line in process.stdout:  # the terminal has interrupted the stage too: it saves a checkpoint and ends
+            for line in process.stdout or ():  # the terminal has interrupted the stage too: it saves and ends
                 print(line, end="", flush=True)
-            raise
-    if process.returncode == 0:
+            process.wait()
+            return 128 + signal.SIGINT
+        finally:
+            ended.set()
+    if end.ident:
+        return 128 + signal.SIGTERM
+    if overall and process.returncode == 0:
         overall.end()
-    return process.returncode
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _end(pid: int, ended: threading.Event) -> None:
+    """End a command whose stages are to save what they have done: first these, then the command itself."""
+    told: set[int] = set()
+    while not ended.wait(ASK_SECONDS):
+        with suppress(psutil.Error):
+            command = psutil.Process(pid)
+            at_work = _stages([command])
+            for stage in at_work:
+                if stage.pid not in told:
+                    told.add(stage.pid)
+                    stage.terminate()
+            # While a stage runs, dvc waits for it; between stages it ends, in good order, on a SIGINT.
+            if not at_work and not command.children() and pid not in told:
+                told.add(pid)
+                command.send_signal(signal.SIGINT)
+
+
+def _stages(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """The stages among processes and below them; what a stage has started itself is its own to end."""
+    found = []
+    for process in processes:
+        stage = any(word.startswith("stages.") for word in process.cmdline())
+        found += [process] if stage else _stages(process.children())
+    return found
 
 
 def _serve(server: socket.socket, alive: int) -> None:
     """The helper: import, then fork a child for every stage that calls; ends when the command has."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with the command, which waits for its stages
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
     try:
         threads = load_section(read_yaml(Path("params.yaml")), "run", RunParams, "params.yaml").threads
@@ -219,8 +256,9 @@ def _answer(line: socket.socket) -> None:
         os.close(descriptor)
 
     def watch() -> None:
-        if not line.recv(1):  # the stage's process is gone
-            os.kill(child, signal.SIGKILL)
+        while line.recv(1) == TERMINATE:
+            os.kill(child, signal.SIGTERM)
+        os.kill(child, signal.SIGKILL)  # the stage's process is gone
 
     threading.Thread(target=watch, daemon=True).start()
     _, status = os.waitpid(child, 0)
@@ -235,6 +273,7 @@ def _become(job: dict[str, Any], descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(job["folder"])
     os.environ.clear()
     os.environ.update(job["environment"])

@@ -22,17 +22,40 @@ SAVING_SECONDS = 60
 INTERRUPTED = 130
 """Exit code of a training process that was asked to end."""
 
+AGAIN_SECONDS = 2.0
+"""A request to end often comes by several ways (to all processes of a job, and passed on from one to the next): what
+arrives within so long of the first is the same one."""
+
 SAVE, END = 1, 2
 """What ``SaveClock.wish`` asks for after a step: a checkpoint; or a checkpoint, and then the end."""
 
 _asked = False
+_first = 0.0
 
 
 def ask(number: int, frame: Any = None) -> None:
-    """Signal handler: end after the step at hand; a second signal of that number ends at once."""
+    """Signal handler: end after the step at hand; a second request ends at once."""
     global _asked
+    repeated, before = _repeated(), _asked
     _asked = True
-    signal.signal(number, signal.default_int_handler)
+    if before and not repeated:
+        signal.default_int_handler(number, frame)
+
+
+def interrupt(number: int, frame: Any = None) -> None:
+    """Signal handler: end as on Ctrl-C."""
+    if not _repeated():
+        signal.raise_signal(signal.SIGINT)
+
+
+def _repeated() -> bool:
+    """Whether this request has arrived before; else it is a new one."""
+    global _first
+    now = time.monotonic()
+    if now - _first < AGAIN_SECONDS:
+        return True
+    _first = now
+    return False
 
 
 def asked() -> bool:
@@ -54,11 +77,11 @@ def signals_ask() -> Iterator[None]:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt meanwhile, as Ctrl-C does: in a process that waits for those that train."""
+    """Let SIGTERM do what Ctrl-C does meanwhile, where this is the thread that gets signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _handled(signal.default_int_handler, signal.SIGTERM):
+    with _handled(interrupt, signal.SIGTERM):
         yield
 
 

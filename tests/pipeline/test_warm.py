@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ruamel.yaml import YAML
 
 from selfimprove.pipeline import warm
 from tests.pipeline.workbench import copy_code
 from tests.support.processes import gone
-from tests.support.repo_copy import ROOT
+from tests.support.repo_copy import ROOT, copy_repo, environment
 
 CLIENT = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
@@ -60,6 +61,68 @@ def test_a_stage_whose_process_is_killed_dies_and_so_does_the_helper_with_its_co
     assert gone(child)
     assert gone(above)
     assert helper.wait(timeout=60) != 0
+
+
+@pytest.mark.parametrize(("to", "code"), [("stage", 130), ("command", 128 + signal.SIGTERM), ("both", 143)])
+def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_saves_and_ends(
+    tmp_path: Path, to: str, code: int
+) -> None:
+    work = (
+        "import sys, time\nfrom selfimprove.training.stopping import sigterm_interrupts\n"
+        "with sigterm_interrupts():\n    try:\n        print('at work', flush=True)\n        time.sleep(600)\n"
+        "    except KeyboardInterrupt:\n        time.sleep(1)\n        print('saved', flush=True)\n"
+        "        sys.exit(130)\n"
+    )
+    helper = start(tmp_path, work, "stages.work")
+    assert helper.stdout is not None
+    assert helper.stdout.readline() == "at work\n"
+    client = next(p.pid for p in psutil.Process(helper.pid).children() if p.cmdline()[1:2] == ["client.py"])
+    for pid in {"stage": [client], "command": [helper.pid], "both": [client, helper.pid]}[to]:
+        os.kill(pid, signal.SIGTERM)
+    assert helper.communicate(timeout=60)[0] == "saved\n"
+    assert helper.returncode == code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("launcher", ["single", "fork"])
+def test_make_s_sigterm_lets_the_stage_save_and_the_next_run_goes_on(tmp_path: Path, launcher: str) -> None:
+    folder = copy_repo(tmp_path)
+    yaml = YAML()
+    params = yaml.load(folder / "params.yaml")
+    sft = params["rise"]["sft"]
+    processes = 1 if launcher == "single" else 2
+    sft |= {"epochs": 400.0, "save_steps": 100_000, "launcher": {"kind": launcher, "processes": processes}}
+    yaml.dump(params, folder / "params.yaml")
+    environ = {**environment(), "ACCELERATOR": "cpu"}
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", "rise-sft"]
+
+    def ended_after_some_steps() -> tuple[int, str]:
+        with subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True) as running:
+            assert running.stderr is not None
+            said = ""
+            for line in running.stderr:
+                said += line
+                if "rise-sft@base: 1" in said or "rise-finetune@base: " in line:
+                    running.send_signal(signal.SIGTERM)
+                    break
+            said += running.stderr.read()
+        return running.returncode, said
+
+    code, said = ended_after_some_steps()
+    assert (code, "stopped; run again to go on from here." in said) == (143, True), said
+    [saved] = folder.glob(".scratch/stages/rise-finetune-base/*/*/checkpoint-*")
+    assert "rise-sft" not in (folder / "dvc.lock").read_text()
+    assert not [p for p in psutil.process_iter() if _works_in(p, folder)]
+    code, said = ended_after_some_steps()
+    assert f"finetune: resuming at step {saved.name.removeprefix('checkpoint-')} of " in said
+
+
+def _works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder)
+    except psutil.Error:
+        return False
 
 
 def test_without_a_helper_a_stage_runs_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
