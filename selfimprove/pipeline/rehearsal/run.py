@@ -145,7 +145,7 @@ def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
     kind = stand_in.family(model)
     if kind == "llama" and not quick:
         if not (root / REAL / "config.json").is_file():
-            _make(root, REAL)
+            run_make(root, REAL)
         place.link(folder / REAL, root / REAL)
         return REAL
     name = f"models/small-{kind}"
@@ -153,13 +153,15 @@ def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
     return name
 
 
-def _make(root: Path, goal: str) -> None:
-    """Let make bring what is missing.
+def run_make(root: Path, goal: str) -> None:
+    """Let make bring what is missing. Of several rehearsals that miss it, one builds it and the others wait.
 
     Raises:
         UserError: it failed.
     """
-    if subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode:
+    with FileLock(root / place.HOME / "make.lock"):
+        failed = subprocess.run(["make", "--silent", goal], cwd=root, check=False).returncode
+    if failed:
         raise UserError(f"rehearse: `make {goal}` failed; it is needed here.")
 
 
@@ -176,13 +178,13 @@ def _environment(params: Params, methods: list[str], root: Path, gpus: int) -> d
     if gpus or not any(method in gpu_methods(params) for method in methods):
         bin_folder = root / MAIN_ENVIRONMENT
     else:
-        _make(root, "env-vllm")
+        run_make(root, "env-vllm")
         bin_folder = root / CPU_ENVIRONMENT
     text = str({method: params[method] for method in methods})
     if "'backend': 'xtuner'" in text:
-        _make(root, "env-xtuner")
+        run_make(root, "env-xtuner")
     if "'backend': 'textworld'" in text:
-        _make(root, "env-alfworld")
+        run_make(root, "env-alfworld")
     keys = {
         engine.get("api_key_env") or "OPENAI_API_KEY": KEY
         for method in methods

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from selfimprove.pipeline.rehearsal.folder import LOCAL_CONFIG
+from selfimprove.pipeline.rehearsal.folder import HOME, LOCAL_CONFIG
 from selfimprove.pipeline.rehearsal.rule import Replacement
-from selfimprove.pipeline.rehearsal.run import minutes_of, repro
+from selfimprove.pipeline.rehearsal.run import minutes_of, repro, run_make
 from selfimprove.pipeline.rehearsal.tell import replacements
 from tests.support.processes import gone
 from tests.support.repo_copy import ROOT, environment
@@ -80,3 +81,10 @@ def test_equal_changes_of_many_keys_are_one_line_and_sizes_are_counted() -> None
     assert lines[1].split() == ["model", "base.rise.model:", "a/b", "->", "models/small"]
     assert lines[2].startswith("size      1 keys")
     assert os.linesep not in "".join(lines)
+
+
+def test_rehearsals_that_miss_an_environment_build_it_one_at_a_time(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text("env:\n\t@mkdir building && sleep 0.3 && rmdir building\n")
+    (tmp_path / HOME).mkdir()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda goal: run_make(tmp_path, goal), ["env"] * 3))
