@@ -5,6 +5,7 @@ A checkpoint changes no result, so when it is written may depend on time and on 
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ SAVE, END = 1, 2
 """What ``SaveClock.wish`` asks for after a step: a checkpoint; or a checkpoint, and then the end."""
 
 _asked = False
-_first = 0.0
+_first = -math.inf
 
 
 def ask(number: int, frame: Any = None) -> None:
@@ -70,7 +71,7 @@ def signals_ask() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _asked = False
+    _asked = False  # by an earlier run in this process
     with _handled(ask, signal.SIGINT, signal.SIGTERM):
         yield
 
@@ -87,6 +88,8 @@ def sigterm_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    global _first
+    _first = -math.inf
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -325,13 +325,13 @@ class _Run:
         if wish or self._done % self._params.save_steps == 0:
             log.flush()
             with self._clock.saving():
-                self._save(log.tell())
+                self._save()
         if wish == END:
             self._group.gather(None)  # until the first process has written it all
             raise KeyboardInterrupt
 
-    def _save(self, log_bytes: int) -> None:
-        """Write a checkpoint, whole or not at all (all processes call it)."""
+    def _save(self) -> None:
+        """Write a checkpoint, whole or not at all, the log so far in it (all processes call it)."""
         folder = self._job.checkpoints / f"checkpoint-{self._done}"
         if self._group.first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -343,12 +343,12 @@ class _Run:
         state = {
             "done": self._done,
             "phase": self._phase,
-            "log_bytes": log_bytes,
             "totals": self._totals,
             "replay": [asdict(episode) for episode in self._replay.kept],
             "learner": {**rest, "waiting": waiting},
         }
         (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+        shutil.copyfile(self._job.log, folder / LOG)
         seal(folder)
         whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
         for old in whole[: -self._params.save_total_limit]:
@@ -365,7 +365,7 @@ class _Run:
             return 0
         state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
         if self._group.first:
-            os.truncate(log, state["log_bytes"])
+            shutil.copyfile(checkpoint / LOG, log)
         rest = state["learner"]
         rest["waiting"] = [(_read(episode), fresh) for episode, fresh in rest["waiting"]]
         self._learner.load(checkpoint, rest)

@@ -306,12 +306,14 @@ def test_reflect_rl_50_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_n
     assert 2 <= steps[0] < 6 <= steps[1] < 12
     weights = newest / "policy.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"~")
+    job.log.write_bytes(job.log.read_bytes().replace(b'"iter"', b'"item"'))
     capsys.readouterr()
     assert learn(job).resumed_at == steps[0]
     said = capsys.readouterr().err
     assert f"{newest.name} was deleted, and training goes on from step {steps[0]}." in said
     assert f"rl: resuming at iteration {steps[0]} of 12\n" in said
     assert files(tmp_path / "asked") == files(tmp_path / "unbroken")
+    assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines came back from the checkpoint
 
 
 def test_reflect_rl_42_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
