@@ -23,9 +23,8 @@ from bench.rates import Run, answer_all, keep_best, print_rates, timed
 from selfimprove.core.seeds import rng
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
-from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, World
-from selfimprove.envs.make import make_agent_env
+from selfimprove.envs.registry import text_env
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import demonstrate, texts
@@ -68,7 +67,7 @@ def measure(
     import torch
 
     torch.set_num_threads(threads)
-    env = make_agent_env(EnvParams())
+    env = text_env().make()
     with TemporaryDirectory() as scratch:
         folder = model_dir or warm_started(env, Path(scratch), threads=threads, epochs=epochs)
         many = Recorded(_engine(folder, slots=slots, threads=threads))

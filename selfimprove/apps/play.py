@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from selfimprove.apps.play_games import ENVS, EnvName, Game, make_game, plain
+from selfimprove.apps.play_games import ENVS, Game, make_game, plain
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey, rng
@@ -222,15 +222,14 @@ def main(
     params: Annotated[Path, typer.Option(help="where the environments' settings stand")] = Path("params.yaml"),
 ) -> None:
     """Play one episode in the terminal."""
-    if env not in ENVS:
+    if env not in ENVS and ":" not in env:
         raise UserError(f"play: there is no environment {env!r}; take one of {', '.join(ENVS)}.")
     if reflector is not None and not policy.startswith("model:"):
         raise UserError(f"play: a reflector advises a model, and {policy} is none; leave --reflector out.")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # a pipe may hold any bytes
     console = Console(highlight=False)
-    name: EnvName = env  # type: ignore[assignment]
-    game = make_game(name, params, file, None if reflector is None else load_engine(reflector))
+    game = make_game(env, params, file, None if reflector is None else load_engine(reflector))
     tasks = game.tasks()
     chosen = rng("play", seed, env).choice(tasks) if task is None else task
     play(game, chosen, make_policy(policy, console, sys.stdin, seed, temperature), console, steps)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
+from selfimprove.envs.params import ListedParams, TextParams
+from selfimprove.envs.registry import listed_env, named, text_env
 
-EnvName = Literal[
-    "textcraft", "webshop", "sciworld", "taxi", "kitchen", "alfworld", "autoexplore", "arithmetic", "gsm8k"
-]
-ENVS: tuple[EnvName, ...] = get_args(EnvName)
+QUIZZES = ("arithmetic", "gsm8k")
+KITCHEN = "kitchen"
+"""ALFWorld's built-in kitchen, whatever backend the params name."""
+ENVS = tuple(dict.fromkeys(["textcraft", *named(TextParams), *named(ListedParams), KITCHEN, *QUIZZES]))
 
 REPLY_TOKENS = 128  # of a model's answer in free text
 
@@ -82,7 +84,8 @@ class LabelledGame:
 
     def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
         self.name, self._env, self._reflector = name, env, reflector
-        self.about = _taxi_rules(env.horizon) if name == "taxi" else ""
+        world = named(ListedParams).get(name, ListedParams)
+        self.about, self._mishap = world.rules(env.horizon), world.mishap
         self._cost, self._steps = 0.0, 0
 
     def tasks(self) -> Sequence[int]:
@@ -119,7 +122,7 @@ class LabelledGame:
             return ""
         if self._steps >= self._env.horizon:
             return f"\nThe episode is over: {self._env.horizon} actions were not enough."
-        return "\nThe episode is over: that action changed nothing, which is dangerous." if self.name == "taxi" else ""
+        return self._mishap
 
     def expert(self) -> Move | None:
         """See ``Game``."""
@@ -151,14 +154,6 @@ class LabelledGame:
         )
         (chosen,) = await engine.generate(request)
         return chosen.text
-
-
-def _taxi_rules(horizon: int) -> str:
-    """The rules that the environment gives to a model, without the form of its answers."""
-    from selfimprove.envs.taxi.env import INSTRUCTION
-
-    rules = INSTRUCTION.partition("\nAnswer each time")[0]
-    return f"{rules}\nYou have {horizon} actions. Type an action's number or its words."
 
 
 class TextGame:
@@ -270,7 +265,7 @@ async def _reply(engine: Engine, messages: Sequence[Message], key: SeedKey, temp
     return reply
 
 
-def make_game(name: EnvName, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
+def make_game(name: str, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
     """A game with the settings that ``params`` has for its environment; without such a file, with the defaults.
 
     ``file``: gsm8k's problems.
@@ -278,44 +273,43 @@ def make_game(name: EnvName, params: Path, file: Path | None = None, reflector: 
     Raises:
         UserError: what the environment needs is missing or wrong.
     """
-    if name in ("arithmetic", "gsm8k"):
+    if name in QUIZZES:
         return _quiz(name, params, file)
-    if name in ("textcraft", "webshop", "sciworld"):
+    if name in named(TextParams) or ":" in name:
         return _text(name, params)
     return LabelledGame(name, _labelled(name, params), reflector)
 
 
-def _text(name: EnvName, params: Path) -> TextGame:
+def _text(name: str, params: Path) -> TextGame:
     from selfimprove.core.params import read_yaml
-    from selfimprove.envs.make import make_agent_env
     from selfimprove.methods.agent_r.params import AgentRParams
     from selfimprove.pipeline.params import load_section
 
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
-    return TextGame(make_agent_env(section.env.model_copy(update={"name": name, "server": None})))
+    return TextGame((section.env if section.env.name == name else text_env(name=name)).make())
 
 
-def _labelled(name: EnvName, params: Path) -> EnumeratedEnv:
+def _labelled(name: str, params: Path) -> EnumeratedEnv:
     from selfimprove.core.params import read_yaml
     from selfimprove.envs.alfworld.kitchen_things import KINDS
-    from selfimprove.envs.enumerated_params import EnvParams
-    from selfimprove.envs.registry import make_enumerated
+    from selfimprove.envs.alfworld.world import AlfworldParams
     from selfimprove.methods.reflect_rl.params import ReflectRLParams
     from selfimprove.pipeline.params import load_section
 
     values = read_yaml(params)
-    env = EnvParams()
+    env = listed_env()
     if "reflect_rl" in values:
         env = load_section(values, "reflect_rl", ReflectRLParams, str(params)).env
-    if name in ("kitchen", "alfworld"):
-        # Another environment's section says nothing about goals: then all kinds are played.
-        goals = {} if env.name == "alfworld" else {"kinds": list(KINDS), "thing": None, "place": None}
-        backend = "kitchen" if name == "kitchen" else "textworld"
-        return make_enumerated(env.model_copy(update={"name": "alfworld", "backend": backend, **goals}))
-    return make_enumerated(env.model_copy(update={"name": name}))
+    # Of another environment's section only what is common to all is taken over.
+    common = {key: getattr(env, key) for key in ListedParams.model_fields if key != "name"}
+    if name in (KITCHEN, "alfworld"):
+        if not isinstance(env, AlfworldParams):
+            env = AlfworldParams(**common, kinds=list(KINDS), thing=None, place=None)
+        return env.model_copy(update={"backend": "kitchen" if name == KITCHEN else "textworld"}).make()
+    return (env if env.name == name else listed_env(name=name, **common)).make()
 
 
-def _quiz(name: EnvName, params: Path, file: Path | None) -> QuizGame:
+def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
     from selfimprove.core.params import read_yaml
     from selfimprove.core.records import read_rows
     from selfimprove.core.sources import mirror_folder

@@ -6,7 +6,6 @@ catalogue) are those of ``agent_r.env`` in params.yaml, so that a server plays w
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,10 +13,10 @@ import typer
 import uvicorn
 
 from selfimprove.core.cli import run
+from selfimprove.core.errors import UserError
 from selfimprove.core.params import read_yaml
-from selfimprove.envs.agent_params import EnvName
-from selfimprove.envs.make import make_agent_env
-from selfimprove.envs.remote.dialects import DIALECTS
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import named, text_env
 from selfimprove.envs.remote.guard import own_names
 from selfimprove.envs.remote.server import close_env, listen, make_app, server_config
 from selfimprove.methods.agent_r.params import AgentRParams
@@ -28,7 +27,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    env: Annotated[EnvName, typer.Option(help="which environment")] = "textcraft",
+    env: Annotated[str, typer.Option(help="which environment")] = "textcraft",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one")] = 36001,
     host: Annotated[str, typer.Option(help="the address to listen at; there is no access control")] = "127.0.0.1",
     environments: Annotated[int, typer.Option(min=1, help="held at once by all clients")] = 64,
@@ -36,14 +35,18 @@ def serve(
     params: Annotated[Path, typer.Option(help="where agent_r.env stands")] = Path("params.yaml"),
 ) -> None:
     """Serve an embedded environment with AgentGym's HTTP protocol until interrupted."""
+    protocol = known.agentgym() if (known := named(TextParams).get(env)) else None
+    if protocol is None:
+        names = ", ".join(name for name, one in named(TextParams).items() if one.agentgym())
+        raise UserError(f"serve: AgentGym's protocol has no {env!r}; take one of {names}.")
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
-    settings = section.env.model_copy(update={"name": env, "server": None})
-    first = make_agent_env(settings)
+    settings = section.env if section.env.name == env else text_env(name=env)
+    first = settings.make()
     first.reset(first.task_ids()[0])  # what is wrong with it is said now, not to the first client
     close_env(first)
     server = make_app(
-        DIALECTS[env],
-        partial(make_agent_env, settings),
+        protocol.dialect,
+        settings.make,
         environments=environments,
         idle=idle,
         names=own_names(host),

@@ -18,6 +18,9 @@ LARGEST, SMALLEST = 1e9, 1e-12
 LARGEST_SEED = 2**32 - 1
 """NumPy's generators take no larger seed."""
 
+CHOICE = "env:"
+"""How the places of pydantic's errors name a choice of environment; no key of params.yaml begins so."""
+
 
 class Section(BaseModel):
     """A section of params.yaml: unknown keys are refused, types are not guessed, values do not change."""

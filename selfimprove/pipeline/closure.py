@@ -2,6 +2,7 @@
 
 Imports inside functions count, and so do modules that another process is started with, which no import names, and
 files that a module reads beside itself (``with_name``). Empty ``__init__.py`` files and ``PLUMBING`` do not count.
+Of the environments only those count that the params name.
 Code is hashed without comments, docstrings and layout: only a changed program is another one.
 
 The manifest of a script is both what DVC knows as the code of its stages (the stage ``inputs`` writes it to
@@ -13,17 +14,22 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from selfimprove.core.params import read_yaml
 from selfimprove.pipeline.installed import installed
 
-ROOTS = ("selfimprove", "stages")
 MANIFESTS = Path("data/code")
 ENVIRONMENT = MANIFESTS / "environment.txt"
 """Where the stage ``inputs`` writes what is installed."""
+
+PARAMS = Path("params.yaml")
+REGISTRY = Path("selfimprove/envs/registry.py")
+"""Imports worlds by name. Those that the params do not name only say what they are called; no stage depends on them."""
 
 KNOWN = Path(".scratch/code.json")
 """What was found in each file, by the hash of its content: parsing all of them takes two seconds."""
@@ -122,6 +128,7 @@ class _Sources:
             if file not in found and file not in PLUMBING and (source := self._source(file)):
                 found[file] = source
                 waiting.extend(self._needs(file, source))
+                waiting.extend(_played(script, self._root) if file == REGISTRY else ())
         return found
 
     def _needs(self, file: Path, source: _Source) -> Iterator[Path]:
@@ -160,6 +167,29 @@ class _Sources:
                 self._file.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}", encoding="utf-8")
 
 
+def _played(script: Path, root: Path) -> Iterator[Path]:
+    """The modules of the environments that the params of the script's method name; of all methods', if it has none."""
+    from selfimprove.envs.registry import DEFAULTS, folder_of
+
+    values = read_yaml(root / PARAMS) if (root / PARAMS).is_file() else {}
+    for method in [script.parent.name] if script.parent.name in values else list(DEFAULTS):
+        section = values.get(method) or {}
+        for name in {str((section.get("env") or {}).get("name", DEFAULTS.get(method, ""))), *_texts(section)}:
+            if folder := folder_of(name):
+                yield folder / "world.py"
+            elif re.fullmatch(r"[\w.]+:\w+", name):  # a person's own
+                yield Path(*name.partition(":")[0].split(".")).with_suffix(".py")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a section of the params."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
+
+
 def _read_known(file: Path) -> dict[str, _Source]:
     """What is known; nothing if the file is damaged."""
     try:
@@ -183,8 +213,7 @@ def _parsed(content: str, text: str) -> _Source:
                 modules.update(f"{module}.{alias.name}" for alias in node.names)
             case ast.Call(func=ast.Attribute(attr="with_name"), args=[ast.Constant(value=str(name))]):
                 beside.add(name)
-    ours = sorted(name for name in modules if name.split(".")[0] in ROOTS)
-    return _Source(content, hashlib.sha256(program(text).encode()).hexdigest(), ours, sorted(beside))
+    return _Source(content, hashlib.sha256(program(text).encode()).hexdigest(), sorted(modules), sorted(beside))
 
 
 def _shape(node: Any) -> Any:

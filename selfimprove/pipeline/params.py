@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import LARGEST_SEED, Section
+from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order in which they are told of."""
@@ -125,10 +125,11 @@ def _short(value: Any) -> str:
 
 
 def _keys(loc: tuple[int | str, ...], value: Any) -> list[str]:
-    """The keys that stand in the file: pydantic's location without a union's tag (engine, data)."""
+    """The keys that stand in the file: pydantic's location without a union's tag (engine, data, an environment's)."""
     keys, node = [], value
     for part in loc:
-        if isinstance(node, dict) and part not in node and part in (node.get("engine"), node.get("data")):
+        tags = (node.get("engine"), node.get("data")) if isinstance(node, dict) else ()
+        if isinstance(node, dict) and part not in node and (part in tags or str(part).startswith(CHOICE)):
             continue
         keys.append(str(part))
         if isinstance(node, dict):

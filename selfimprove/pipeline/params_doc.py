@@ -47,9 +47,10 @@ def meaning(schema: type[BaseModel], key: str) -> str:
     return described or next(found, "")
 
 
-def names_of(schema: type[BaseModel], key: str) -> tuple[str, str, str]:
+def names_of(schema: type[BaseModel], key: str) -> tuple[str, ...]:
     """Under which ``MEANINGS`` may have a key, in the order in which they count."""
-    return f"{schema.__name__}.{key}", f"{schema.__module__.split('.')[-2]}.{key}", key
+    classes = [f"{one.__name__}.{key}" for one in schema.__mro__ if issubclass(one, BaseModel)]
+    return *classes, f"{schema.__module__.split('.')[-2]}.{key}", key
 
 
 def _text(schema: type[BaseModel]) -> str:

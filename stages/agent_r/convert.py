@@ -8,7 +8,6 @@ from selfimprove.core.records import Example, read_jsonl, write_jsonl, write_row
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import say_diverged
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
@@ -39,7 +38,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     good_cfg = cfg.model_copy(update={"data_type": "good", "mix": good_mix})
 
     async def run() -> None:
-        world = make_world(agent_r.env)
+        world = agent_r.env.world()
         try:
             with stage.journal("completions") as journal, stage.progress(0) as progress:
                 async with open_engines(
@@ -50,7 +49,7 @@ def main(stage: Stage[AgentRParams]) -> None:
                     progress.watch(engines)
                     judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
                     if cfg.judge == "scripted":
-                        judge = ScriptedJudge({agent_r.env.name: make_agent_env(agent_r.env)})
+                        judge = ScriptedJudge({agent_r.env.world_name: agent_r.env.make()})
                     made = await convert(
                         trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
                     )
@@ -65,7 +64,7 @@ def main(stage: Stage[AgentRParams]) -> None:
         folder = stage.output(f"data/agent_r/{stage.item}/train")
         folder.mkdir()
         write_jsonl(folder / "examples.jsonl", made.examples)
-        write_rows(folder / f"{agent_r.env.name}_{cfg.data_type}.jsonl", made.rows)
+        write_rows(folder / f"{agent_r.env.world_name}_{cfg.data_type}.jsonl", made.rows)
         # What the iterations so far have collected, for a successor that accumulates and for the controls.
         write_jsonl(folder / "collected.jsonl", [*earlier["collected"], *made.own])
         write_jsonl(folder / "good.jsonl", [*earlier["good"], *good.own])

@@ -2,7 +2,6 @@
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
-from selfimprove.envs.make import make_agent_env
 from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import SYSTEM
@@ -19,14 +18,11 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("agent_r-data", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
-    tasks, env = stage.params.tasks, make_agent_env(stage.params.env)
+    tasks, env = stage.params.tasks, stage.params.env.make()
     stage.narrow((tasks, stage.params.env))
 
     panels = build_panels(tasks, env, seed=stage.run.seed)
-    layouts = [
-        make_agent_env(stage.params.env.model_copy(update={"seed": stage.params.env.seed + i}))
-        for i in range(tasks.layouts)
-    ]
+    layouts = stage.params.env.layouts(tasks.layouts)
     demonstrations = [
         (example := demonstrate(layout, task, tasks.observation_weight)).model_copy(
             update={"id": f"{example.id}_layout{i}"}

@@ -11,7 +11,6 @@ from selfimprove.core.records import Episode, read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, say_diverged
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.envs.make import make_world
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings, read_beginnings
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
@@ -27,12 +26,12 @@ BEGINNINGS = "data/agent_r/beginnings.jsonl"
 def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg, row = stage.params, stage.params.evaluate, stage.place
     model = stage.input(f"models/agent_r/{row}")
-    panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.name)[: cfg.limit]
+    panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.world_name)[: cfg.limit]
     given = None if row == "base" else read_jsonl(stage.input(BEGINNINGS), Beginning, may_be_empty=True)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
     async def run() -> None:
-        world = make_world(agent_r.env)
+        world = agent_r.env.world()
         try:
             with stage.journal("completions") as journal:
                 async with open_engines(

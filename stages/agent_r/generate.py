@@ -8,7 +8,6 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, say_diverged, shard_of
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.envs.make import make_agent_env, make_world
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import read_beginnings
 from selfimprove.methods.agent_r.expert import scripted_actor
@@ -24,7 +23,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     agent_r, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg = iteration.generate
     policy = stage.input(f"models/agent_r/{iteration.init}")
-    panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.name)
+    panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.world_name)
     stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
     tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
@@ -32,12 +31,12 @@ def main(stage: Stage[AgentRParams]) -> None:
     prior = {one.task_id: one.replies for one in given}
 
     async def run() -> None:
-        world = make_world(agent_r.env)
+        world = agent_r.env.world()
         try:
             with stage.journal("completions") as journal, stage.progress(len(tasks)) as progress:
                 async with open_engines(
                     agent_r.engines, [cfg.engine], policy_dir=policy, threads=stage.run.threads, journal=journal,
-                    expert=lambda c: scripted_actor(make_agent_env(agent_r.env), c.error_rate),
+                    expert=lambda c: scripted_actor(agent_r.env.make(), c.error_rate),
                 ) as engines:  # fmt: skip
                     progress.watch(engines)
                     mine = shard_of(tasks, stage.shard)

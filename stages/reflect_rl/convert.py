@@ -2,7 +2,6 @@
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl, write_rows
-from selfimprove.envs.registry import instruction_of
 from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
@@ -13,7 +12,7 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("reflect_rl-convert", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), Trajectory)
-    markers, instruction = MARKERS[stage.params.prompt.markers], instruction_of(stage.params.env.name)
+    markers, instruction = MARKERS[stage.params.prompt.markers], stage.params.env.instruction()
     stage.narrow((stage.params.env.name, stage.params.prompt))
 
     sets = convert(trajectories, instruction, markers)

@@ -9,9 +9,9 @@ from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
 from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.autoexplore.inventory import inventory
-from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import (
     Explored,
@@ -27,23 +27,23 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("reflect_rl-data", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
     params, cfg = stage.params.env, stage.params.tasks
-    teacher = stage.params.engines[cfg.teacher] if cfg.teacher and params.name == "autoexplore" else None
+    teacher = stage.params.engines[cfg.teacher] if cfg.teacher and isinstance(params, AutoExploreParams) else None
     stage.narrow((params, cfg, teacher))
 
     folder = stage.output("data/reflect_rl/tasks")
     folder.mkdir()
-    if params.name == "autoexplore":
-        write_json(folder / "repos.json", [row.model_dump(mode="json") for row in inventory(repositories(params))])
+    if isinstance(params, AutoExploreParams):
+        write_json(folder / "repos.json", [row.model_dump(mode="json") for row in inventory(params.repositories())])
         asked = None
         if teacher is not None:
-            asked = asyncio.run(ask(stage, teacher))
+            asked = asyncio.run(ask(stage, params, teacher))
             write_json(folder / "asked.json", dict(sorted(asked.counts.items())))
         found = explore_tasks(params, cfg, asked.tasks if asked else None)
         write_tasks(folder / TASKS_FILE, found.tasks)
         if found.dropped:
             say_dropped(stage.name, cfg.file or "the teacher", found)
             write_json(folder / "dropped.json", found.dropped)
-    env = make_enumerated(params, folder)
+    env = params.make(folder)
     panels = build_panels(cfg, env, seed=stage.run.seed)
     for name, ids in panels.items():
         write_rows(folder / f"{name}.jsonl", to_rows(env.name, ids))
@@ -58,16 +58,16 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     write_json(folder / "panels.json", sizes)
 
 
-async def ask(stage: Stage[ReflectRLParams], teacher: EngineConfig) -> Asked:
+async def ask(stage: Stage[ReflectRLParams], params: AutoExploreParams, teacher: EngineConfig) -> Asked:
     """The teacher's questions; an answer that is in the journal is not asked for again."""
-    params, cfg = stage.params.env, stage.params.tasks
+    cfg = stage.params.tasks
     name = str(cfg.teacher)
     with stage.journal("completions") as journal, stage.progress(0) as progress:
         async with open_engines(
             {name: teacher}, [name], policy_dir=stage.scratch, threads=stage.run.threads, journal=journal
         ) as engines:
             asked = await make_llm_tasks(
-                engines[name], repositories(params), key_bits(stage.run.seed, stage.name), cfg.asking,
+                engines[name], params.repositories(), key_bits(stage.run.seed, stage.name), cfg.asking,
                 model=teacher.model if isinstance(teacher, OpenAiEngineConfig) else name,
                 max_files=params.files_per_repo, max_level=params.max_level, progress=progress.reach,
             )  # fmt: skip

@@ -9,7 +9,6 @@ from selfimprove.core.seeds import key_bits
 from selfimprove.engines.base import Engine
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode
 from selfimprove.methods.reflect_rl.evaluate import Game, games
@@ -34,7 +33,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         models = {agent.engine: folder} if agent.engine else {}
     stage.narrow((reflect_rl.env, {key: reflect_rl.engines[key] for key in models}, cfg, agent, reflect_rl.prompt))
 
-    env = make_enumerated(reflect_rl.env, folder)
+    env = reflect_rl.env.make(folder)
     if agent is None:
         check_environment(models[cfg.engine], env)
         check_labels(models[cfg.engine], env, None)

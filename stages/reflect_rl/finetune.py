@@ -6,7 +6,6 @@ import shutil
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
@@ -29,7 +28,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         ancestors = json.loads(stage.input(f"results/reflect_rl/{run.init}/train.json").read_text())["lineage_tokens"]
     stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
 
-    env = make_enumerated(reflect_rl.env, tasks, training=True)
+    env = reflect_rl.env.make(tasks, training=True)
     check_environment(model, env)
     from selfimprove.methods.reflect_rl.learn import RLJob, learn
 

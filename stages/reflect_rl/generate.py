@@ -7,7 +7,6 @@ from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import load_panel
@@ -21,7 +20,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     folder, config = stage.input("data/reflect_rl/tasks"), reflect_rl.engines[cfg.teacher]
     stage.narrow((reflect_rl.env, config, cfg))
 
-    env = make_enumerated(reflect_rl.env.model_copy(update={"horizon": cfg.horizon}), folder)
+    env = reflect_rl.env.model_copy(update={"horizon": cfg.horizon}).make(folder)
     asked, seed = jobs(load_panel(folder, "train", env.name), cfg), key_bits(stage.run.seed, stage.name)
     chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
 

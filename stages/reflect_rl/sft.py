@@ -4,7 +4,6 @@ import json
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, read_jsonl
-from selfimprove.envs.registry import spelling
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.start import mark_environment
@@ -28,7 +27,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         data, cfg = sft.data, sft.finetune
     model = stage.input(start)
     examples = read_jsonl(stage.input(f"data/reflect_rl/base/train/{data}.jsonl"), Example)
-    acts_in = spelling(reflect_rl.env)
+    acts_in = reflect_rl.env.spelling()
     stage.narrow((cfg, budget, acts_in))
 
     examples = shortened(examples, ChatFormat.load(model), cfg.max_length)

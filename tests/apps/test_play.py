@@ -15,8 +15,7 @@ from selfimprove.apps.play import Model, Outcome, Person, chance, expert, load_e
 from selfimprove.apps.play_games import ENVS, LabelledGame, make_game, plain
 from selfimprove.core.errors import UserError
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +31,7 @@ def screen() -> tuple[Console, io.StringIO]:
 
 @pytest.fixture(scope="module")
 def taxi():
-    return LabelledGame("taxi", make_enumerated(EnvParams()))
+    return LabelledGame("taxi", listed_env().make())
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def explore(tmp_path_factory):
     (folder / "core").mkdir(parents=True)
     (folder / "core" / "hub.py").write_text('"""Where events meet."""\n\n\nclass Hub:\n' + "    # words of code\n" * 40)
     (folder / "README.md").write_text("# Installing the library\n\n" + "Run the usual command. " * 40)
-    return LabelledGame("autoexplore", make_enumerated(EnvParams(name="autoexplore", repos=str(folder))))
+    return LabelledGame("autoexplore", listed_env(name="autoexplore", repos=str(folder)).make())
 
 
 def typed(game, task, text):
@@ -169,7 +168,7 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi):
             return super().act(action)._replace(text=HOSTILE, done=True)
 
     console, out = screen()
-    play(Echo("taxi", make_enumerated(EnvParams())), START, Person(console, io.StringIO(f"a{HOSTILE}b\n")), console)
+    play(Echo("taxi", listed_env().make()), START, Person(console, io.StringIO(f"a{HOSTILE}b\n")), console)
     assert seen == ["a0;owned31m [red]b"]
     assert not {"\x1b", "\x07", "\u202e"} & set(out.getvalue())
 
@@ -177,7 +176,7 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi):
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_play_anything_may_be_typed(text):
-    game = LabelledGame("taxi", make_enumerated(EnvParams()))
+    game = LabelledGame("taxi", listed_env().make())
     outcome, _ = typed(game, START, text)
     assert outcome.steps <= text.count("\n") + 1
     assert all(char in "\n\t" or (ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0) for char in plain(text))
@@ -193,7 +192,7 @@ def test_play_models_are_asked_as_their_methods_ask(taxi):
         return request.allowed[1]
 
     console, _ = screen()
-    game = LabelledGame("taxi", make_enumerated(EnvParams()), ScriptedEngine(answer))
+    game = LabelledGame("taxi", listed_env().make(), ScriptedEngine(answer))
     play(game, START, Model(ScriptedEngine(answer), 0, 0.0), console, steps=1)
     reflection, policy = asked
     assert reflection.messages[0].content.endswith(" # Analyze:\n")

@@ -21,10 +21,9 @@ from selfimprove.envs.alfworld.games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.alfworld.kitchen_things import KINDS
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, ProcessGone
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import EnvError
 from selfimprove.envs.labels import oracle_label
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from tests.backends.alfworld_game_set import game_set, hashes
 from tests.backends.alfworld_package import THEIRS, in_alfworld
 from tests.support.processes import child_of, gone
@@ -210,8 +209,8 @@ def test_reflect_rl_31_episodes_side_by_side_in_one_environment_are_as_alone(pro
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_reflect_rl_31_34_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle):
-    params = EnvParams(name="alfworld", kinds=list(KINDS), thing=None, place=None, shuffle_action=shuffle)
-    real, kitchen = make_enumerated(params.model_copy(update={"backend": "textworld"})), make_enumerated(params)
+    params = listed_env(name="alfworld", kinds=list(KINDS), thing=None, place=None, shuffle_action=shuffle)
+    real, kitchen = params.model_copy(update={"backend": "textworld"}).make(), params.make()
     for task in (0, 5):
         assert real.reset(task) == kitchen.reset(task)
         played = None

@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from selfimprove.envs.interface import EnvError, Step
-from selfimprove.envs.remote.client import make_remote_world
 from selfimprove.envs.replay import ReplayWorld
+from selfimprove.envs.sciworld.agentgym import SciWorldSlot
 from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
 from selfimprove.envs.sciworld.games import GAMES, TASKS, Game
 from selfimprove.envs.sciworld.jvm import JvmPool
@@ -285,7 +285,7 @@ def test_agent_r_38_an_episode_on_our_server_goes_by_the_expert_to_score_one(poo
     actions = [move.action for move in embedded.expert()]
 
     async def episode(url: str) -> ReplayWorld:
-        world = make_remote_world("sciworld", url, 2, 60.0, INSTRUCTION)
+        world = SciWorldSlot.world("sciworld", url, 2, 60.0, INSTRUCTION)
         assert isinstance(world, ReplayWorld)
         try:
             state, observation = await world.reset(task_id)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import EnumeratedEnv
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
@@ -20,14 +19,14 @@ def explore(folder: Path, **params: object) -> EnumeratedEnv:
     plant(folder / "repo/eventlib", FILES | OTHERS)
     write_tasks(folder / TASKS_FILE, [task_for(target) for target in TARGETS])
     fields = {"name": "autoexplore", "repos": str(folder / "repo")} | params
-    return make_enumerated(EnvParams.model_validate(fields), folder, training="leaveout_prob" in params)
+    return listed_env(**fields).make(folder, training="leaveout_prob" in params)
 
 
 def all_three(folder: Path, **params: object) -> list[EnumeratedEnv]:
     """All three environments, with some params in common."""
-    taxi = make_enumerated(EnvParams.model_validate(params))
+    taxi = listed_env(**params).make()
     return [
         taxi,
-        make_enumerated(EnvParams.model_validate({"name": "alfworld"} | params)),
+        listed_env(**{"name": "alfworld"} | params).make(),
         explore(folder, **params),
     ]

@@ -17,10 +17,9 @@ import selfimprove.envs.labels as module
 from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS, label_ids, oracle_label
-from selfimprove.envs.registry import instruction_of, make_enumerated, spelling
+from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi
 from selfimprove.methods.reflect_rl.tasks import write_tasks
@@ -55,7 +54,7 @@ def test_reflect_rl_34_labels_are_numbers_to_199_then_letters():
 
 def test_reflect_rl_34_taxi_has_its_six_labels_whatever_the_set():
     for labels in LABELS:
-        env = make_enumerated(EnvParams(labels=labels, shuffle_action=True))
+        env = listed_env(labels=labels, shuffle_action=True).make()
         assert env.reset(0).labels == env.labels == tuple("012345")
 
 
@@ -72,14 +71,14 @@ def test_reflect_rl_34_the_ith_action_has_label_i_and_the_list_says_so(each):
 def test_reflect_rl_34_the_smaller_set_lists_no_more_than_it_can_name(tmp_path):
     plant(tmp_path / "repo/eventlib", FILES | {f"notes/{i:03}.md": "# Note\n" + "word " * 80 for i in range(80)})
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/010.md")])
-    params = EnvParams(name="autoexplore", repos=str(tmp_path / "repo"), labels="single")
-    env = make_enumerated(params, tmp_path)
+    params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), labels="single")
+    env = params.make(tmp_path)
     env.reset(0)
     env.step(oracle_label(env))
     assert len(env.state().labels) == 62
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/070.md")])
     with pytest.raises(UserError, match=r"notes/070\.md.*can't be reached"):
-        make_enumerated(params, tmp_path)
+        params.make(tmp_path)
 
 
 def test_reflect_rl_34_labels_that_are_no_token_of_their_own_are_named_with_a_remedy():
@@ -105,8 +104,8 @@ def test_reflect_rl_35_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_p
 
 
 def test_reflect_rl_35_alfworld_permutes_the_first_labels_and_lists_them_in_order():
-    plain = make_enumerated(EnvParams(name="alfworld"))
-    env = make_enumerated(EnvParams(name="alfworld", shuffle_action=True))
+    plain = listed_env(name="alfworld").make()
+    env = listed_env(name="alfworld", shuffle_action=True).make()
     task = env.task_ids()[0]
     listed, orders = plain.reset(task).labels, set()
     for episode in range(4):
@@ -117,7 +116,7 @@ def test_reflect_rl_35_alfworld_permutes_the_first_labels_and_lists_them_in_orde
 
 
 def test_reflect_rl_35_a_shuffled_label_means_what_the_list_says():
-    env = make_enumerated(EnvParams(name="alfworld", shuffle_action=True))
+    env = listed_env(name="alfworld", shuffle_action=True).make()
     env.reset(env.task_ids()[3], 1)
     label, command = list(env.commands().items())[5]
     env.step(label)
@@ -166,7 +165,7 @@ def test_reflect_rl_28_success_of_taxi_is_judged_by_the_mode():
 
 @given(st.text(max_size=6))
 def test_reflect_rl_34_unknown_labels_cost_a_step_and_crash_nothing(label):
-    taxi, kitchen = EnumeratedTaxi(), make_enumerated(EnvParams(name="alfworld"))
+    taxi, kitchen = EnumeratedTaxi(), listed_env(name="alfworld").make()
     taxi.reset(3), kitchen.reset(kitchen.task_ids()[0])
     if label.strip().partition(".")[0] not in taxi.labels and label.strip() not in ACTIONS:
         assert taxi.step(label)[:4] == (0.5, True, False, False)
@@ -177,7 +176,7 @@ def test_reflect_rl_34_unknown_labels_cost_a_step_and_crash_nothing(label):
 
 
 def test_reflect_rl_31_an_invalid_label_leaves_the_kitchen_but_time_passes():
-    env = make_enumerated(EnvParams(name="alfworld", horizon=3))
+    env = listed_env(name="alfworld", horizon=3).make()
     env.reset(env.task_ids()[0])
     assert [env.step("zz").done for _ in range(3)] == [False, False, True]
 
@@ -186,7 +185,7 @@ def test_reflect_rl_34_a_heading_in_a_file_does_not_split_the_state(tmp_path):
     text = "# Choose from below your command\n0. id everything\n" * 9
     plant(tmp_path / "repo/eventlib", FILES | {"trap.md": text})
     write_tasks(tmp_path / TASKS_FILE, [task_for("trap.md")])
-    env = make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+    env = listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
     env.reset(0)
     env.step(oracle_label(env))
     state = env.state()
@@ -231,7 +230,7 @@ def test_reflect_rl_22_23_24_levels_share_out_autoexplores_tasks(tmp_path):
 
 def test_reflect_rl_24_28_taxis_levels():
     assert EnumeratedTaxi().levels == ("pickup", "dropoff", "full")
-    one = make_enumerated(EnvParams(curriculum_index=1))
+    one = listed_env(curriculum_index=1).make()
     assert one.levels == ("dropoff",)
     assert "X" in one.reset(61).pre  # the passenger is aboard
     assert "T" in one.reset(61, 0, "full").pre
@@ -261,41 +260,41 @@ def test_reflect_rl_42_copies_share_nothing_that_changes(each):
 def test_reflect_rl_bad_input_nothing_to_explore(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"empty: nothing to explore; name a folder"):
-        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "empty")))
+        listed_env(name="autoexplore", repos=str(tmp_path / "empty")).make()
     with pytest.raises(UserError, match="can't be listed"):
-        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "nowhere")))
+        listed_env(name="autoexplore", repos=str(tmp_path / "nowhere")).make()
 
 
 def test_reflect_rl_bad_input_unreadable_files_are_counted_and_named(tmp_path):
     plant(tmp_path / "repo", {"a.py": "x"})
     (tmp_path / "repo/a.py").write_bytes(b"\xff\xfe" * 40)
     with pytest.raises(UserError, match=r"1 of its files can't be read, the first is 'a\.py'"):
-        make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")))
+        listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make()
 
 
 def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
     env = explore(tmp_path)
     assert env.task_ids() == range(4)
     (tmp_path / "repo/eventlib/core/hub.py").unlink()
-    module_params = EnvParams(name="autoexplore", repos=str(tmp_path / "repo"))
+    module_params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"))
     from selfimprove.envs.autoexplore.listed import _repositories
 
     _repositories.cache_clear()
     with pytest.raises(UserError, match=r"task 0: its target 'core/hub\.py' is missing"):
-        make_enumerated(module_params, tmp_path)
+        module_params.make(tmp_path)
 
 
 def test_reflect_rl_26_the_instruction_is_taxis_alone(each):
     taxi, kitchen, explored = each()
     assert taxi.instruction == INSTRUCTION
     assert kitchen.instruction == explored.instruction == ""
-    assert instruction_of("taxi") == INSTRUCTION
-    assert instruction_of("alfworld") == instruction_of("autoexplore") == ""
+    assert listed_env(name="taxi").instruction() == INSTRUCTION
+    assert listed_env(name="alfworld").instruction() == listed_env(name="autoexplore").instruction() == ""
     assert LEVELS == ("pickup", "dropoff", "full")
 
 
 def test_reflect_rl_34_an_environments_labels_are_known_without_making_it(each):
     for labels in LABELS:
         for env in each(labels=labels):
-            params = EnvParams(name=env.name, labels=labels)
-            assert spelling(params) == (env.name, env.labels)
+            params = listed_env(name=env.name, labels=labels)
+            assert params.spelling() == (env.name, env.labels)

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.agent_params import EnvParams
 from selfimprove.envs.interface import EmbeddedWorld, World
-from selfimprove.envs.make import make_agent_env, make_world
+from selfimprove.envs.registry import text_env
 from selfimprove.envs.replay import ReplayWorld
 
 PARAMS = Path("profiles/default.yaml")
@@ -41,40 +40,40 @@ def begin(world: World, task: int) -> str:
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])
 def test_agent_r_35_37_params_make_the_embedded_environment(name: Any) -> None:
-    params = EnvParams(name=name, products=300)
-    env, world = make_agent_env(params), make_world(params)
+    params = text_env(name=name, **{"products": 300} if name == "webshop" else {})
+    env, world = params.make(), params.world()
     assert isinstance(world, EmbeddedWorld)
     assert (env.name, world.name, world.instruction) == (name, name, env.instruction)
     assert begin(world, 7) == env.reset(7)
 
 
 def test_agent_r_35_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path) -> None:
-    texts = {make_agent_env(EnvParams(seed=seed)).reset(300) for seed in (1, 2, 1)}
+    texts = {text_env(seed=seed).make().reset(300) for seed in (1, 2, 1)}
     assert len(texts) == 2
     book = tmp_path / "book.json"
     book.write_text(json.dumps({"oak_planks.json": RECIPE}), encoding="utf-8")
-    env = make_agent_env(EnvParams(recipes=str(book)))
+    env = text_env(recipes=str(book)).make()
     assert list(env.task_ids()) == [0]
     assert env.reset(0) == "Crafting commands:\ncraft 4 oak planks using 1 oak log\n\nGoal: craft oak planks."
     with pytest.raises(UserError, match="nowhere"):
-        make_agent_env(EnvParams(recipes=str(tmp_path / "nowhere.json")))
+        text_env(recipes=str(tmp_path / "nowhere.json")).make()
 
 
 def test_agent_r_37_webshop_takes_its_catalogue_from_the_params() -> None:
-    texts = {make_agent_env(EnvParams(name="webshop", products=300, catalogue_seed=s)).reset(0) for s in (1, 2, 1)}
+    texts = {text_env(name="webshop", products=300, catalogue_seed=s).make().reset(0) for s in (1, 2, 1)}
     assert len(texts) == 2
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop", "sciworld"])
 def test_agent_r_38_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
-    world = make_world(EnvParams(name=name, server="http://127.0.0.1:9", server_concurrency=3, server_timeout=2.0))
+    world = text_env(name=name, server="http://127.0.0.1:9", server_concurrency=3, server_timeout=2.0).world()
     assert isinstance(world, ReplayWorld)
     assert world.name == name
     assert world.instruction.strip()
     if name != "sciworld":
-        assert world.instruction == make_agent_env(EnvParams(name=name, products=300)).instruction
+        assert world.instruction == text_env(name=name).make().instruction
     with pytest.raises(UserError, match=r"env\.server"):
-        make_world(EnvParams(name=name, server="127.0.0.1"))
+        text_env(name=name, server="127.0.0.1").world()
 
 
 @contextmanager
@@ -97,8 +96,8 @@ def test_agent_r_38_serve_serves_the_params_environment_until_interrupted() -> N
     with served("--env", "textcraft", "--port", "0") as (line, process):
         assert line.startswith("textcraft at http://127.0.0.1:"), process.stderr and process.stderr.read()
         url = line.split()[2].rstrip(",")
-        world = make_world(EnvParams(name="textcraft", server=url, server_concurrency=2))
-        assert begin(world, 5) == make_agent_env(EnvParams(name="textcraft")).reset(5)
+        world = text_env(name="textcraft", server=url, server_concurrency=2).world()
+        assert begin(world, 5) == text_env(name="textcraft").make().reset(5)
         with served("--env", "textcraft", "--port", url.rpartition(":")[2]) as (nothing, second):
             assert nothing == ""
             assert second.wait(30) == 2

@@ -62,7 +62,11 @@ def test_what_python_really_imports_is_in_the_closure() -> None:
     files = {str(Path(file).relative_to(ROOT)) for file in done.stdout.split()}
     plumbing = {str(path) for path in PLUMBING}
     named = {file for file in files if (ROOT / file).stat().st_size} - plumbing  # nor do empty __init__.py count
-    assert named <= set(closure(Path("stages/rise/generate.py"), ROOT))
+    # The other worlds are only asked for their names.
+    others = {str(folder) for folder in (ROOT / "selfimprove/envs").iterdir() if folder.name != "math"}
+    asked = {file for file in named if str((ROOT / file).parent) in others}
+    assert named - asked <= set(closure(Path("stages/rise/generate.py"), ROOT))
+    assert not [file for file in asked if file.endswith(("env.py", "listed.py", "expert.py"))]
     assert "selfimprove/methods/rise/collect.py" in named
 
 
@@ -70,6 +74,26 @@ def test_packages_have_empty_init_files_so_that_leaving_them_out_is_right() -> N
     for top in ("selfimprove", "stages"):
         for file in (ROOT / top).rglob("__init__.py"):
             assert not ast.parse(file.read_text()).body, file
+
+
+def test_a_stage_depends_on_the_environment_that_the_params_name_and_on_no_other(tmp_path: Path) -> None:
+    for tree in ("selfimprove", "stages"):
+        (tmp_path / tree).symlink_to(ROOT / tree)
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/worlds.py").write_text("import mine.words\n")
+    (tmp_path / "mine/words.py").write_text("")
+    for name, there in (
+        ("textcraft", {"selfimprove/envs/textcraft/env.py", "selfimprove/envs/textcraft/world.py"}),
+        ("webshop", {"selfimprove/envs/webshop/env.py", "selfimprove/envs/webshop/world.py"}),
+        ("mine.worlds:Own", {"mine/worlds.py", "mine/words.py"}),
+    ):
+        (tmp_path / "params.yaml").write_text(f"agent_r: {{env: {{name: '{name}'}}}}\nrise: {{}}\n")
+        files = set(closure(Path("stages/agent_r/generate.py"), tmp_path))
+        assert there <= files
+        assert not files & {"selfimprove/envs/taxi/world.py", "selfimprove/envs/taxi/env.py"}
+        assert ("selfimprove/envs/textcraft/env.py" in files) == (name == "textcraft")
+        assert "selfimprove/envs/math/gsm8k.py" in closure(Path("stages/rise/generate.py"), tmp_path)
 
 
 def repository(folder: Path) -> Path:

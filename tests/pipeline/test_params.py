@@ -184,9 +184,9 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
         ("rise.sft.lr", "1e-3 or so", "number"),
-        ("agent_r.env.name", "minecraft", "'textcraft', 'webshop' or 'sciworld', got 'minecraft'"),
+        ("agent_r.env.name", "minecraft", "name: 'minecraft' is unknown; choose sciworld, textcraft, webshop, or"),
         ("agent_r.env.server_timeout", 0, "greater than 0"),
-        ("agent_r.env.products", 299, "greater than or equal to 300"),
+        ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
         ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),
         ("agent_r.evaluate.max_steps", 0, "greater than or equal to 1"),
         ("agent_r.iterations.iter1.generate.n_gen", 0, "greater than or equal to 1"),
@@ -221,7 +221,7 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
         sentence = complaint(put(path[:-2], [value, "teacher"]))
     else:
         sentence = complaint(put(path, value))
-    assert sentence.startswith(f"params.yaml: {path.removesuffix('.engine')}")
+    assert sentence.startswith(f"params.yaml: {path.removesuffix('.engine').removesuffix('.name')}")
     assert said in sentence
 
 
@@ -248,7 +248,7 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
             "iterations.iter1.generate.engine: there is no engine 'gpt'; there are actor, expert",
         ),
         ("agent_r.controls.direct.match", "iter9", "controls.direct.match: there is no iteration 'iter9'; there are"),
-        ("agent_r.env", {"name": "webshop"}, "tasks.layouts: only textcraft has other layouts of a task; set 1"),
+        ("agent_r.env", {"name": "webshop"}, "tasks.layouts: webshop has no other layouts of a task; set 1"),
         ("agent_r.engines.actor", {"engine": "scripted"}, "engines.actor: a scripted engine has no model"),
         ("agent_r.iterations", {}, "agent_r.iterations"),
     ],

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
@@ -43,9 +43,6 @@ from selfimprove.envs.alfworld.kitchen_rules import Deed
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
 from selfimprove.envs.interface import EnvError, Move, Step
-
-if TYPE_CHECKING:
-    from selfimprove.envs.enumerated_params import EnvParams
 
 T = TypeVar("T")
 LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning
@@ -267,27 +264,7 @@ def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
     return Deed(verb)
 
 
-def make_textworld(params: EnvParams, horizon: int) -> AlfWorld:
-    """ALFWorld with the goals, games, time limit and blacklist of the params; all copies share one process.
-
-    Raises:
-        UserError: as ``AlfWorld`` and ``Blacklist``. A missing environment: at ``reset``.
-    """
-    folder = None if params.games is None else Path(params.games)
-    blacklist = Blacklist(None if params.blacklist is None else Path(params.blacklist), folder)
-    process = _process(params.step_seconds)
-    return AlfWorld(
-        params.seed,
-        params.kinds,
-        params.thing,
-        params.place,
-        horizon,
-        folder=folder,
-        process=process,
-        blacklist=blacklist,
-    )
-
-
 @lru_cache(maxsize=1)
-def _process(seconds: float) -> AlfWorldProcess:
+def shared_process(seconds: float) -> AlfWorldProcess:
+    """The process that all copies made of the params share."""
     return AlfWorldProcess(seconds=seconds)

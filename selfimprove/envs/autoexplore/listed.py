@@ -10,21 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, Moment
 from selfimprove.envs.autoexplore.expert import plan, shared_word
-from selfimprove.envs.autoexplore.questions import make_tasks
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
-from selfimprove.envs.autoexplore.tasks import Task, depth_levels, reachable, read_tasks
+from selfimprove.envs.autoexplore.tasks import Task, depth_levels
 from selfimprove.envs.interface import Last, Played, State
-from selfimprove.envs.labels import LABELS
-
-if TYPE_CHECKING:
-    from selfimprove.envs.enumerated_params import EnvParams
 
 TASKS_FILE = "tasks.json"
 
@@ -157,49 +150,14 @@ class EnumeratedAutoExplore:
         return other
 
 
-def make_autoexplore(params: EnvParams, folder: Path | None = None, *, training: bool = False) -> EnumeratedAutoExplore:
-    """The environment over the repositories of the params; tasks are read from ``folder``, or made from templates.
-
-    Raises:
-        UserError: nothing to explore, no tasks, or one whose repository or target is missing.
-    """
-    repos = repositories(params)
-    tasks = read_tasks(folder / TASKS_FILE) if folder is not None else template_tasks(params, repos)
-    labels = LABELS[params.labels]
-    game = AutoExplore(
-        tasks,
-        repos,
-        horizon=params.horizon,
-        leaveout_prob=params.leaveout_prob if training else 0.0,
-        shuffle_action=params.shuffle_action,
-        easy=params.easy,
-        first_step=params.first_step,
-        union_targets=params.union_targets,
-        keyword_costs=params.keyword_costs,
-        seed=params.seed,
-        labels=labels,
-    )
-    levels = level_names(tasks, params.merge_first_two, params.merge_after_first_k)
-    return EnumeratedAutoExplore(game, labels, levels, params.curriculum_index)
-
-
-def repositories(params: EnvParams) -> Mapping[str, Repo]:
-    """The folder's repositories, or Python packages of this machine; listed once a process."""
-    return _repositories(params.repos, params.packages, params.seed, params.min_files, params.max_files)
-
-
 @lru_cache(maxsize=4)
-def _repositories(folder: str | None, packages: int, seed: int, min_files: int, max_files: int) -> Mapping[str, Repo]:
+def find_repositories(
+    folder: str | None, packages: int, seed: int, min_files: int, max_files: int
+) -> Mapping[str, Repo]:
+    """The folder's repositories, or Python packages of this machine; listed once a process."""
     if folder is not None:
         return open_repos(folder)
     return installed_repos(packages, seed, min_files, max_files)
-
-
-def template_tasks(params: EnvParams, repos: Mapping[str, Repo]) -> list[Task]:
-    """Tasks from docstrings, headings, columns and settings, whose targets can be named with the params' labels."""
-    made = make_tasks(repos, params.seed, params.per_file, params.files_per_repo, params.max_level)
-    most = len(LABELS[params.labels])
-    return [task for task in made if reachable(repos[task.root], task.filename, most)]
 
 
 def level_names(tasks: Sequence[Task], merge_first_two: bool, merge_after_first_k: int) -> dict[str, frozenset[int]]:

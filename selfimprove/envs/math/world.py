@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from pydantic import Field
+
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import AnswerEnv
-from selfimprove.envs.math.competition import Math
-from selfimprove.envs.math.gsm8k import Gsm8k
+from selfimprove.envs.params import AnswerParams
+
+
+class MathParams(AnswerParams):
+    """How an attempt is graded: by its number (gsm8k) or its formula (math)."""
+
+    name: Literal["gsm8k", "math"] = "gsm8k"
+    extraction: Literal["robust", "strict"] = "robust"
+    equiv: Literal["hendrycks", "extended"] = "hendrycks"
+    grade_timeout: float = Field(default=5.0, gt=0, description="seconds a symbolic comparison may take")
+
+    def make(self) -> AnswerEnv:
+        """See ``AnswerParams``."""
+        return make_env(self.name, self.extraction, self.equiv, self.grade_timeout)
 
 
 def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", grade_timeout: float = 5.0) -> AnswerEnv:
@@ -14,6 +30,9 @@ def make_env(name: str, extraction: str = "robust", equiv: str = "hendrycks", gr
     Raises:
         UserError: no such environment, or an option that it does not have.
     """
+    from selfimprove.envs.math.competition import Math
+    from selfimprove.envs.math.gsm8k import Gsm8k
+
     if name == "gsm8k":
         if equiv != "hendrycks":
             raise UserError("env.equiv: gsm8k compares numbers, 'extended' is for math; remove the line.")

@@ -28,13 +28,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from selfimprove.envs.interface import EnvError, Move, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
 from selfimprove.envs.sciworld.games import GAMES, game
-from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator, find_java
+from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator
 
 T = TypeVar("T")
 
@@ -289,20 +289,6 @@ class SciWorldSlot:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
-class SciWorldParams(Protocol):
-    """What of ``agent_r.env`` concerns ScienceWorld."""
-
-    @property
-    def jvms(self) -> int:
-        """Java processes at most; each works at one action at a time."""
-        ...
-
-    @property
-    def map_actions(self) -> bool:
-        """Whether actions are mapped to valid ones."""
-        ...
-
-
 class SciWorldWorld(ReplayWorld):
     """ScienceWorld as a ``World``: 16 live environments in each of ``jvms`` processes, states reached by replay."""
 
@@ -327,13 +313,3 @@ class SciWorldWorld(ReplayWorld):
             await asyncio.to_thread(self.pool.close)
             for thread in self._threads.values():
                 thread.shutdown(wait=False)
-
-
-def sciworld_world(params: SciWorldParams) -> SciWorldWorld:
-    """The world that methods play in.
-
-    Raises:
-        UserError: Java or the packages are missing; at once, not in the middle of a stage.
-    """
-    find_java()
-    return SciWorldWorld(params.jvms, params.map_actions)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from selfimprove.core.records import Message, Record
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import named
 
 Verdict = Literal["good", "bad", "uncertain"]
 VERDICTS: tuple[Verdict, ...] = ("good", "bad", "uncertain")
@@ -37,13 +39,6 @@ class Did(NamedTuple):
     action: str
     observation: str
 
-
-_KIND = {
-    "textcraft": "a crafting game, in which items are gathered and crafted by recipes until the goal item is made",
-    "webshop": "an online shop, in which the product that an instruction asks for is to be found and bought",
-    "sciworld": "a text world with rooms and instruments, in which a science task is to be carried out",
-}
-_SHORT_KIND = {"textcraft": "crafting", "webshop": "shopping", "sciworld": "science"}
 
 _FULL = """\
 You check the log of an agent that acts in {kind}. The log lists, in order, what the agent did and what it saw after it:
@@ -88,17 +83,18 @@ def judge_prompt(
         style: ``short``: the task in one line and the last ``SHORT_HISTORY`` steps, for a small model.
         dropped: how many of the oldest steps do not fit and are left out, whole.
     """
+    judged = named(TextParams).get(env_name, TextParams).judged
     if style == "short":
         shown = history[dropped:][-SHORT_HISTORY:]
         lines = "".join(f"Action: {did.action}\nObservation: {did.observation}\n" for did in shown)
-        kind = _SHORT_KIND.get(env_name, "game")
-        text = _SHORT.format(kind=kind, task=task_line(task), history=lines, **current._asdict())
+        text = _SHORT.format(kind=judged.short, task=task_line(task), history=lines, **current._asdict())
     else:
         steps = [f"Action: {did.action}\nObservation: {did.observation}" for did in history[dropped:]]
         if dropped:
             steps.insert(0, f"({dropped} earlier steps are left out)")
-        kind = _KIND.get(env_name, "a text world, in which a task is to be carried out")
-        text = _FULL.format(kind=kind, task=task, history="\n".join(steps) or "(nothing yet)", **current._asdict())
+        text = _FULL.format(
+            kind=judged.kind, task=task, history="\n".join(steps) or "(nothing yet)", **current._asdict()
+        )
     return [Message(role="user", content=text)]
 
 

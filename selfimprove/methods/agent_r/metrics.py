@@ -27,6 +27,8 @@ from typing import Any
 
 from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Episode, Turn, mean_and_error
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import named
 from selfimprove.methods.agent_r.pairs import ranked_leaves
 from selfimprove.methods.agent_r.play import GIVEN
 from selfimprove.methods.agent_r.reply import WAIT
@@ -189,10 +191,6 @@ def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
     }
 
 
-RAW_SCALE = {"sciworld": 100.0}
-"""What an environment's own score is at most, where that is not 1."""
-
-
 def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
     """One task in the original's result schema; ``env_score`` is on the environment's own scale, as there.
 
@@ -205,7 +203,7 @@ def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
         state.append({"role": "user", "content": turn.observation})
     return {
         "task_id": int(task),
-        "env_score": round(final_score(episode) * RAW_SCALE.get(episode.env, 1.0), 6),
+        "env_score": round(final_score(episode) * named(TextParams).get(episode.env, TextParams).best, 6),
         "model_name": model_name,
         "step_num": len(own_turns(episode)),
         "state": state,

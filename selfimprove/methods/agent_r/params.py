@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
-from selfimprove.envs.agent_params import EnvParams
+from selfimprove.envs.registry import TextSection
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
@@ -180,7 +180,7 @@ class Control(Section):
 class AgentRParams(Trained):
     """The whole section."""
 
-    env: EnvParams
+    env: TextSection
     tasks: TaskParams
     engines: dict[str, EngineConfig]
     train: FinetuneParams = Field(
@@ -215,8 +215,8 @@ class AgentRParams(Trained):
                     f"tasks.judge_style: the actor is shown {self.tasks.judge_style!r} judgements and asked for "
                     f"{asked.judge_style!r} ones (iterations.{key}.convert.judge_style); set both alike"
                 )
-        if self.tasks.layouts > 1 and self.env.name != "textcraft":
-            raise ValueError("tasks.layouts: only textcraft has other layouts of a task; set 1")
+        if self.tasks.layouts > 1 and not self.env.has_layouts:
+            raise ValueError(f"tasks.layouts: {self.env.name} has no other layouts of a task; set 1")
         if self.tasks.games is not None and self.env.name != "sciworld":
             raise ValueError("tasks.games: only sciworld has task numbers; remove it")
         check_panel("evaluate.panel", self.evaluate.panel, self.tasks)

@@ -17,7 +17,7 @@ from selfimprove.engines.config import (
     check_own_model,
 )
 from selfimprove.envs.autoexplore.asking import Asking
-from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import ListedSection
 from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
@@ -163,7 +163,7 @@ class Agent(Section):
 class ReflectRLParams(Trained):
     """The whole section."""
 
-    env: EnvParams
+    env: ListedSection
     tasks: TaskParams = TaskParams()
     prompt: PromptParams = PromptParams()
     engines: dict[str, EngineConfig]

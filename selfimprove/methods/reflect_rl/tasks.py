@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_rows
 from selfimprove.core.seeds import rng
-from selfimprove.envs.autoexplore.listed import repositories, template_tasks
 from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
-from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.methods.reflect_rl.params import TaskParams
@@ -36,7 +35,7 @@ class Explored(NamedTuple):
     dropped: Mapping[Unplayable, int] = MappingProxyType({})
 
 
-def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> Explored:
+def explore_tasks(env: AutoExploreParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> Explored:
     """AutoExplore's tasks: a teacher's or a file's, filtered and merged, or made from what the repositories say.
 
     ``asked``: the teacher's. One that cannot be played is dropped and counted, as in the original.
@@ -44,11 +43,11 @@ def explore_tasks(env: EnvParams, cfg: TaskParams, asked: Sequence[Task] | None 
     Raises:
         UserError: nothing to explore, no task is left, or the file is missing or malformed.
     """
-    repos = repositories(env)
+    repos = env.repositories()
     if asked is None and cfg.file is not None:
         asked = read_tasks(Path(cfg.file))
     if asked is None:
-        found = Explored(template_tasks(env, repos))
+        found = Explored(env.template_tasks(repos))
     else:
         most = len(LABELS[env.labels])
         dropped = Counter(why for task in asked if (why := unplayable(task, repos, most)))

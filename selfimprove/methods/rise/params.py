@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, check_own_model
-from selfimprove.envs.interface import AnswerEnv, Problem
+from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.arithmetic import Difficulty
-from selfimprove.envs.math.world import make_env
+from selfimprove.envs.registry import AnswerSection
 from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
@@ -37,20 +37,6 @@ class TaskParams(Section):
         if (self.source == "files") != (self.files is not None):
             raise ValueError("files: is read with source 'files' and only then")
         return self
-
-
-class EnvParams(Section):
-    """How an attempt is graded, and the prompt that opens every episode."""
-
-    name: Literal["gsm8k", "math"] = "gsm8k"
-    extraction: Literal["robust", "strict"] = "robust"
-    equiv: Literal["hendrycks", "extended"] = "hendrycks"
-    grade_timeout: float = Field(default=5.0, gt=0, description="seconds a symbolic comparison may take")
-    few_shot: bool = Field(default=True, description="open with the paper's worked example")
-
-    def make(self) -> AnswerEnv:
-        """The environment that grades."""
-        return make_env(self.name, self.extraction, self.equiv, self.grade_timeout)
 
 
 class GenerateParams(Section):
@@ -147,7 +133,7 @@ class RiseParams(Trained):
     """The whole section."""
 
     tasks: TaskParams
-    env: EnvParams
+    env: AnswerSection
     engines: dict[str, EngineConfig]
     train: FinetuneParams = Field(
         default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"

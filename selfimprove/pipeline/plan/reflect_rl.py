@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
@@ -58,8 +59,10 @@ def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
     if tasks.train is not None:
         sizes = {"train": tasks.train, "dev": tasks.dev or 0, "test": tasks.test or 0}
     else:
-        files = env.packages * min(env.files_per_repo, env.max_files)
-        every = files * (tasks.asking.pairs if tasks.teacher else env.per_file)
+        if isinstance(env, AutoExploreParams):
+            every = _files(env) * (tasks.asking.pairs if tasks.teacher else env.per_file)
+        else:
+            every = len(env.make().task_ids("train"))
         train, dev = round(0.7 * every), round(0.2 * every)
         sizes = {"train": train, "dev": dev, "test": every - train - dev}
     if tasks.few_data:
@@ -67,11 +70,16 @@ def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
     return sizes
 
 
+def _files(env: AutoExploreParams) -> int:
+    return env.packages * min(env.files_per_repo, env.max_files)
+
+
 def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
     """The teacher is asked once a file."""
     env, asking, teacher = reflect_rl.env, reflect_rl.tasks.asking, reflect_rl.tasks.teacher
-    files = env.packages * min(env.files_per_repo, env.max_files)
+    assert isinstance(env, AutoExploreParams)
     assert teacher is not None
+    files = _files(env)
     return (ask(reflect_rl.engines, teacher, files, EXCERPT, asking.max_tokens, at_once=files),)
 
 

@@ -17,9 +17,9 @@ from selfimprove.core.params import read_yaml
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
-from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories, template_tasks
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.interface import EnumeratedEnv, Problem
-from selfimprove.envs.registry import make_enumerated
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.methods.rise.params import RiseParams
@@ -117,16 +117,19 @@ class ExploreExpert:
 
     @cached_property
     def _of_files(self) -> Mapping[tuple[str, str], list[tuple[str, str]]]:
-        env = self._params.env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws its own few
+        env = self._params.env
+        if not isinstance(env, AutoExploreParams):
+            return {}
+        env = env.model_copy(update={"files_per_repo": ALL_FILES})  # the caller draws its own few
         made: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for task in template_tasks(env, repositories(env)):
+        for task in env.template_tasks(env.repositories()):
             made.setdefault((task.root, task.filename), []).append((task.question, task.answer))
         return made
 
     @cached_property
     def _env(self) -> EnumeratedEnv:
         horizon = self._params.generate.horizon
-        return make_enumerated(self._params.env.model_copy(update={"horizon": horizon}), self._tasks)
+        return self._params.env.model_copy(update={"horizon": horizon}).make(self._tasks)
 
     def _stand(self, question: str, history: Sequence[str]) -> EnumeratedEnv | None:
         """The environment where a state says that the player stands; None if no task has the question."""

@@ -15,7 +15,7 @@ from selfimprove.envs.alfworld.kitchen_things import KINDS, Goal
 from selfimprove.envs.alfworld.pddl import goal_formula, problem
 from selfimprove.envs.alfworld.process import AlfWorldProcess
 from selfimprove.envs.alfworld.worker import named
-from selfimprove.envs.enumerated_params import EnvParams
+from selfimprove.envs.registry import listed_env
 
 
 @pytest.mark.parametrize("task", range(0, 600, 7))
@@ -187,11 +187,10 @@ def test_reflect_rl_32_a_plan_is_explained_in_the_kitchens_words():
 
 
 def test_reflect_rl_31_the_params_choose_the_backend(tmp_path):
-    from selfimprove.envs.registry import make_enumerated
 
-    env = make_enumerated(EnvParams(name="alfworld", backend="textworld"))
-    kitchen = make_enumerated(EnvParams(name="alfworld"))
+    env = listed_env(name="alfworld", backend="textworld").make()
+    kitchen = listed_env(name="alfworld").make()
     assert list(env.task_ids()) == list(kitchen.task_ids())
     assert type(env._game).__name__ == "AlfWorld"
     with pytest.raises(UserError, match="no folder"):
-        make_enumerated(EnvParams(name="alfworld", backend="textworld", games=str(tmp_path / "missing")))
+        listed_env(name="alfworld", backend="textworld", games=str(tmp_path / "missing")).make()

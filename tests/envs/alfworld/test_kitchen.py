@@ -12,8 +12,8 @@ from selfimprove.envs.alfworld.kitchen import Kitchen, Moment
 from selfimprove.envs.alfworld.kitchen_expert import plan
 from selfimprove.envs.alfworld.kitchen_games import Game, make_game
 from selfimprove.envs.alfworld.kitchen_rules import MIDDLE, command, deeds, do, first_scene, is_won
-from selfimprove.envs.alfworld.kitchen_state import action_list, state_text
 from selfimprove.envs.alfworld.kitchen_things import LAMP
+from selfimprove.envs.listed import action_list, state_text
 from tests.envs.alfworld.kitchen_rooms import ROOM, follow, game
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import uvicorn
 
 from selfimprove.envs.interface import AgentEnv
-from selfimprove.envs.remote.dialects import DIALECTS
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import named
 from selfimprove.envs.remote.server import listen, make_app, server_config
 
 
@@ -28,7 +29,9 @@ def our_server(
     port: int = 0,
 ) -> Iterator[str]:
     """Serve copies of an environment in a thread; the address."""
-    app = make_app(DIALECTS[name], make_env, environments=environments, idle=idle, clock=clock)
+    protocol = named(TextParams)[name].agentgym()
+    assert protocol is not None
+    app = make_app(protocol.dialect, make_env, environments=environments, idle=idle, clock=clock)
     listener = listen("127.0.0.1", port)
     server = uvicorn.Server(server_config(app, timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

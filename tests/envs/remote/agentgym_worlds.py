@@ -12,7 +12,8 @@ import httpx
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import AgentEnv, Move, Step
-from selfimprove.envs.remote.client import make_remote_world
+from selfimprove.envs.params import TextParams
+from selfimprove.envs.registry import named
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
@@ -88,7 +89,9 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def remote(name: str, url: str, concurrency: int = 3, timeout: float = 10.0) -> ReplayWorld:
-    world = make_remote_world(name, url, concurrency, timeout, "Play.", backoff=0.0)
+    protocol = named(TextParams)[name].agentgym()
+    assert protocol is not None
+    world = protocol.remote_world(name, url, concurrency, timeout, "Play.", backoff=0.0)
     assert isinstance(world, ReplayWorld)
     return world
 

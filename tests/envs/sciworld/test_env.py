@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.envs.sciworld import jvm as sciworld_jvm
 from selfimprove.envs.sciworld.actions import ROOMS, candidates, gold_move, map_action
-from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, outcome, sciworld_world
+from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, outcome
 from selfimprove.envs.sciworld.games import (
     EXCLUDED,
     GAMES,
@@ -23,6 +23,7 @@ from selfimprove.envs.sciworld.games import (
     ids_of_task_numbers,
 )
 from selfimprove.envs.sciworld.jvm import JvmPool
+from selfimprove.envs.sciworld.world import SciWorldParams
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data") / "sciworld"
@@ -253,16 +254,16 @@ def test_agent_r_36_without_java_one_sentence_says_what_to_install(monkeypatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(UserError, match=r"no java on the PATH: install Java 8 or newer"):
-        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+        SciWorldParams(jvms=1).world()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UserError, match="no java in JAVA_HOME"):
-        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+        SciWorldParams(jvms=1).world()
 
 
 def test_agent_r_36_without_the_packages_one_sentence_says_what_to_run(monkeypatch):
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="'make env-sciworld'"):
-        sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+        SciWorldParams(jvms=1).world()
     env = SciWorld(JvmPool(1))
     assert len(env.task_ids()) == 4639  # panels can be drawn without Java
     with pytest.raises(UserError, match="scienceworld and py4j not found"):

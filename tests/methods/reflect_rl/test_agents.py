@@ -10,15 +10,14 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import EngineError, Request
 from selfimprove.engines.scripted import ScriptedEngine
-from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import Game, games
 from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
 
-ENV = make_enumerated(EnvParams())
+ENV = listed_env().make()
 KEY = SeedKey(1, "61--0")
 
 
@@ -87,7 +86,7 @@ def test_reflect_rl_53_chat_asks_each_step_anew():
 
 
 def test_reflect_rl_54_an_answer_without_a_label_is_an_invalid_action():
-    env = make_enumerated(EnvParams(name="alfworld", horizon=3))
+    env = listed_env(name="alfworld", horizon=3).make()
     cfg = Agent(kind="direct", engine="chat")
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
     one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))

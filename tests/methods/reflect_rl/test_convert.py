@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import State
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.env import ACTION_LIST
 from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
@@ -18,7 +17,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, refle
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
 
 SPACED = MARKERS["spaced"]
-ENV = make_enumerated(EnvParams(horizon=20))
+ENV = listed_env(horizon=20).make()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,7 @@ def test_reflect_rl_10_what_never_varies_is_one_token(made):
 
 
 def test_reflect_rl_10_lists_that_vary_are_read_by_the_tokenizer():
-    env = make_enumerated(EnvParams(name="alfworld"))
+    env = listed_env(name="alfworld").make()
     (one,) = [asyncio.run(teach(Job(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))]
     assert one is not None
     sets = convert([one], "", SPACED)

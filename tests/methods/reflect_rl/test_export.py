@@ -17,9 +17,8 @@ from selfimprove.core.records import Example, read_jsonl, read_rows, write_jsonl
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import State
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.interop.reflect_rl import app, from_text, to_text, told_tasks
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
 from selfimprove.methods.reflect_rl.logs import Point, original_points
@@ -50,7 +49,7 @@ def test_reflect_rl_06_07_tasks_carry_their_trajectories(tmp_path: Path):
     plant(tmp_path / "repo/eventlib", FILES | others)
     write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("README.md")])
     write_rows(tmp_path / "train.jsonl", to_rows("autoexplore", [0]))
-    env = make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+    env = listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
     write_jsonl(tmp_path / "made.jsonl", taught(env, Job(task_id=0), Job(task_id=0, negative=0), Job(task_id=1)))
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--panel", "train")
     (task,) = json.loads((tmp_path / "train.json").read_text())
@@ -89,7 +88,7 @@ def test_reflect_rl_06_07_several_positives_are_all_positive_and_negatives_are_n
 
 def test_reflect_rl_30_reflected_states_as_one_list(tmp_path: Path):
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
-        env = make_enumerated(EnvParams(name=name))
+        env = listed_env(name=name).make()
         (one,) = taught(env, Job(task_id=env.task_ids()[0], negative=0))
         write_jsonl(tmp_path / "made.jsonl", [one])
         run("trajectories", tmp_path / "made.jsonl", tmp_path / "rows.json")

@@ -14,10 +14,9 @@ from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
-from selfimprove.envs.enumerated_params import EnvParams
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.methods.reflect_rl.convert import convert
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
@@ -41,14 +40,14 @@ OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# 
 
 
 def taxi() -> EnumeratedEnv:
-    return make_enumerated(EnvParams(horizon=20))
+    return listed_env(horizon=20).make()
 
 
 @pytest.fixture
 def explore(tmp_path: Path) -> EnumeratedEnv:
     plant(tmp_path / "repo/eventlib", FILES | OTHERS)
     write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("core/deep/wire format.py")])
-    return make_enumerated(EnvParams(name="autoexplore", repos=str(tmp_path / "repo")), tmp_path)
+    return listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
 
 
 def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: GenerateParams = CFG) -> Trajectory:
@@ -59,7 +58,7 @@ def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: Gene
 
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
 def test_reflect_rl_06_a_complete_trajectory_reflects_and_acts_to_the_end(name):
-    env = make_enumerated(EnvParams(name=name, horizon=20))
+    env = listed_env(name=name, horizon=20).make()
     one = made(Job(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
     assert all(step.reflection and step.learn and step.done is None for step in one.steps)

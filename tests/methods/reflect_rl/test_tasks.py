@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
-from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.params import TaskParams
 from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, load_panel, to_rows, write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
-TAXI = make_enumerated(EnvParams())
+TAXI = listed_env().make()
 
 
 def test_reflect_rl_09_without_counts_the_split_is_7_2_1():
@@ -50,7 +49,7 @@ def test_reflect_rl_21_few_data_takes_the_first_of_the_training_tasks():
 
 
 def test_reflect_rl_31_kitchens_to_be_tested_in_are_other_kitchens():
-    env = make_enumerated(EnvParams(name="alfworld"))
+    env = listed_env(name="alfworld").make()
     panels = build_panels(TaskParams(train=30, dev=10, test=20), env, seed=1)
     assert set(panels["train"]) <= set(TRAIN)
     assert set(panels["dev"]) | set(panels["test"]) <= set(VALID)
@@ -65,7 +64,7 @@ def test_reflect_rl_09_too_many_tasks_are_refused():
 
 def test_reflect_rl_05_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
     plant(tmp_path / "eventlib", FILES)
-    tasks = explore_tasks(EnvParams(name="autoexplore", repos=str(tmp_path)), TaskParams()).tasks
+    tasks = explore_tasks(listed_env(name="autoexplore", repos=str(tmp_path)), TaskParams()).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
@@ -74,7 +73,7 @@ def test_reflect_rl_04_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
     plant(tmp_path / "repos/eventlib", FILES)
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
-    env = EnvParams(name="autoexplore", repos=str(tmp_path / "repos"))
+    env = listed_env(name="autoexplore", repos=str(tmp_path / "repos"))
     (task,) = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json"))).tasks
     assert task.filename == "core/hub.py"
     write_tasks(tmp_path / "given.json", [task_for("gone.py")])
@@ -86,7 +85,7 @@ def test_reflect_rl_04_a_file_with_a_bad_target_loses_that_task_and_says_how_man
     plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
     asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
-    env = EnvParams(name="autoexplore", repos=str(tmp_path / "repos"))
+    env = listed_env(name="autoexplore", repos=str(tmp_path / "repos"))
     found = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
     assert [task.filename for task in found.tasks] == ["core/hub.py"]
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})

@@ -16,10 +16,9 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Request
 from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine
-from selfimprove.envs.autoexplore.listed import TASKS_FILE, repositories, template_tasks
+from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.llm_tasks import excerpts, parse_pairs, prompt
-from selfimprove.envs.enumerated_params import EnvParams
-from selfimprove.envs.registry import make_enumerated
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.generate import jobs, teach
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.tasks import write_tasks
@@ -61,12 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tasks = here / "data/reflect_rl/tasks"
     tasks.mkdir(parents=True)
     env = explore(here)
-    write_tasks(tasks / TASKS_FILE, template_tasks(env, repositories(env)))
+    write_tasks(tasks / TASKS_FILE, env.template_tasks(env.repositories()))
     return here
 
 
-def explore(folder: Path) -> EnvParams:
-    return EnvParams(name="autoexplore", horizon=15, shuffle_action=True, repos=str(folder / "library"))
+def explore(folder: Path) -> AutoExploreParams:
+    return AutoExploreParams(horizon=15, shuffle_action=True, repos=str(folder / "library"))
 
 
 def user(text: str) -> list[Message]:
@@ -80,7 +79,7 @@ def test_rise_is_answered_with_the_gold_solution_at_every_turn(folder: Path) -> 
 
 
 def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(folder: Path) -> None:
-    expert, env = answer(folder), make_enumerated(explore(folder), folder / "data/reflect_rl/tasks")
+    expert, env = answer(folder), explore(folder).make(folder / "data/reflect_rl/tasks")
 
     class Asked:
         """The engine as the method sees it."""
@@ -103,7 +102,7 @@ def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(fol
 
 def test_questions_about_a_file_are_pairs_that_the_pipeline_takes(folder: Path) -> None:
     env = explore(folder)
-    repo = repositories(env)["eventlib"]
+    repo = env.repositories()["eventlib"]
     expert = answer(folder)
     for excerpt in excerpts(repo, 0):
         assert parse_pairs(expert(prompt(repo, excerpt, 2), 0))

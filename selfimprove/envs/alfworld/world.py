@@ -1,0 +1,74 @@
+"""ALFWorld as params.yaml names it: the built-in kitchen, or the games themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.envs.alfworld.kitchen_things import Kind
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS
+from selfimprove.envs.params import ListedParams
+
+if TYPE_CHECKING:
+    from selfimprove.envs.alfworld.listed import PlannedGame
+
+UNCUT = 10_000
+"""The horizon of the games: the adapter cuts the episode, so that a game can explain any path."""
+
+OF_TEXTWORLD = ("games", "step_seconds", "blacklist")
+"""Options of the backend of that name."""
+
+
+class AlfworldParams(ListedParams):
+    """ALFWorld: household goals, in the built-in kitchen or in ALFWorld's own games."""
+
+    name: Literal["alfworld"] = "alfworld"
+    kinds: list[Kind] = Field(default=["pick_and_place"], min_length=1, description="which goals")
+    thing: str | None = Field(default="tomato", description="the goal's thing; null: any")
+    place: str | None = Field(default="microwave", description="the goal's place; null: any")
+    backend: Literal["kitchen", "textworld"] = Field(
+        default="kitchen", description="built in, or ALFWorld itself (make env-alfworld)"
+    )
+    games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
+    step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
+    blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
+
+    @model_validator(mode="after")
+    def _of_the_backend(self) -> AlfworldParams:
+        """An option of the other backend would do nothing."""
+        fields = type(self).model_fields
+        for key in OF_TEXTWORLD if self.backend == "kitchen" else ():
+            if getattr(self, key) != fields[key].default:
+                raise ValueError(f"{key} is an option of textworld, and backend is kitchen; remove it")
+        return self
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        """See ``ListedParams``.
+
+        Raises:
+            UserError: no goal with that thing and place; ALFWorld's environment or its folder of games is missing.
+        """
+        from selfimprove.envs.alfworld.kitchen import Kitchen
+        from selfimprove.envs.alfworld.listed import EnumeratedKitchen
+
+        game: PlannedGame
+        if self.backend == "textworld":
+            game = self._textworld()
+        else:
+            game = Kitchen(self.seed, self.kinds, self.thing, self.place, UNCUT)
+        return EnumeratedKitchen(game, self.horizon, LABELS[self.labels], self.shuffle_action, self.seed)
+
+    def _textworld(self) -> PlannedGame:
+        """ALFWorld itself; all copies share one process. A missing environment is said at ``reset``."""
+        from selfimprove.envs.alfworld.env import AlfWorld, shared_process
+        from selfimprove.envs.alfworld.games import Blacklist
+
+        folder = None if self.games is None else Path(self.games)
+        blacklist = Blacklist(None if self.blacklist is None else Path(self.blacklist), folder)
+        process = shared_process(self.step_seconds)
+        return AlfWorld(
+            self.seed, self.kinds, self.thing, self.place, UNCUT, folder=folder, process=process, blacklist=blacklist
+        )

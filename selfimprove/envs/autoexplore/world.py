@@ -1,0 +1,85 @@
+"""AutoExplore as params.yaml names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS
+from selfimprove.envs.params import ListedParams
+
+if TYPE_CHECKING:
+    from selfimprove.envs.autoexplore.repos import Repo
+    from selfimprove.envs.autoexplore.tasks import Task
+
+
+class AutoExploreParams(ListedParams):
+    """AutoExplore: find the file of a repository that answers a question."""
+
+    name: Literal["autoexplore"] = "autoexplore"
+    repos: str | None = Field(
+        default=None, description="a repository or a folder of some; null: packages of this machine"
+    )
+    packages: int = Field(default=12, ge=1, description="how many packages of this machine")
+    min_files: int = Field(default=5, ge=1, description="a package has at least so many files to explore")
+    max_files: int = Field(default=300, ge=1, description="and at most so many")
+    files_per_repo: int = Field(default=100, ge=1, description="questions are about so many files at most")
+    per_file: int = Field(default=2, ge=1, description="questions about a file, at most")
+    max_level: int = Field(default=2, ge=0, description="folders deep, at most")
+    leaveout_prob: float = Field(default=0.5, ge=0, le=1, description="in training; evaluation has 0")
+    easy: bool = Field(default=False, description='the task is "Find <path>"')
+    first_step: bool = Field(default=False, description="a bandit, only the first command counts")
+    union_targets: bool = Field(default=False, description="what teachers identified is right as well")
+    keyword_costs: dict[str, float] = Field(
+        default={}, description="further costs by a result's first word, as {Error: 2, Warning: 1}"
+    )
+    merge_first_two: bool = Field(default=False, description="the two shallowest levels are one")
+    merge_after_first_k: int = Field(default=3, ge=1, description="all levels after these are one")
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        """See ``ListedParams``: over the params' repositories; tasks are read from the folder, or made from templates.
+
+        Raises:
+            UserError: nothing to explore, no tasks, or one whose repository or target is missing.
+        """
+        from selfimprove.envs.autoexplore.env import AutoExplore
+        from selfimprove.envs.autoexplore.listed import TASKS_FILE, EnumeratedAutoExplore, level_names
+        from selfimprove.envs.autoexplore.tasks import read_tasks
+
+        repos = self.repositories()
+        played = read_tasks(tasks / TASKS_FILE) if tasks is not None else self.template_tasks(repos)
+        labels = LABELS[self.labels]
+        game = AutoExplore(
+            played,
+            repos,
+            horizon=self.horizon,
+            leaveout_prob=self.leaveout_prob if training else 0.0,
+            shuffle_action=self.shuffle_action,
+            easy=self.easy,
+            first_step=self.first_step,
+            union_targets=self.union_targets,
+            keyword_costs=self.keyword_costs,
+            seed=self.seed,
+            labels=labels,
+        )
+        levels = level_names(played, self.merge_first_two, self.merge_after_first_k)
+        return EnumeratedAutoExplore(game, labels, levels, self.curriculum_index)
+
+    def repositories(self) -> Mapping[str, Repo]:
+        """The folder's repositories, or Python packages of this machine; listed once a process."""
+        from selfimprove.envs.autoexplore.listed import find_repositories
+
+        return find_repositories(self.repos, self.packages, self.seed, self.min_files, self.max_files)
+
+    def template_tasks(self, repos: Mapping[str, Repo]) -> list[Task]:
+        """Tasks from docstrings, headings, columns and settings, whose targets can be named with the labels."""
+        from selfimprove.envs.autoexplore.questions import make_tasks
+        from selfimprove.envs.autoexplore.tasks import reachable
+
+        made = make_tasks(repos, self.seed, self.per_file, self.files_per_repo, self.max_level)
+        most = len(LABELS[self.labels])
+        return [task for task in made if reachable(repos[task.root], task.filename, most)]

@@ -1,0 +1,158 @@
+"""Gives an environment that is acted in by text what Reflect-RL asks for: labels, costs, and reflections.
+
+The actions that it lists get labels; what an action adds to the episode's reward is its negative cost; the expert's
+next thought is the teacher's reflection. The text is the original's for ALFWorld (docs/reflect-rl.md, L42)::
+
+    You are in the middle of a room. Looking quickly around you, you see a fridge 1, and a sinkbasin 1.
+
+    Your task is to: cool some mug and put it in sinkbasin.
+
+    Here is the previous path:
+    --- Step: 0 ---
+    Action: go to fridge 1
+    Observation: You arrive at fridge 1. The fridge 1 is closed.
+
+
+
+    The actions you can take now is:
+    Action 0: open fridge 1
+    Action 1: look
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import AgentEnv, Last, Played, State
+
+ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
+
+
+def state_text(first: str, path: Sequence[tuple[str, str]]) -> str:
+    """The state up to the heading. ``first``: what ``reset`` gave; ``path``: (action, observation), oldest first."""
+    steps = "".join(
+        f"--- Step: {i} ---\nAction: {action}\nObservation: {observation}\n\n"
+        for i, (action, observation) in enumerate(path)
+    )
+    return first + (f"\n\nHere is the previous path:\n{steps}" if path else "") + "\n"
+
+
+def action_list(labelled: Iterable[tuple[str, str]]) -> str:
+    """The heading and a line for each (label, command), in the given order."""
+    return ACTION_HEADING + "\n" + "\n".join(f"Action {label}: {command}" for label, command in labelled)
+
+
+class _Moment(NamedTuple):
+    task: int
+    episode: int
+    first: str
+    path: tuple[tuple[str, str], ...]
+    steps: int
+    ended: bool
+    reward: float
+    game: Any
+
+
+class ListedText:
+    """Implements ``EnumeratedEnv``. ``game`` should have no shorter horizon of its own: the episode is cut here."""
+
+    heading = ACTION_HEADING
+    levels: tuple[str, ...] = ("",)
+    helped: ClassVar[Sequence[str]] = ("The last action helped.", "That was right.")
+    wrong: ClassVar[Sequence[str]] = ("The last action did not help.", "That was not needed.")
+
+    def __init__(
+        self, game: AgentEnv, horizon: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
+    ) -> None:
+        self.name, self.instruction = game.name, f"{game.instruction}\n"
+        self._game = game
+        self.horizon, self.labels = horizon, tuple(labels)
+        self._shuffle_action, self._seed = shuffle_action, seed
+        self._now = _Moment(-1, 0, "", (), 0, True, 0.0, None)
+
+    def task_ids(self, split: str | None = None) -> Sequence[int]:
+        """See ``EnumeratedEnv``; there are no splits here, the method draws them."""
+        return self._game.task_ids()
+
+    def level_tasks(self, level: str, tasks: Sequence[int]) -> list[int]:
+        """See ``EnumeratedEnv``: there are no levels."""
+        if level:
+            raise UserError(f"{self.name} has no level {level!r}; leave the levels out.")
+        return list(tasks)
+
+    def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
+        """See ``EnumeratedEnv``."""
+        self.level_tasks(level, ())
+        first = self._game.reset(task_id)
+        self._now = _Moment(task_id, episode, first, (), 0, False, 0.0, self._game.snapshot())
+        return self.state()
+
+    def state(self) -> State:
+        """See ``EnumeratedEnv``."""
+        labelled = self.commands()
+        return State(state_text(self._now.first, self._now.path), action_list(labelled.items()), tuple(labelled))
+
+    def commands(self) -> dict[str, str]:
+        """The i-th listed action has label i; ``shuffle_action`` permutes the first n, listed by label."""
+        now = self._now
+        if now.ended:
+            return {}
+        self._game.restore(now.game)
+        commands = list(self._game.valid_actions() or [])[: len(self.labels)]
+        if self._shuffle_action:
+            rng(f"{self.name} labels", self._seed, now.task, now.episode, now.steps).shuffle(commands)
+        return dict(zip(self.labels, commands, strict=False))
+
+    def step(self, label: str) -> Played:
+        """See ``EnumeratedEnv``; an invalid label leaves the state as it was, but time passes."""
+        now = self._now
+        if now.ended:
+            return Played(0.0, True, now.reward == 1, False, "")
+        command = self.commands().get(label)
+        output, reward, game, path, gone = "Nothing happens.", now.reward, now.game, now.path, False
+        if command is not None:
+            self._game.restore(now.game)
+            step = self._game.step(command)
+            output, reward, game = step.observation, step.reward, self._game.snapshot()
+            path, gone = (*now.path, (command, output)), step.done
+        late = now.steps + 1 >= self.horizon
+        ended = reward == 1 or late or gone
+        self._now = now._replace(path=path, steps=now.steps + 1, ended=ended, reward=reward, game=game)
+        return Played(now.reward - reward, ended, reward == 1, command is not None, output)
+
+    def oracle(self) -> list[str]:
+        """See ``EnumeratedEnv``."""
+        if self._now.ended:
+            return []
+        self._game.restore(self._now.game)
+        return [move.action for move in self._game.expert()]
+
+    def explain(self, last: Last | None, *key: object) -> str:
+        """One sentence at the first step, two afterwards: whether the last action helped, and the expert's thought."""
+        said = []
+        if last is not None:
+            said.append(rng(f"{self.name} reflection", *key).choice(self.helped if last.helped else self.wrong))
+        if not self._now.ended:
+            self._game.restore(self._now.game)
+            said += [move.thought for move in self._game.expert()[:1]]
+        return " ".join(said)
+
+    def reveals(self, text: str) -> bool:
+        """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
+        return False
+
+    def snapshot(self) -> _Moment:
+        """See ``EnumeratedEnv``."""
+        return self._now
+
+    def restore(self, snapshot: _Moment) -> None:
+        """See ``EnumeratedEnv``."""
+        self._now = snapshot
+
+    def copy(self) -> ListedText:
+        """See ``EnumeratedEnv``; the game is put into the moment before each use, so it can be shared."""
+        return copy.copy(self)

@@ -1,0 +1,253 @@
+"""The ``env`` sections of params.yaml: what those of one method have in common, and an environment of a person's own.
+
+A world declares its own section in ``world.py`` of its folder: a subclass of one of the classes below, with its name,
+its options, and how it is made. ``registry`` finds them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from pydantic import Field, model_validator
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import LARGEST_SEED, Section
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, EmbeddedWorld, EnumeratedEnv, World
+from selfimprove.envs.labels import LABELS, LabelSet, Spelling
+
+T = TypeVar("T")
+
+
+class EnvParams(Section):
+    """Which environment is played."""
+
+    name: str
+
+    @property
+    def world_name(self) -> str:
+        """What the environment calls itself in outputs."""
+        return self.name
+
+
+class Judged(NamedTuple):
+    """What a judge is told that it judges, in a sentence and in a word."""
+
+    kind: str = "a text world, in which a task is to be carried out"
+    short: str = "game"
+
+
+class AgentGym(NamedTuple):
+    """An environment in AgentGym's HTTP protocol: what our server speaks (a ``remote.dialects.Dialect``), and
+    ``remote_world(name, server, concurrency, timeout, instruction)``, a world on such a server.
+
+    Nothing of ``remote`` is imported here: a stage depends on it only if its environment speaks the protocol.
+    """
+
+    dialect: Any
+    remote_world: Callable[..., World]
+
+
+class TextParams(EnvParams):
+    """An environment that is acted in by text: embedded, or on any server that speaks AgentGym's protocol."""
+
+    server: str | None = Field(default=None, description="http://host:port of an AgentGym server; null: embedded")
+    server_concurrency: int = Field(default=32, ge=1, le=10_000, description="environments held open on the server")
+    server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
+
+    judged: ClassVar[Judged] = Judged()
+    best: ClassVar[float] = 1.0
+    """What the environment's own score is at most."""
+    has_layouts: ClassVar[bool] = False
+    """Whether the same tasks can be laid out differently (agent_r.tasks.layouts)."""
+
+    def make(self) -> AgentEnv:
+        """A copy of the embedded environment, whether or not ``server`` is set.
+
+        Raises:
+            UserError: what the environment needs is missing or wrong (a recipe file). A missing Java: at ``reset``.
+        """
+        raise NotImplementedError
+
+    def world(self) -> World:
+        """Where methods play: the embedded environment, or the AgentGym server that ``server`` names.
+
+        Raises:
+            UserError: as ``make``, or the server's address is none.
+        """
+        if self.server is None:
+            return self.embedded_world()
+        return self._protocol().remote_world(
+            self.name, self.server, self.server_concurrency, self.server_timeout, self.instruction()
+        )
+
+    def embedded_world(self) -> World:
+        """The world over copies made here."""
+        return EmbeddedWorld(self.make())
+
+    def instruction(self) -> str:
+        """The first user message, without anything that the environment needs."""
+        return self.make().instruction
+
+    @classmethod
+    def agentgym(cls) -> AgentGym | None:
+        """How it is served and played on remotely; None: it is embedded only."""
+        return None
+
+    def _protocol(self) -> AgentGym:
+        protocol = self.agentgym()
+        if protocol is None:
+            raise UserError(f"agent_r.env.server: AgentGym's protocol has no {self.name}; set null.")
+        return protocol
+
+    def layouts(self, count: int) -> list[AgentEnv]:
+        """Copies in which the same tasks are laid out differently, where ``has_layouts``; else ``count`` is 1."""
+        return [self.make() for _ in range(count)]
+
+
+class ListedParams(EnvParams):
+    """An environment whose actions are listed by label (docs/reflect-rl.md, L29 to L44)."""
+
+    horizon: int = Field(default=15, ge=1, description="actions of an episode, at most")
+    labels: LabelSet = Field(
+        default="full", description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers of single digits"
+    )
+    shuffle_action: bool = Field(default=False, description="draw labels anew at each state; taxi ignores it")
+    curriculum_index: int = Field(default=-1, ge=-1, description="only this level; -1: all")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=LARGEST_SEED,
+        description="of repositories, questions, kitchens, labels and left-out entries",
+    )
+
+    mishap: ClassVar[str] = ""
+    """Said to a person whose action ended the episode before its time."""
+
+    @classmethod
+    def rules(cls, horizon: int) -> str:
+        """What a person has to know before the first action; "" where the state says it all."""
+        return ""
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        """The environment.
+
+        Args:
+            tasks: the folder that reflect_rl-data wrote (AutoExplore: its tasks.json is played); None: made anew.
+            training: whether AutoExplore hides entries with ``leaveout_prob``; evaluation never does.
+
+        Raises:
+            UserError: what the environment needs is missing or wrong.
+        """
+        raise NotImplementedError
+
+    def instruction(self) -> str:
+        """What stands before a state that is reflected on, without making the environment."""
+        return ""
+
+    def spelling(self) -> Spelling:
+        """The environment's name and labels, without making it."""
+        return Spelling(self.world_name, LABELS[self.labels])
+
+
+class AnswerParams(EnvParams):
+    """How an attempt is graded, and the prompt that opens every episode."""
+
+    few_shot: bool = Field(default=True, description="open with the paper's worked example")
+
+    def make(self) -> AnswerEnv:
+        """The environment that grades."""
+        raise NotImplementedError
+
+
+# An environment of a person's own
+
+
+class _Own(EnvParams):
+    name: str = Field(pattern=r"^[^:]+:[^:]+$", description="package.module:Class, an environment of your own")
+    options: dict[str, Any] = Field(default={}, description="arguments with which the class is made")
+
+    needs: ClassVar[type]
+
+    @model_validator(mode="after")
+    def _fits(self) -> _Own:
+        own_class(self.name, self.needs)
+        return self
+
+    @property
+    def world_name(self) -> str:
+        """The class's ``name``."""
+        return str(own_class(self.name, self.needs).name)
+
+    def _made(self) -> Any:
+        try:
+            return own_class(self.name, self.needs)(**self.options)
+        except TypeError as error:
+            raise UserError(f"{self.name} can't be made with these options ({error}); fix options.") from None
+
+
+def own_class(name: str, needs: type) -> Any:
+    """The class that ``package.module:Class`` names.
+
+    Raises:
+        ValueError: it does not import, is no class, or lacks what the protocol ``needs`` promises.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a person's module does when it is read
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"name: module {module_name!r} can't be imported ({said})") from None
+    found = getattr(module, class_name, None)
+    if not isinstance(found, type):
+        raise ValueError(f"name: {module_name} has no class {class_name!r}")
+    lacking = [member for member in members(needs) if not hasattr(found, member)]
+    if lacking:
+        raise ValueError(f"name: {name} lacks {', '.join(lacking)} (see {needs.__name__} in envs/interface.py)")
+    return found
+
+
+def members(protocol: type) -> list[str]:
+    """What a protocol promises, by name."""
+    own = [base for base in protocol.__mro__ if base.__module__ == protocol.__module__]
+    return sorted({name for base in own for name in vars(base) if not name.startswith("_")})
+
+
+class OwnTextParams(_Own, TextParams):
+    """Your own environment that is acted in by text (docs/bring-your-own.md)."""
+
+    needs: ClassVar[type] = AgentEnv
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``."""
+        made: AgentEnv = self._made()
+        return made
+
+
+class OwnListedParams(_Own, ListedParams):
+    """Your own environment that is acted in by text; the actions that it lists get labels (docs/bring-your-own.md)."""
+
+    needs: ClassVar[type] = AgentEnv
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        """See ``ListedParams``."""
+        from selfimprove.envs.listed import ListedText
+
+        return ListedText(self._made(), self.horizon, LABELS[self.labels], self.shuffle_action, self.seed)
+
+    def instruction(self) -> str:
+        """See ``ListedParams``."""
+        return f"{own_class(self.name, self.needs).instruction}\n"
+
+
+class OwnAnswerParams(_Own, AnswerParams):
+    """Your own questions with one right answer, and their grades (docs/bring-your-own.md)."""
+
+    needs: ClassVar[type] = AnswerEnv
+
+    def make(self) -> AnswerEnv:
+        """See ``AnswerParams``."""
+        made: AnswerEnv = self._made()
+        return made

@@ -1,0 +1,62 @@
+"""ScienceWorld as params.yaml names it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from selfimprove.envs.interface import AgentEnv, World
+from selfimprove.envs.params import AgentGym, Judged, TextParams
+
+if TYPE_CHECKING:
+    from selfimprove.envs.sciworld.jvm import JvmPool
+
+
+class SciWorldParams(TextParams):
+    """ScienceWorld: experiments in a simulated house (make env-sciworld; needs Java)."""
+
+    name: Literal["sciworld"] = "sciworld"
+    jvms: int = Field(default=2, ge=1, le=64, description="Java processes kept in the pool")
+    map_actions: bool = Field(default=False, description="map an action to the nearest valid one")
+
+    judged: ClassVar[Judged] = Judged(
+        "a text world with rooms and instruments, in which a science task is to be carried out", "science"
+    )
+    best: ClassVar[float] = 100.0
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``."""
+        from selfimprove.envs.sciworld.env import SciWorld
+
+        return SciWorld(_pool(self.jvms), map_actions=self.map_actions)
+
+    def embedded_world(self) -> World:
+        """See ``TextParams``: by replay, as simulators cannot be snapshotted. Missing Java is said at once."""
+        from selfimprove.envs.sciworld.env import SciWorldWorld
+        from selfimprove.envs.sciworld.jvm import find_java
+
+        find_java()
+        return SciWorldWorld(self.jvms, self.map_actions)
+
+    def instruction(self) -> str:
+        """See ``TextParams``."""
+        from selfimprove.envs.sciworld.env import INSTRUCTION
+
+        return INSTRUCTION
+
+    @classmethod
+    def agentgym(cls) -> AgentGym:
+        """See ``TextParams``."""
+        from selfimprove.envs.sciworld.agentgym import SCIWORLD, SciWorldSlot
+
+        return AgentGym(SCIWORLD, SciWorldSlot.world)
+
+
+@lru_cache(maxsize=1)
+def _pool(jvms: int) -> JvmPool:
+    """The Java processes that all copies made here share; they end with this process."""
+    from selfimprove.envs.sciworld.jvm import JvmPool
+
+    return JvmPool(jvms)

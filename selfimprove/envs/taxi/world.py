@@ -1,0 +1,48 @@
+"""DangerousTaxi as params.yaml names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import Spelling
+from selfimprove.envs.params import ListedParams
+
+
+class TaxiParams(ListedParams):
+    """DangerousTaxi: fetch the passenger, bring them to the destination, never hit a wall."""
+
+    name: Literal["taxi"] = "taxi"
+    mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="without a level")
+    with_history: bool = Field(default=False, description="show the map after every action")
+
+    mishap: ClassVar[str] = "\nThe episode is over: that action changed nothing, which is dangerous."
+
+    @classmethod
+    def rules(cls, horizon: int) -> str:
+        """The rules that the environment gives to a model, without the form of its answers."""
+        from selfimprove.envs.taxi.env import INSTRUCTION
+
+        rules = INSTRUCTION.partition("\nAnswer each time")[0]
+        return f"{rules}\nYou have {horizon} actions. Type an action's number or its words."
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        """See ``ListedParams``."""
+        from selfimprove.envs.taxi.listed import EnumeratedTaxi
+
+        return EnumeratedTaxi(self.mode, self.horizon, self.with_history, self.curriculum_index)
+
+    def instruction(self) -> str:
+        """See ``ListedParams``."""
+        from selfimprove.envs.taxi.listed import INSTRUCTION
+
+        return INSTRUCTION
+
+    def spelling(self) -> Spelling:
+        """See ``ListedParams``: the labels are always 0 to 5."""
+        from selfimprove.envs.taxi.env import LABELS
+
+        return Spelling(self.name, LABELS)

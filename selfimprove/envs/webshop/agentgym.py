@@ -1,0 +1,99 @@
+"""WebShop in AgentGym's HTTP protocol: what our server answers, and how a server is played on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import EnvError, Step
+from selfimprove.envs.remote.client import Answer, RemoteSlot, outcome
+from selfimprove.envs.remote.dialects import Act, Begin, Dialect, Endpoint, Open, Which, begin
+from selfimprove.envs.remote.link import NEVER, in_short, plain_text
+
+
+def _webshop_begin(held: Open, session_id: int | None) -> list[Any]:
+    """Any task, if the client names none: not the original's unseeded choice, but one for each reset."""
+    tasks = held.env.task_ids()
+    task = rng("agentgym webshop", held.number, held.resets).choice(tasks) if session_id is None else session_id
+    held.detail = {"observation": begin(held, task)}
+    return [held.first, None]
+
+
+def _webshop_created(held: Open) -> int:
+    _webshop_begin(held, None)
+    return held.number
+
+
+def _webshop_step(held: Open, asked: Act) -> dict[str, Any]:
+    """The last page goes out with its score, as in the original; our own client cuts it off."""
+    step = held.env.step(asked.action)
+    state = step.info.get("final_page", step.observation)
+    held.detail = {"observation": state}
+    return {"state": state, "reward": float(step.reward), "done": step.done, "info": None}
+
+
+def _webshop_tells(method: str) -> Callable[[Open, Which], Any]:
+    """A call that the environment itself answers."""
+    return lambda held, asked: getattr(held.env, method)()
+
+
+WEBSHOP = Dialect(
+    greeting="ok",
+    created=_webshop_created,
+    endpoints=(
+        Endpoint("POST", "/reset", Begin, lambda held, asked: _webshop_begin(held, asked.data_idx)),
+        Endpoint("POST", "/step", Act, _webshop_step),
+        Endpoint("GET", "/observation", Which, lambda held, asked: held.detail["observation"]),
+        Endpoint("GET", "/available_actions", Which, _webshop_tells("available_actions")),
+        Endpoint("GET", "/instruction_text", Which, _webshop_tells("instruction_text")),
+        Endpoint("GET", "/valid_actions", Which, lambda held, asked: held.env.valid_actions()),
+    ),
+    renamed={"id": "env_idx", "data_idx": "session_id"},
+    closed={"closed": True},
+)
+
+
+class _WebShopStepped(Answer):
+    state: str
+    reward: float
+    done: bool
+
+
+class _Actions(Answer):
+    clickables: list[str]
+
+
+class WebShopSlot(RemoteSlot):
+    """WebShop's dialect: ids are plain numbers, a task is a ``session_id``, an observation a ``state``."""
+
+    id_key = "env_idx"
+    created = TypeAdapter(int)
+    _page = ""
+
+    async def reset(self, task_id: int) -> str:
+        """See ``Slot``."""
+        answer = await self._reset(list[Any], session_id=task_id)
+        if not answer or not isinstance(answer[0], str):
+            raise EnvError(f"{self._link.server}/reset: not this environment's protocol: {in_short(str(answer))}")
+        self._page = plain_text(answer[0])
+        return self._page
+
+    async def step(self, action: str) -> Step:
+        """See ``Slot``. The score is cut from the last page: no prompt may hold it."""
+        answer = await self._step(_WebShopStepped, action)
+        page = re.split(r" \[SEP\] (?:Reward \[SEP\] )?Your score", answer.state)[0] if answer.done else answer.state
+        valid = page != self._page or await self._offered(action)
+        self._page = plain_text(page)
+        return outcome(page, answer.reward, 1.0, answer.done, valid)
+
+    async def _offered(self, action: str) -> bool:
+        """Whether an action that left the page as it was made sense: the page looks alike with any option chosen."""
+        match = re.match(r"(.+)\[(.+)\]", action.strip())
+        if match is None or match[1] != "click":
+            return match is not None and match[1] == "search"
+        offered = await self._call("GET", "/available_actions", {}, _Actions, NEVER)
+        return match[2].lower() in (text.lower() for text in offered.clickables)
