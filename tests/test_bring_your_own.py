@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_own_problems_become_the_panels_and_the_demonstrations(root: Path) -> None:
-    data, _ = blocks("yaml")
+    data, *_ = blocks("yaml")
     (root / "my").mkdir()
     rows = blocks("json")[0]
     (root / "my/train.jsonl").write_text(rows)
@@ -56,7 +57,7 @@ def test_own_problems_become_the_panels_and_the_demonstrations(root: Path) -> No
 
 
 def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(root: Path) -> None:
-    _, own = blocks("yaml")
+    _, own, *_ = blocks("yaml")
     make_tiny_model(root / "my-model", hidden=32)
     params = use(root, own.replace("my/model", "my-model"))
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
@@ -90,3 +91,70 @@ def test_an_own_environment_keeps_the_promises_of_one(root: Path) -> None:
     for task in list(env.task_ids())[:20]:
         env.reset(task)
         assert [env.step(move.action).reward for move in env.expert()][-1] == 1.0
+
+
+def laid(root: Path, overlay: str) -> None:
+    """The page's classes as a module of one's own, and a profile."""
+    (root / "my").mkdir(exist_ok=True)
+    (root / "my/worlds.py").write_text("\n\n".join(blocks("python")))
+    use(root, overlay)
+
+
+def stage(root: Path, name: str) -> None:
+    run(root, "python", "-m", f"stages.{name}")
+
+
+def test_an_own_environment_is_played_by_agent_r_and_reflect_rl(root: Path) -> None:
+    _, _, acted, _, _ = blocks("yaml")
+    laid(root, acted)
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
+    stage(root, "agent_r.data")
+    examples = (root / "data/agent_r/base/train/examples.jsonl").read_text()
+    assert "Reach the goal exactly" in examples
+    assert json.loads((root / "data/agent_r/tasks/train.jsonl").read_text().splitlines()[0])["env"] == "counter"
+    stage(root, "reflect_rl.data")
+    stage(root, "reflect_rl.generate")
+    stage(root, "reflect_rl.convert")
+    policy = (root / "data/reflect_rl/base/train/sft_policy.jsonl").read_text()
+    assert "Action 0: add one" in policy
+    reflected = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
+    assert {one["env"] for one in reflected} == {"counter"}
+    assert any(one["success"] for one in reflected)
+
+
+def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
+    data, _, _, graded, looked_up = blocks("yaml")
+    laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
+    assert "my.worlds:Backwards" in graded
+    for name, words in (("train", ("abc", "def")), ("test", ("ghi", "jkl"))):
+        rows = [json.dumps({"question": word, "answer": word[::-1]}) + "\n" for word in words]
+        (root / f"my/{name}.jsonl").write_text("".join(rows))
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
+    stage(root, "rise.data")
+    assert "Backwards it is " in (root / "data/rise/base/train/examples.jsonl").read_text()
+    laid(root, looked_up)
+    run(root, sys.executable, "-m", "selfimprove.pipeline.check", "spin")
+    stage(root, "spin.data")
+    experts = (root / "data/spin/experts.jsonl").read_text().splitlines()
+    assert len(experts) == 400
+    assert "The capital of Land0 is Town0." in experts[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere.at_all:Counter", "agent_r.env: name: module 'nowhere.at_all' can't be imported (ModuleNotFoundError"),
+        ("my.worlds:Abacus", "agent_r.env: name: my.worlds has no class 'Abacus'"),
+        ("my.worlds:Capitals", "my.worlds:Capitals lacks expert, instruction, name, reset, restore, snapshot, step, "),
+        ("counter", "name: 'counter' is unknown; choose sciworld, textcraft, webshop, or package.module:Class of your"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_refused_in_one_sentence(root: Path, name: str, said: str) -> None:
+    laid(root, f"agent_r: {{env: {{name: '{name}'}}, tasks: {{layouts: 1}}}}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "selfimprove.pipeline.check", "agent_r"], cwd=root, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert said in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr

@@ -182,13 +182,22 @@ class _Own(EnvParams):
         return str(own_class(self.name, self.needs).name)
 
     def _made(self) -> Any:
-        try:
-            return own_class(self.name, self.needs)(**self.options)
-        except TypeError as error:
-            raise UserError(f"{self.name} can't be made with these options ({error}); fix options.") from None
+        return make_own(self.name, self.needs, **self.options)
 
 
-def own_class(name: str, needs: type) -> Any:
+def make_own(name: str, needs: type, **options: Any) -> Any:
+    """An object of the class that ``package.module:Class`` names.
+
+    Raises:
+        UserError: it does not take these options.
+    """
+    try:
+        return own_class(name, needs)(**options)
+    except TypeError as error:
+        raise UserError(f"{name} can't be made with these options ({error}); fix options.") from None
+
+
+def own_class(name: str, needs: type, key: str = "name") -> Any:
     """The class that ``package.module:Class`` names.
 
     Raises:
@@ -199,13 +208,13 @@ def own_class(name: str, needs: type) -> Any:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a person's module does when it is read
         said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"name: module {module_name!r} can't be imported ({said})") from None
+        raise ValueError(f"{key}: module {module_name!r} can't be imported ({said})") from None
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
-        raise ValueError(f"name: {module_name} has no class {class_name!r}")
+        raise ValueError(f"{key}: {module_name} has no class {class_name!r}")
     lacking = [member for member in members(needs) if not hasattr(found, member)]
     if lacking:
-        raise ValueError(f"name: {name} lacks {', '.join(lacking)} (see {needs.__name__} in envs/interface.py)")
+        raise ValueError(f"{key}: {name} lacks {', '.join(lacking)} (see {needs.__name__} in {needs.__module__})")
     return found
 
 

@@ -277,9 +277,9 @@ def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
     assert env.task_ids() == range(4)
     (tmp_path / "repo/eventlib/core/hub.py").unlink()
     module_params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"))
-    from selfimprove.envs.autoexplore.listed import _repositories
+    from selfimprove.envs.autoexplore.listed import find_repositories
 
-    _repositories.cache_clear()
+    find_repositories.cache_clear()
     with pytest.raises(UserError, match=r"task 0: its target 'core/hub\.py' is missing"):
         module_params.make(tmp_path)
 

@@ -34,7 +34,7 @@ class Question(Record):
     """One question. ``titles``: the paragraphs that hold the answer's facts, in the order in which they are needed."""
 
     id: str
-    task: TaskName
+    task: str
     question: str
     gold: str
     titles: list[str] = Field(default=[])

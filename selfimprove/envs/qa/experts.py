@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record
 from selfimprove.core.seeds import rng
-from selfimprove.envs.qa.base import Question
+from selfimprove.envs.qa.base import Paragraph, Question, Split
 from selfimprove.envs.qa.tools.search import Tool
 from selfimprove.envs.qa.world import score
 
@@ -69,6 +69,18 @@ class Quest:
     question: Question
     lookups: tuple[Lookup, ...]
     conclusion: str
+
+
+class QuestSource(Protocol):
+    """Questions of a person's own, with the plans of their experts, and what can be searched for the answers."""
+
+    def quests(self, split: Split, count: int) -> Sequence[Quest]:
+        """So many of a split; no question stands in two splits, and each call gives the same ones."""
+        ...
+
+    def paragraphs(self) -> Sequence[Paragraph]:
+        """What the tool ``local`` searches."""
+        ...
 
 
 def demonstrate(quest: Quest, search: Tool) -> Expert:

@@ -9,14 +9,18 @@ from pydantic import Field, model_validator
 
 from selfimprove.core.params import LARGEST_SEED, Section
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.envs.params import own_class
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
+from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
+
+SOURCES = ("encyclopedia", "hotpotqa", "chat")
 
 
 class OtherTask(Section):
@@ -34,7 +38,10 @@ class TasksParams(Section):
     DATA_MIRROR); ``chat`` is plain SPIN: prompts and the answers that people gave, no tools.
     """
 
-    source: Literal["encyclopedia", "hotpotqa", "chat"] = "encyclopedia"
+    source: str = Field(
+        default="encyclopedia",
+        description="encyclopedia, hotpotqa, chat; or package.module:Class, your own (docs/bring-your-own.md)",
+    )
     train: int = Field(
         ge=1, le=1_000_000, description="questions with an expert: the warm start learns them, self-play asks them"
     )
@@ -52,6 +59,11 @@ class TasksParams(Section):
 
     @model_validator(mode="after")
     def _of_the_source(self) -> TasksParams:
+        if ":" in self.source:
+            own_class(self.source, QuestSource, key="source")
+        elif self.source not in SOURCES:
+            offered = f"{', '.join(SOURCES)}, or package.module:Class of your own"
+            raise ValueError(f"source: {self.source!r} is unknown; choose {offered}")
         if (self.file is None) == (self.source == "chat"):
             raise ValueError("file: name the reformatted folder for source chat, and only for it")
         return self

@@ -18,10 +18,11 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.sources import fetch, load_sources
+from selfimprove.envs.params import make_own
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
-from selfimprove.envs.qa.experts import Expert, demonstrate
+from selfimprove.envs.qa.experts import Expert, Quest, QuestSource, demonstrate
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
 from selfimprove.envs.qa.tools.dispatch import Tools, make_tools
@@ -64,6 +65,8 @@ def gather(
     """
     if tasks.source == "encyclopedia":
         material = _encyclopedia(tasks, tools, seed)
+    elif ":" in tasks.source:
+        material = _own(tasks, tools)
     elif tasks.source == "chat":
         material = _chat(tasks)
     else:
@@ -144,11 +147,25 @@ def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
 def _encyclopedia(tasks: TasksParams, tools: ToolsParams, seed: int) -> Material:
     counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
     book = make_encyclopedia(tasks.encyclopedia, counts, seed=seed)
-    search = LocalSearch(book.paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
-    experts = [demonstrate(quest, search) for quest in book.panels["train"]]
-    panels = {name: [quest.question for quest in book.panels[name]] for name in PANELS}
-    audit = ExpertAudit(file="generated", read=len(experts), kept=len(experts))
-    return Material(panels, experts, list(book.paragraphs), audit)
+    return _planned(book.panels, book.paragraphs, tools, "generated")
+
+
+def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
+    """A person's own questions."""
+    source: QuestSource = make_own(tasks.source, QuestSource)
+    counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
+    panels = {name: _first(source.quests(name, count), count, name) for name, count in counts.items()}
+    return _planned(panels, source.paragraphs(), tools, tasks.source)
+
+
+def _planned(
+    quests: Mapping[Split, Sequence[Quest]], paragraphs: Sequence[Paragraph], tools: ToolsParams, file: str
+) -> Material:
+    """Questions with plans: their experts search as the policy will."""
+    search = LocalSearch(paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
+    experts = [demonstrate(quest, search) for quest in quests["train"]]
+    panels = {name: [quest.question for quest in quests[name]] for name in PANELS}
+    return Material(panels, experts, list(paragraphs), ExpertAudit(file=file, read=len(experts), kept=len(experts)))
 
 
 def _chat(tasks: TasksParams) -> Material:
