@@ -120,7 +120,7 @@ def test_an_own_environment_is_played_by_agent_r_and_reflect_rl(root: Path) -> N
     assert "Action 0: add one" in policy
     reflected = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["env"] for one in reflected} == {"counter"}
-    assert any(one["success"] for one in reflected)
+    assert any(one["cost"] == -1 for one in reflected)  # the goal was reached
 
 
 def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
@@ -137,7 +137,7 @@ def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "spin")
     stage(root, "spin.data")
     experts = (root / "data/spin/experts.jsonl").read_text().splitlines()
-    assert len(experts) == 400
+    assert len(experts) == 6000
     assert "The capital of Land0 is Town0." in experts[0]
 
 

@@ -31,7 +31,7 @@ from selfimprove.envs.params import (
 
 P = TypeVar("P", bound=EnvParams)
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[0]
 
 
 DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi"}
