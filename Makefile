@@ -53,6 +53,7 @@ $(READY): $(LOCK)
 	@echo "installing $(LOCK) into $(VENV) (once; $(if $(filter cuda,$(ACCELERATOR)),several minutes and several GB,one to two minutes))"
 	@$(TORCH_FIRST)
 	@$(PIP) install --require-hashes --no-deps -r $(LOCK)
+	@$(VENV)/bin/python -m selfimprove.apps.report.offline
 	@rm -f $(VENV)/.ready-*; touch $@
 
 # pip would take a CPU build of the same version for the CUDA build that gpu.lock names, and keep it.

@@ -18,7 +18,7 @@ if [[ "$1 $2" == "-m venv" ]]; then
   exit
 fi
 echo "$(basename "$0") $*" >> {log}
-[[ "$(basename "$0")" != python ]]
+[[ "$(basename "$0") $1" != "python -c" ]]
 """
 
 

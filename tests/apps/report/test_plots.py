@@ -12,7 +12,7 @@ from dvc_render import VegaRenderer
 from dvc_render.html import render_html
 from ruamel.yaml import YAML
 
-from selfimprove.apps.report.offline import make_offline
+from selfimprove.apps.report.offline import KEPT, keep_libraries, make_offline
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / ".dvc/plots"
@@ -39,6 +39,16 @@ def test_the_page_loads_nothing_from_a_server_and_says_its_encoding(tmp_path: Pa
     assert all(f"window.{name}=" in libraries.replace(" ", "") for name in ("vega", "vegaLite", "vegaEmbed"))
     make_offline(page)  # again: the same
     assert page.read_text(encoding="utf-8") == text
+
+
+def test_dvc_s_own_page_takes_the_libraries_that_setup_left_where_no_server_answers(tmp_path: Path) -> None:
+    page = tmp_path / "dvc_plots/index.html"  # where `dvc plots show` writes it
+    render_html([renderer("scores", "rows", "iteration", "score", SCORES)], page, html_template=TEMPLATES / "page.html")
+    first, *remote = re.findall(r'<script src="([^"]*)"', page.read_text(encoding="utf-8"))
+    assert (page.parent / first).resolve() == tmp_path / KEPT
+    assert all(one.startswith("https://cdn") for one in remote)  # each is later, and takes its place if it answers
+    keep_libraries(tmp_path / KEPT)
+    assert "window.vegaEmbed=" in (tmp_path / KEPT).read_text(encoding="utf-8").replace(" ", "")
 
 
 def test_a_score_that_counts_to_100_is_drawn_inside_the_frame() -> None:
