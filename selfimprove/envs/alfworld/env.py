@@ -38,7 +38,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import HORIZON, INSTRUCTION
 from selfimprove.envs.alfworld.kitchen_expert import thoughts
-from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_rules import Deed
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveGame, ProcessGone
@@ -240,7 +240,7 @@ def explained(game: AlfGame, way: Sequence[str]) -> list[str]:
     things: list[str] = []
     receptacles: list[str] = []
     deeds = [_deed(command, things, receptacles) for command in way]
-    return thoughts(Game(0, game.goal, game.sentence, tuple(receptacles), tuple(things), ()), deeds)
+    return thoughts(KitchenGame(0, game.goal, game.sentence, tuple(receptacles), tuple(things), ()), deeds)
 
 
 def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:

@@ -47,7 +47,7 @@ from typing import Literal, NamedTuple, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen_expert import plan, thoughts
-from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, Game, choices, make_game
+from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID, KitchenGame, choices, make_game
 from selfimprove.envs.alfworld.kitchen_rules import Deed, Scene, command, deeds, do, first_scene, is_won, look
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import Move, Step
@@ -69,7 +69,7 @@ Thought: why
 Action: the action"""
 
 
-class Moment(NamedTuple):
+class KitchenSnapshot(NamedTuple):
     """A snapshot: which game, its scene, how many actions were taken, and how it ended."""
 
     task: int
@@ -110,7 +110,7 @@ class Kitchen:
             raise UserError(f"kitchen: the horizon must be at least 1, not {horizon}.")
         self._seed, self._thing, self._place, self._horizon = seed, thing, place, horizon
         self._game = self._game_of(self.task_ids()[0])
-        self._now = Moment(self._game.task, first_scene(self._game), 0, "")
+        self._now = KitchenSnapshot(self._game.task, first_scene(self._game), 0, "")
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
         """The games' numbers; a game's kind is its number modulo 6. ``valid`` has kitchens that ``train`` hasn't."""
@@ -132,7 +132,7 @@ class Kitchen:
                 f"kitchen: there is no game {task_id!r} of {', '.join(self._kinds)}; task_ids() lists what there is."
             )
         game = self._game_of(task_id)
-        self.restore(Moment(task_id, first_scene(game), 0, ""))
+        self.restore(KitchenSnapshot(task_id, first_scene(game), 0, ""))
         room = look(game, first_scene(game))
         return f"-= Welcome to TextWorld, ALFRED! =-\n\n{room}\n\nYour task is to: {game.sentence}."
 
@@ -149,7 +149,7 @@ class Kitchen:
         if deed is not None:
             scene, observation = do(game, scene, deed)
         ending: Ending = "success" if is_won(game, scene) else "horizon" if now.steps + 1 >= self._horizon else ""
-        self._now = Moment(now.task, scene, now.steps + 1, ending)
+        self._now = KitchenSnapshot(now.task, scene, now.steps + 1, ending)
         return self._answer(observation, valid=deed is not None)
 
     def _answer(self, observation: str, valid: bool) -> Step:
@@ -163,16 +163,16 @@ class Kitchen:
         }
         return Step(observation, float(won), bool(self._now.ending), info)
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> KitchenSnapshot:
         """Numbers only, hashable."""
         return self._now
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: KitchenSnapshot) -> None:
         """See ``AgentEnv``."""
         self._now = snapshot
         self._game = self._game_of(snapshot.task)
 
-    def _game_of(self, task: int) -> Game:
+    def _game_of(self, task: int) -> KitchenGame:
         return make_game(self._seed, task, self._thing, self._place)
 
     def valid_actions(self) -> list[str]:
@@ -196,6 +196,6 @@ class Kitchen:
 
 
 @lru_cache(maxsize=1 << 12)
-def _commands(game: Game, scene: Scene) -> dict[str, Deed]:
+def _commands(game: KitchenGame, scene: Scene) -> dict[str, Deed]:
     """Every admissible command, sorted, with what it means; asked for twice a step, before and after."""
     return dict(sorted((command(game, deed), deed) for deed in deeds(game, scene)))

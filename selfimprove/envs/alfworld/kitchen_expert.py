@@ -11,7 +11,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from selfimprove.core.seeds import rng
-from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_rules import IN_HAND, Deed, Scene, is_reachable, is_treated, is_won
 from selfimprove.envs.alfworld.kitchen_things import APPLIANCES, LAMP
 
@@ -24,14 +24,14 @@ class Errand(NamedTuple):
     place: int
 
 
-def plan(game: Game, scene: Scene) -> list[Deed]:
+def plan(game: KitchenGame, scene: Scene) -> list[Deed]:
     """The fewest deeds to the goal; of several ways the first found. [] when it is reached."""
     if is_won(game, scene):
         return []
     return min((_walk(game, scene, errand) for errand in _errands(game, scene)), key=len)
 
 
-def _errands(game: Game, scene: Scene) -> Iterator[Errand]:
+def _errands(game: KitchenGame, scene: Scene) -> Iterator[Errand]:
     wanted = [thing for thing, kind in enumerate(game.thing_kinds) if kind == game.goal.thing]
     for place in _places(game, scene):
         missing, number = wanted, 1
@@ -48,14 +48,14 @@ def _errands(game: Game, scene: Scene) -> Iterator[Errand]:
                         yield Errand(receptacle, things, place)
 
 
-def _places(game: Game, scene: Scene) -> list[int]:
+def _places(game: KitchenGame, scene: Scene) -> list[int]:
     """The receptacles that the goal is reached at: of the asked-for kind, or where a lamp stands."""
     if game.goal.kind == "look_in_light":
         return [scene.where[thing] for thing, kind in enumerate(game.thing_kinds) if kind == LAMP]
     return [i for i, kind in enumerate(game.receptacle_kinds) if kind == game.goal.place]
 
 
-def _walk(game: Game, scene: Scene, errand: Errand) -> list[Deed]:
+def _walk(game: KitchenGame, scene: Scene, errand: Errand) -> list[Deed]:
     """The deeds of an errand."""
     way: list[Deed] = []
     at, opened = scene.at, set(scene.opened)
@@ -121,7 +121,7 @@ _THOUGHTS = {
 }
 
 
-def thoughts(game: Game, way: list[Deed]) -> list[str]:
+def thoughts(game: KitchenGame, way: list[Deed]) -> list[str]:
     """A sentence for each deed of a plan. It says what the player hopes to find, never that the plan knows it."""
     said = []
     for i, deed in enumerate(way):

@@ -30,7 +30,7 @@ TRAIN, VALID = range(6000), range(6000, 6600)  # kitchens to learn in, and other
 
 
 @dataclass(frozen=True)
-class Game:
+class KitchenGame:
     """One game. Receptacles and things are named by their index here; ``first``: in which receptacle each thing is."""
 
     task: int
@@ -67,7 +67,7 @@ def choices(task: int, thing: str | None, place: str | None) -> list[Goal]:
 
 
 @lru_cache(maxsize=1 << 12)
-def make_game(seed: int, task: int, thing: str | None = None, place: str | None = None) -> Game:
+def make_game(seed: int, task: int, thing: str | None = None, place: str | None = None) -> KitchenGame:
     """The game of a task: the same for the same arguments, in every process. ``thing``, ``place``: the goal's.
 
     Raises:
@@ -86,7 +86,7 @@ def make_game(seed: int, task: int, thing: str | None = None, place: str | None 
         fit = [i for i, name in enumerate(receptacles) if _may_begin(thing_name.split()[0], name.split()[0], goal)]
         first.append(chance.choice(fit))
     words = chance.choice(SENTENCES[goal.kind]).format(thing=goal.thing, place=goal.place)
-    return Game(task, goal, words, tuple(receptacles), tuple(things), tuple(first))
+    return KitchenGame(task, goal, words, tuple(receptacles), tuple(things), tuple(first))
 
 
 def _room(goal: Goal, chance: random.Random) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_things import APPLIANCES, DONE_TO, KNIVES, LAMP, SLICEABLE
 
 MIDDLE = -1  # of the room: where the player begins
@@ -62,17 +62,17 @@ class Deed(NamedTuple):
     knife: int = -1
 
 
-def first_scene(game: Game) -> Scene:
+def first_scene(game: KitchenGame) -> Scene:
     """In the middle of the room, all doors closed, nothing done."""
     return Scene(MIDDLE, game.first)
 
 
-def is_reachable(game: Game, scene: Scene, receptacle: int) -> bool:
+def is_reachable(game: KitchenGame, scene: Scene, receptacle: int) -> bool:
     """Whether no closed door hides what is in it."""
     return receptacle in scene.opened or not game.can_open(receptacle)
 
 
-def command(game: Game, deed: Deed) -> str:
+def command(game: KitchenGame, deed: Deed) -> str:
     """The deed in words."""
     thing = game.things[deed.thing] if deed.thing >= 0 else ""
     receptacle = game.receptacles[deed.receptacle] if deed.receptacle >= 0 else ""
@@ -92,7 +92,7 @@ def command(game: Game, deed: Deed) -> str:
     return f"{deed.verb} {thing or receptacle}"  # open, close, examine, use
 
 
-def deeds(game: Game, scene: Scene) -> list[Deed]:
+def deeds(game: KitchenGame, scene: Scene) -> list[Deed]:
     """Everything that can be done in a scene."""
     at, held = scene.at, scene.held
     possible = [Deed("look"), Deed("inventory"), Deed("help")]
@@ -116,7 +116,7 @@ def deeds(game: Game, scene: Scene) -> list[Deed]:
     return possible
 
 
-def _handling(game: Game, thing: int, at: int, held: int | None) -> list[Deed]:
+def _handling(game: KitchenGame, thing: int, at: int, held: int | None) -> list[Deed]:
     """What can be done with a thing that is within reach."""
     kind = game.thing_kinds[thing]
     if kind == LAMP:
@@ -128,7 +128,7 @@ def _handling(game: Game, thing: int, at: int, held: int | None) -> list[Deed]:
     return []
 
 
-def do(game: Game, scene: Scene, deed: Deed) -> tuple[Scene, str]:
+def do(game: KitchenGame, scene: Scene, deed: Deed) -> tuple[Scene, str]:
     """The scene after a possible deed, and the answer."""
     scene = _after(game, scene, deed)
     thing = game.things[deed.thing] if deed.thing >= 0 else ""
@@ -164,7 +164,7 @@ def do(game: Game, scene: Scene, deed: Deed) -> tuple[Scene, str]:
     return scene, look(game, scene)
 
 
-def _after(game: Game, scene: Scene, deed: Deed) -> Scene:
+def _after(game: KitchenGame, scene: Scene, deed: Deed) -> Scene:
     """What a deed changes."""
     only = frozenset({deed.thing})
     match deed.verb:
@@ -190,7 +190,7 @@ def _after(game: Game, scene: Scene, deed: Deed) -> Scene:
     return scene
 
 
-def look(game: Game, scene: Scene) -> str:
+def look(game: KitchenGame, scene: Scene) -> str:
     """The room from its middle, or what the player stands before."""
     if scene.at == MIDDLE:
         room = _listing(game.receptacles)
@@ -202,7 +202,7 @@ def _inside(scene: Scene, receptacle: int) -> list[int]:
     return [thing for thing, where in enumerate(scene.where) if where == receptacle]
 
 
-def _contents(game: Game, scene: Scene, receptacle: int) -> str:
+def _contents(game: KitchenGame, scene: Scene, receptacle: int) -> str:
     name = game.receptacles[receptacle]
     seen = _listing([game.things[thing] for thing in _inside(scene, receptacle)])
     if not game.can_open(receptacle):
@@ -216,7 +216,7 @@ def _listing(names: Sequence[str]) -> str:
     return ", and ".join(filter(None, [", ".join(named[:-1]), named[-1]])) if named else "nothing"
 
 
-def _description(game: Game, scene: Scene, thing: int) -> str:
+def _description(game: KitchenGame, scene: Scene, thing: int) -> str:
     """A thing looked at closely: everything that was done to it, in the original's words for each combination."""
     name = game.things[thing]
     clean, sliced = thing in scene.clean, thing in scene.sliced
@@ -229,7 +229,7 @@ def _description(game: Game, scene: Scene, thing: int) -> str:
     return f"This is a {' '.join(word for word in (state, 'sliced' if sliced else '') if word)} {name}."
 
 
-def is_won(game: Game, scene: Scene) -> bool:
+def is_won(game: KitchenGame, scene: Scene) -> bool:
     """Whether the goal is reached: enough things, treated as asked, in one place; or one in hand by the lit lamp."""
     kind, wanted, place = game.goal
     if kind == "look_in_light":
@@ -249,7 +249,7 @@ def is_won(game: Game, scene: Scene) -> bool:
     )
 
 
-def is_treated(game: Game, scene: Scene, thing: int) -> bool:
+def is_treated(game: KitchenGame, scene: Scene, thing: int) -> bool:
     """Whether what the goal wants done to a thing is done (clean, hot or cool; else nothing)."""
     kind = game.goal.kind
     if kind == "clean":

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_things import (
     CLEANABLE,
     COOLABLE,
@@ -38,7 +38,7 @@ _CAN_BE = {"heatable": HEATABLE, "coolable": COOLABLE, "cleanable": CLEANABLE, "
 _DONE = {"clean": "cleanable ?o) (isClean", "heat": "heatable ?o) (isHot", "cool": "coolable ?o) (isCool"}
 
 
-def problem(game: Game) -> str:
+def problem(game: KitchenGame) -> str:
     """The game's PDDL problem: plain words only, nothing that a parser could stumble on."""
     receptacles = [_id(name, game.receptacles) for name in game.receptacles]
     things = [_id(name, game.things) for name in game.things]
@@ -62,7 +62,7 @@ def _rtypes(goal: Goal) -> set[str]:
     return set(_NAMED) | (set() if goal.kind == "look_in_light" else {_type(goal.place)})
 
 
-def _facts(game: Game, receptacles: list[str], things: list[str]) -> Iterator[str]:
+def _facts(game: KitchenGame, receptacles: list[str], things: list[str]) -> Iterator[str]:
     yield "atLocation agent1 place_middle"
     for i, (name, kind) in enumerate(zip(receptacles, game.receptacle_kinds, strict=True)):
         yield f"receptacleAtLocation {name} place_{i:02}"

@@ -88,7 +88,7 @@ NO_COMMAND = (
 FIRST_STEP_BONUS = 100.0
 
 
-class Moment(NamedTuple):
+class ExploreSnapshot(NamedTuple):
     """A snapshot. ``result``: the last command's output; ``seen``: paths of ``cat``-ed files; ``cost``: so far."""
 
     task: int
@@ -156,8 +156,8 @@ class AutoExplore:
         self._easy, self._first_step, self._union_targets = easy, first_step, union_targets
         self._keyword_costs = dict(keyword_costs or {})
         self._seed, self._cut, self._labels = seed, cut, tuple(labels)
-        self._moment = Moment(-1)
-        self.restore(Moment(0))
+        self._moment = ExploreSnapshot(-1)
+        self.restore(ExploreSnapshot(0))
 
     def task_ids(self) -> Sequence[int]:
         """Indices into the tasks."""
@@ -173,7 +173,7 @@ class AutoExplore:
             raise UserError(
                 f"autoexplore has no task {task_id}; its ids are 0 to {len(self._tasks) - 1}, choose one of those."
             )
-        self.restore(Moment(task_id, episode))
+        self.restore(ExploreSnapshot(task_id, episode))
         return self.observation()
 
     def step(self, action: str) -> Step:
@@ -239,11 +239,11 @@ class AutoExplore:
         }
         return Step(observation, 1.0 if now.success and now.done else 0.0, now.done, info)
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> ExploreSnapshot:
         """A few strings and numbers, hashable."""
         return self._moment
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: ExploreSnapshot) -> None:
         """See ``AgentEnv``; the tasks, repositories and settings must be the same."""
         if (snapshot.task, snapshot.episode) != (self._moment.task, self._moment.episode):
             task = self._tasks[snapshot.task]

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, Moment
+from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, ExploreSnapshot
 from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tasks import Task, depth_levels
@@ -135,11 +135,11 @@ class EnumeratedAutoExplore:
         """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
         return False
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> ExploreSnapshot:
         """See ``AutoExplore``."""
         return self._game.snapshot()
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: ExploreSnapshot) -> None:
         """See ``EnumeratedEnv``."""
         self._game.restore(snapshot)
 

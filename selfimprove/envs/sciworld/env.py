@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 _gold: dict[int, tuple[str, ...]] = {}  # task id -> its gold path, once made in this process
 
 
-class Moment(NamedTuple):
+class SciWorldSnapshot(NamedTuple):
     """A snapshot: the simulator can't be copied, so restoring plays the actions again."""
 
     task_id: int
@@ -193,11 +193,11 @@ class SciWorld:
             step = step._replace(info={**step.info, "mapped_from": said})
         return step
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> SciWorldSnapshot:
         """Task and actions so far."""
-        return Moment(self._task_id, self._actions)
+        return SciWorldSnapshot(self._task_id, self._actions)
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: SciWorldSnapshot) -> None:
         """Play the episode again up to there; at once where this copy stands there or on the way to there."""
         task_id, actions = snapshot
         done = len(self._actions)

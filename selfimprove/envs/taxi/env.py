@@ -125,7 +125,7 @@ def history_text(done: Sequence[int], states: Sequence[int]) -> str:
     )
 
 
-class Moment(NamedTuple):
+class TaxiSnapshot(NamedTuple):
     """A snapshot. ``states``: the first and one after each of ``actions``; ``score``: the return so far."""
 
     task: int
@@ -177,7 +177,7 @@ class Taxi:
         if self._mode == "dropoff":
             for action in best_actions(state, until_aboard=True):
                 state = moves()[state][action].state
-        self._now = Moment(task_id, (state,), (), 0.0, False, "")
+        self._now = TaxiSnapshot(task_id, (state,), (), 0.0, False, "")
         return self.observation
 
     @property
@@ -216,7 +216,7 @@ class Taxi:
         elif len(now.actions) + 1 >= self._horizon:
             ending = "horizon"
         score = now.score + reward
-        self._now = Moment(now.task, (*now.states, state), (*now.actions, action), score, picked_up, ending)
+        self._now = TaxiSnapshot(now.task, (*now.states, state), (*now.actions, action), score, picked_up, ending)
         return reward
 
     def _answer(self, reward: float, valid: bool) -> Step:
@@ -235,11 +235,11 @@ class Taxi:
         }
         return Step(self.observation, float(success), bool(now.ending), info)
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> TaxiSnapshot:
         """Numbers only, hashable."""
         return self._now
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: TaxiSnapshot) -> None:
         """See ``AgentEnv``."""
         self._now = snapshot
 

@@ -48,7 +48,7 @@ class Place(NamedTuple):
         return LANDMARKS[self.destination if self.passenger == ABOARD else self.passenger]
 
 
-class Move(NamedTuple):
+class Effect(NamedTuple):
     """What an action does: the next state, Gym's reward, and whether the passenger was delivered."""
 
     state: int
@@ -71,27 +71,27 @@ def is_open(row: int, column: int, action: int) -> bool:
 
 
 @cache
-def moves() -> tuple[tuple[Move, ...], ...]:
+def moves() -> tuple[tuple[Effect, ...], ...]:
     """What each of the 6 actions does in each of the 500 states."""
     return tuple(tuple(_move(place(state), action) for action in range(6)) for state in range(STATES))
 
 
-def _move(here: Place, action: int) -> Move:
+def _move(here: Place, action: int) -> Effect:
     row, column, passenger, destination = here
     landmark = LANDMARKS.index((row, column)) if (row, column) in LANDMARKS else None
     if action == PICK_UP:
         if landmark is None or landmark != passenger:
-            return Move(here.number, ILLEGAL, False)
-        return Move(here._replace(passenger=ABOARD).number, STEP, False)
+            return Effect(here.number, ILLEGAL, False)
+        return Effect(here._replace(passenger=ABOARD).number, STEP, False)
     if action == DROP_OFF:
         if landmark is None or passenger != ABOARD:
-            return Move(here.number, ILLEGAL, False)
+            return Effect(here.number, ILLEGAL, False)
         delivered = landmark == destination  # any landmark is a legal place to get off, not only the destination
-        return Move(here._replace(passenger=landmark).number, DELIVERY if delivered else STEP, delivered)
+        return Effect(here._replace(passenger=landmark).number, DELIVERY if delivered else STEP, delivered)
     if is_open(row, column, action):
         row += {SOUTH: 1, NORTH: -1}.get(action, 0)
         column += {EAST: 1, WEST: -1}.get(action, 0)
-    return Move(here._replace(row=row, column=column).number, STEP, False)
+    return Effect(here._replace(row=row, column=column).number, STEP, False)
 
 
 @cache

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Last, Played, State
-from selfimprove.envs.taxi.env import ACTION_HEADING, ACTION_LIST, LABELS, Mode, Moment, Taxi, succeeded
+from selfimprove.envs.taxi.env import ACTION_HEADING, ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, succeeded
 from selfimprove.envs.taxi.grid import (
     ABOARD,
     ACTIONS,
@@ -66,7 +66,7 @@ _TELLS = [
 
 class _Moment(NamedTuple):
     level: Mode
-    game: Moment
+    game: TaxiSnapshot
 
 
 class EnumeratedTaxi:

@@ -88,7 +88,7 @@ _GOAL_THOUGHTS = (
 )
 
 
-class Moment(NamedTuple):
+class TextCraftSnapshot(NamedTuple):
     """A snapshot: the task, what is carried (in the order in which it came), and whether the goal is reached."""
 
     task: int
@@ -108,7 +108,7 @@ class TextCraft:
     def __init__(self, book: RecipeBook, seed: int = 42) -> None:
         self._book = book
         self._seed = seed
-        self.restore(Moment(0, (), False))
+        self.restore(TextCraftSnapshot(0, (), False))
 
     def task_ids(self) -> Sequence[int]:
         """Indices into the book's goals."""
@@ -116,7 +116,7 @@ class TextCraft:
 
     def reset(self, task_id: int) -> str:
         """Begin with an empty inventory; the goal is ``task_id`` modulo the number of goals."""
-        self.restore(Moment(task_id % len(self._book.goals), (), False))
+        self.restore(TextCraftSnapshot(task_id % len(self._book.goals), (), False))
         lines = "\n".join(recipe.command for recipe in self._book.commands(self._goal, self._seed))
         return f"Crafting commands:\n{lines}\n\nGoal: craft {item_name(self._goal)}."
 
@@ -130,11 +130,11 @@ class TextCraft:
         score = 1.0 if self._done else 0.0
         return Step(observation, score, self._done, {"raw_score": score, "valid": valid, "disaster": False})
 
-    def snapshot(self) -> Moment:
+    def snapshot(self) -> TextCraftSnapshot:
         """A few strings and numbers, hashable."""
-        return Moment(self._task, tuple(self._inventory.items()), self._done)
+        return TextCraftSnapshot(self._task, tuple(self._inventory.items()), self._done)
 
-    def restore(self, snapshot: Moment) -> None:
+    def restore(self, snapshot: TextCraftSnapshot) -> None:
         """See ``AgentEnv``."""
         self._task, inventory, self._done = snapshot
         self._inventory = dict(inventory)

@@ -18,8 +18,8 @@ An episode (the default catalogue's task 0)::
     Thank you for shopping with us! [SEP] ... [SEP] Purchased [SEP] asin [SEP] B0092 [SEP] ...      (reward 1.0)
 
 Pages and reward are the original's (docs/agent-r.md, A36 to A38); the catalogue is generated (``catalogue``), since the
-original's is not obtainable. A task is an index into the goals. Everything but a shopper's ``State`` is built once and
-shared read-only, so copies cost nothing and never touch each other.
+original's is not obtainable. A task is an index into the goals. Everything but a shopper's ``ShopState`` is built once
+and shared read-only, so copies cost nothing and never touch each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from selfimprove.envs.interface import Move, Step
 from selfimprove.envs.webshop import expert
 from selfimprove.envs.webshop.pages import final_page, render
 from selfimprove.envs.webshop.reward import score
-from selfimprove.envs.webshop.session import Shop, State, click, clickables, open_shop, parse_action, search
+from selfimprove.envs.webshop.session import Shop, ShopState, click, clickables, open_shop, parse_action, search
 
 INSTRUCTION = """\
 You are shopping on a web site. An instruction tells you what to buy. After every action you see the page you are on, \
@@ -62,7 +62,7 @@ class WebShop:
         if products < 300:
             raise UserError(f"env.products: {products} is too small a catalogue for WebShop; set 300 or more.")
         self._shop: Shop = open_shop(products, catalogue_seed)
-        self._state = State(0)
+        self._state = ShopState(0)
 
     def task_ids(self) -> range:
         """Indices into the goals, 0 and up."""
@@ -78,7 +78,7 @@ class WebShop:
             raise UserError(
                 f"webshop has no task {task_id}; its ids are 0 to {len(self._shop.goals) - 1}, choose one of those."
             )
-        self._state = State(task_id)
+        self._state = ShopState(task_id)
         return render(self._shop, self._state)
 
     def step(self, action: str) -> Step:
@@ -103,11 +103,11 @@ class WebShop:
             return self._look(valid=True, parts=asdict(parts), final_page=final_page(self._state))
         return self._look(valid=True)
 
-    def snapshot(self) -> State:
+    def snapshot(self) -> ShopState:
         """The state itself, which is immutable."""
         return self._state
 
-    def restore(self, snapshot: State) -> None:
+    def restore(self, snapshot: ShopState) -> None:
         """Any copy's state; the catalogue must be the same."""
         self._state = snapshot
 

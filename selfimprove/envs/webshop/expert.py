@@ -9,10 +9,10 @@ from __future__ import annotations
 from selfimprove.envs.interface import Move
 from selfimprove.envs.webshop.catalogue import Product
 from selfimprove.envs.webshop.reward import score
-from selfimprove.envs.webshop.session import PAGE_SIZE, Shop, State, hits, search
+from selfimprove.envs.webshop.session import PAGE_SIZE, Shop, ShopState, hits, search
 
 
-def plan(shop: Shop, state: State) -> list[Move]:
+def plan(shop: Shop, state: ShopState) -> list[Move]:
     """The moves that are left; [] when the purchase is made, or when no search that it knows finds what fits."""
     if state.place == "done":
         return []
@@ -23,7 +23,7 @@ def plan(shop: Shop, state: State) -> list[Move]:
 def keywords(shop: Shop, task: int) -> str:
     """What to search for: the goal's own keywords if they find what fits, else the title of the product meant."""
     own = shop.goals[task].keywords
-    found = hits(shop, search(State(task), own))
+    found = hits(shop, search(ShopState(task), own))
     return own if any(fits(shop, task, product) for product in found) else shop.goals[task].title.lower()
 
 
@@ -38,7 +38,7 @@ def _choices(shop: Shop, task: int, product: Product) -> list[tuple[str, str]]:
     return [(name, wanted[name]) for name, values in product.options if wanted.get(name) in values]
 
 
-def _stay(shop: Shop, state: State) -> list[Move] | None:
+def _stay(shop: Shop, state: ShopState) -> list[Move] | None:
     """Buy what one is looking at."""
     if state.place not in ("item", "sub") or not fits(shop, state.task, shop.by_id[state.product]):
         return None
@@ -46,7 +46,7 @@ def _stay(shop: Shop, state: State) -> list[Move] | None:
     return [*back, *_buy(shop, state.task, shop.by_id[state.product], dict(state.options))]
 
 
-def _walk(shop: Shop, state: State) -> list[Move] | None:
+def _walk(shop: Shop, state: ShopState) -> list[Move] | None:
     """Go to the nearest result of the last search that fits."""
     if state.place == "index":
         return None
@@ -60,7 +60,7 @@ def _walk(shop: Shop, state: State) -> list[Move] | None:
     return min(ways, key=len, default=None)
 
 
-def _search(shop: Shop, state: State) -> list[Move] | None:
+def _search(shop: Shop, state: ShopState) -> list[Move] | None:
     """Search anew and open the first result that fits."""
     words = keywords(shop, state.task)
     first = Move("I search for the product with the words of the instruction.", f"search[{words}]")

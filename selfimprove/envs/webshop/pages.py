@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 
 from selfimprove.envs.webshop.catalogue import Product
-from selfimprove.envs.webshop.session import SUB_PAGES, Shop, State, hits, shown
+from selfimprove.envs.webshop.session import SUB_PAGES, Shop, ShopState, hits, shown
 
 SEPARATOR = " [SEP] "
 
 
-def render(shop: Shop, state: State) -> str:
+def render(shop: Shop, state: ShopState) -> str:
     """The page that a shopper sees; the last one without the score, which no prompt may hold."""
     if state.place == "done":
         return SEPARATOR.join(_receipt(state))
@@ -33,13 +33,13 @@ def render(shop: Shop, state: State) -> str:
     return SEPARATOR.join([*head, *(_item(product) if state.place == "item" else _sub_page(product, state.sub))])
 
 
-def final_page(state: State) -> str:
+def final_page(state: ShopState) -> str:
     """The original's last page in full, with the score; for logs and for servers, not for prompts."""
     score = ["Reward", "Your score (min 0.0, max 1.0)", str(state.reward), "Reward Details", "None"]
     return SEPARATOR.join([*_receipt(state), *score])
 
 
-def _results(shop: Shop, state: State) -> list[str]:
+def _results(shop: Shop, state: ShopState) -> list[str]:
     total = len(hits(shop, state))
     buttons = ["< Prev", "Next >"] if state.page > 1 else ["Next >"]
     listed = [text for product in shown(shop, state) for text in (product.id, product.title, product.price_tag)]
@@ -61,7 +61,7 @@ def _sub_page(product: Product, sub: str) -> list[str]:
     return reviews or ["No reviews found"]
 
 
-def _receipt(state: State) -> list[str]:
+def _receipt(state: ShopState) -> list[str]:
     """The last page up to the score. The original fills in hardly any of its fields; "instuction" is its spelling."""
     labels = ("attrs", "category", "query", "product category")
     bought = ["asin", state.product, "options", json.dumps(dict(state.options), sort_keys=True)]

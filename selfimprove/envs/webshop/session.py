@@ -46,7 +46,7 @@ def open_shop(products: int, catalogue_seed: int) -> Shop:
     return Shop(catalogue, by_id, make_goals(catalogue, catalogue_seed), Index(catalogue))
 
 
-class State(NamedTuple):
+class ShopState(NamedTuple):
     """One moment of one episode.
 
     ``page`` is the page of results, from 1; ``product`` an id; ``options`` the chosen (name, value) pairs in the order
@@ -71,17 +71,17 @@ class Click(NamedTuple):
     value: str = ""
 
 
-def hits(shop: Shop, state: State) -> list[Product]:
+def hits(shop: Shop, state: ShopState) -> list[Product]:
     """All results of the last search, best first."""
     return [shop.products[place] for place in shop.index.search(state.keywords)]
 
 
-def shown(shop: Shop, state: State) -> list[Product]:
+def shown(shop: Shop, state: ShopState) -> list[Product]:
     """The results on the current page; none beyond the last one."""
     return hits(shop, state)[(state.page - 1) * PAGE_SIZE : state.page * PAGE_SIZE]
 
 
-def clickables(shop: Shop, state: State) -> dict[str, Click]:
+def clickables(shop: Shop, state: ShopState) -> dict[str, Click]:
     """What ``click[...]`` takes here, by its lower-cased text, in the original's order: buttons, products, options.
 
     A text that stands for two things means the later one.
@@ -101,19 +101,19 @@ def clickables(shop: Shop, state: State) -> dict[str, Click]:
     return found
 
 
-def search(state: State, keywords: str) -> State:
+def search(state: ShopState, keywords: str) -> ShopState:
     """The first page of results; the original's search box is within reach of any page."""
-    return State(state.task, "results", keywords)
+    return ShopState(state.task, "results", keywords)
 
 
-def click(state: State, target: Click) -> State:
+def click(state: ShopState, target: Click) -> ShopState:
     """Where a click leads; ``buy now`` leads to ``done``, without the score."""
     if target.kind == "product":
         return state._replace(place="item", product=target.name)
     if target.kind == "option":
         return state._replace(options=tuple((dict(state.options) | {target.name: target.value}).items()))
     if target.name == "back to search":
-        return State(state.task)
+        return ShopState(state.task)
     if target.name == "next >":
         return state._replace(page=state.page + 1)
     if target.name == "< prev" and state.place == "results":

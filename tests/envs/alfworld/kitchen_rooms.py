@@ -1,19 +1,21 @@
 """What the tests of the text kitchen play: a small room with chosen things, and a way through it."""
 
-from selfimprove.envs.alfworld.kitchen_games import Game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_rules import Scene, command, deeds, do, first_scene
 from selfimprove.envs.alfworld.kitchen_things import Goal
 
 ROOM = ("cabinet 2", "cabinet 1", "countertop 1", "drawer 1", "fridge 1", "microwave 1", "sinkbasin 1")
 
 
-def game(kind: str, thing: str, place: str, **where: str) -> Game:
+def game(kind: str, thing: str, place: str, **where: str) -> KitchenGame:
     """A room with these things: ``apple_1="fridge 1"``."""
     names = tuple(name.replace("_", " ") for name in where)
-    return Game(0, Goal(kind, thing, place), "do it", ROOM, names, tuple(ROOM.index(at) for at in where.values()))
+    return KitchenGame(
+        0, Goal(kind, thing, place), "do it", ROOM, names, tuple(ROOM.index(at) for at in where.values())
+    )
 
 
-def follow(played: Game, *commands: str) -> list[tuple[Scene, str]]:
+def follow(played: KitchenGame, *commands: str) -> list[tuple[Scene, str]]:
     scene, path = first_scene(played), []
     for text in commands:
         known = {command(played, deed): deed for deed in deeds(played, scene)}

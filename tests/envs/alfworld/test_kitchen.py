@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 import selfimprove.envs.alfworld.kitchen as module
 from selfimprove.core.errors import UserError
-from selfimprove.envs.alfworld.kitchen import Kitchen, Moment
+from selfimprove.envs.alfworld.kitchen import Kitchen, KitchenSnapshot
 from selfimprove.envs.alfworld.kitchen_expert import plan
-from selfimprove.envs.alfworld.kitchen_games import Game, make_game
+from selfimprove.envs.alfworld.kitchen_games import KitchenGame, make_game
 from selfimprove.envs.alfworld.kitchen_rules import MIDDLE, command, deeds, do, first_scene, is_won
 from selfimprove.envs.alfworld.kitchen_things import LAMP
 from selfimprove.envs.listed import action_list, state_text
 from tests.envs.alfworld.kitchen_rooms import ROOM, follow, game
 
 
-def answers(played: Game, *commands: str) -> list[str]:
+def answers(played: KitchenGame, *commands: str) -> list[str]:
     """What the rules answer, each command being possible; the last scene is not won before its time."""
     return [answer for _, answer in follow(played, *commands)]
 
 
-def commands_at(played: Game, *before: str) -> set[str]:
+def commands_at(played: KitchenGame, *before: str) -> set[str]:
     scene = follow(played, *before)[-1][0] if before else first_scene(played)
     return {command(played, deed) for deed in deeds(played, scene)}
 
@@ -229,7 +229,7 @@ def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone():
     way = env.oracle()
     env.step(way[0])
     moment = env.snapshot()
-    assert isinstance(moment, Moment)
+    assert isinstance(moment, KitchenSnapshot)
     assert hash(moment) == hash(env.snapshot())
     seen = [env.step(action) for action in way[1:]]
     assert other.snapshot() == untouched

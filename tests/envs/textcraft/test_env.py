@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import selfimprove.envs.textcraft.env as module
 from selfimprove.core.seeds import rng
 from selfimprove.envs.textcraft.book import FAMILIES, embedded_recipes
-from selfimprove.envs.textcraft.env import Moment, TextCraft
+from selfimprove.envs.textcraft.env import TextCraft, TextCraftSnapshot
 from selfimprove.envs.textcraft.files import item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from tests.envs.textcraft.textcraft_books import BOOK, SMALL, TASK, at
@@ -208,7 +208,7 @@ def test_agent_r_09_a_snapshot_is_a_value_that_any_copy_takes_up():
         env.step(move.action)
     moment = env.snapshot()
     rest = [env.step(move.action) for move in moves[2:]]
-    assert hash(moment) == hash(Moment(*moment))
+    assert hash(moment) == hash(TextCraftSnapshot(*moment))
     other.reset(5)
     other.restore(moment)
     assert other.snapshot() == moment

@@ -7,7 +7,7 @@ import pytest
 
 from selfimprove.core.seeds import rng
 from selfimprove.envs.textcraft.book import embedded_recipes
-from selfimprove.envs.textcraft.env import Moment, TextCraft
+from selfimprove.envs.textcraft.env import TextCraft, TextCraftSnapshot
 from selfimprove.envs.textcraft.expert import plan
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from tests.envs.textcraft.textcraft_books import BOOK, SMALL, at, shapeless
@@ -63,7 +63,7 @@ def shortest(goal: str, inventory: dict[str, int]) -> int:
             if env.step(action).done:
                 return length + 1
             _, items, _ = env.snapshot()
-            after = Moment(moment.task, tuple(sorted(items)), False)
+            after = TextCraftSnapshot(moment.task, tuple(sorted(items)), False)
             if after not in seen and sum(count for _, count in items) <= 9:
                 seen.add(after)
                 queue.append((after, length + 1))

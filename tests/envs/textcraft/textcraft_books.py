@@ -1,6 +1,6 @@
 """What the tests of TextCraft play: the embedded book, and a small world with things in hand."""
 
-from selfimprove.envs.textcraft.env import Moment, TextCraft
+from selfimprove.envs.textcraft.env import TextCraft, TextCraftSnapshot
 from selfimprove.envs.textcraft.files import item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
@@ -33,5 +33,7 @@ TASK = {item_name(goal): i for i, (goal, _) in enumerate(SMALL.goals)}
 def at(goal: str, **inventory: int) -> TextCraft:
     """The small world, with these things in hand."""
     env = TextCraft(SMALL)
-    env.restore(Moment(TASK[goal], tuple((f"minecraft:{item}", count) for item, count in inventory.items()), False))
+    env.restore(
+        TextCraftSnapshot(TASK[goal], tuple((f"minecraft:{item}", count) for item, count in inventory.items()), False)
+    )
     return env

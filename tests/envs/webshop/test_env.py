@@ -11,7 +11,7 @@ from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import EmbeddedWorld, World
 from selfimprove.envs.webshop import env as env_module
 from selfimprove.envs.webshop.env import WebShop, validate
-from selfimprove.envs.webshop.session import PAGE_SIZE, State, open_shop
+from selfimprove.envs.webshop.session import PAGE_SIZE, ShopState, open_shop
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_agent_r_09_a_snapshot_brings_the_moment_back_in_any_copy(shop):
     moves = [move.action for move in shop.expert()]
     play(shop, *moves[:3])
     moment, page = shop.snapshot(), shop.observation()
-    assert hash(moment) == hash(State(*moment))
+    assert hash(moment) == hash(ShopState(*moment))
     after = play(shop, *moves[3:])
     other = WebShop()
     other.reset(99)
