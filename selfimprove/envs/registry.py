@@ -129,7 +129,9 @@ def _reader(kind: type[P], choices: Any) -> Callable[..., P]:
         try:
             return adapter.validate_python(settings)
         except ValidationError as error:
-            raise UserError(f"{settings.get('name', kind.__name__)}: {error.errors()[0]['msg']}.") from None
+            raise UserError(
+                f"{settings.get('name', kind.__name__)}: {error.errors()[0]['msg'].removeprefix('Value error, ')}."
+            ) from None
 
     return read
 
