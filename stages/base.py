@@ -4,8 +4,8 @@ from itertools import islice
 from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
-from selfimprove.core.params import read_yaml
 from selfimprove.core.records import read_rows
+from selfimprove.core.yaml import read_yaml
 from selfimprove.models.base import BaseSection, resolve_model, take_weights
 from selfimprove.models.base_adapter import with_full_weights
 from selfimprove.models.scratch import build_scratch_model

@@ -6,8 +6,8 @@ every time.
 episodes), by content. Stages after this one run only if their part of it differs.
 """
 
-from selfimprove.core.params import read_yaml
 from selfimprove.core.publish import write_json
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.closure import ENVIRONMENT, MANIFESTS, manifests, scripts
 from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.params import METHODS, RunParams, named_paths

@@ -281,7 +281,7 @@ def make_game(name: str, params: Path, file: Path | None = None, reflector: Engi
 
 
 def _text(name: str, params: Path) -> TextGame:
-    from selfimprove.core.params import read_yaml
+    from selfimprove.core.yaml import read_yaml
     from selfimprove.methods.agent_r.params import AgentRParams
     from selfimprove.pipeline.params import load_section
 
@@ -290,7 +290,7 @@ def _text(name: str, params: Path) -> TextGame:
 
 
 def _labelled(name: str, params: Path) -> EnumeratedEnv:
-    from selfimprove.core.params import read_yaml
+    from selfimprove.core.yaml import read_yaml
     from selfimprove.envs.alfworld.kitchen_things import KINDS
     from selfimprove.envs.alfworld.world import AlfworldParams
     from selfimprove.methods.reflect_rl.params import ReflectRLParams
@@ -310,9 +310,9 @@ def _labelled(name: str, params: Path) -> EnumeratedEnv:
 
 
 def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
-    from selfimprove.core.params import read_yaml
     from selfimprove.core.records import read_rows
     from selfimprove.core.sources import mirror_folder
+    from selfimprove.core.yaml import read_yaml
     from selfimprove.envs.math.arithmetic import generate
     from selfimprove.methods.rise.params import RiseParams
     from selfimprove.pipeline.params import load_section

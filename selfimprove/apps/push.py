@@ -21,8 +21,8 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
 from selfimprove.core.publish import link_copy, write_json, write_text
+from selfimprove.core.yaml import read_yaml
 from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
 from selfimprove.models.base import BaseParams, BaseSection
 from selfimprove.models.card import METHODS, Row, card, escaped

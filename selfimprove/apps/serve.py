@@ -14,7 +14,7 @@ import uvicorn
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named, text_env
 from selfimprove.envs.remote.guard import own_names

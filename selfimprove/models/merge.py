@@ -50,7 +50,10 @@ def merge_adapter(base: Path, adapter: Path, dtype: str, *, trust_remote_code: b
     from transformers import AutoConfig
 
     source = adapter if (adapter / "config.json").is_file() else base
-    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source}/config.json cannot be used ({first_line(error)}); fix the model folder.") from None
     kind = dtype if dtype == "auto" else getattr(torch, dtype)
     model = load_whole(base, trust_remote_code=trust_remote_code, config=config, dtype=kind)
     try:

@@ -121,7 +121,9 @@ def convert(gguf: Path, folder: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    read = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+    )
     # The loaded model still counts as quantised, and transformers does not save such a model: a plain one takes over.
     config = read.config.to_dict()
     del config["quantization_config"], config["_model_name_or_path"]
@@ -130,7 +132,7 @@ def convert(gguf: Path, folder: Path) -> None:
     model.generation_config = read.generation_config
     model.save_pretrained(folder)
 
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     # transformers does not read the file's pre-tokenizer, `smollm`: digits apart, then GPT-2's pattern.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

@@ -17,8 +17,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import Section, read_yaml
+from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
 from selfimprove.engines.vllm.checks import check_installed

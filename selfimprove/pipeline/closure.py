@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.installed import installed
 
 MANIFESTS = Path("data/code")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"

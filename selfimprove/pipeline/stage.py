@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.journal import Journal
-from selfimprove.core.params import read_yaml
 from selfimprove.core.publish import link_copy, make_durable, publish, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.progress import StageProgress
 from selfimprove.methods.rows import GROUPS, group_of, place
 from selfimprove.pipeline import dvc_files, warm

@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.params import RunParams, load_section
 
 ADDRESS = "SELFIMPROVE_WARM"

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from selfimprove.core.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.zero import zero_config
+from selfimprove.training.zero import read_tensors_only, zero_config
 
 
 class RunJob(BaseModel):
@@ -62,6 +62,7 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
     if job.params.launcher.kind == "deepspeed":
         import deepspeed
 
+        read_tensors_only()
         # DeepSpeed would compile a helper for shared memory: a minute, with a compiler, into a cache that all runs
         # share, where a run that is killed meanwhile leaves a lock on which every later one waits for ever.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -5,6 +5,7 @@ Light: neither torch nor NumPy is imported before there is something to train.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -71,7 +72,7 @@ def run_workers(
 
 
 def worker_environment(job: RunJob) -> dict[str, str]:
-    """The environment of training processes: threads, and where DeepSpeed may compile."""
+    """The environment of training processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "TOKENIZERS_PARALLELISM": "false"}
     if job.params.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
@@ -173,6 +174,25 @@ def _leave_with_launcher() -> None:
         if readable and not os.read(0, 4096):
             break
     os._exit(ORPHANED)
+
+
+def compile_apart(folder: Path) -> None:
+    """In a training process: what DeepSpeed compiles lies below ``folder``, and no lock of a killed run stays there.
+
+    torch waits without end while another process's lock lies in the build folder, whether that process lives or not.
+    A lock is stale when it is older than the processes of this run on this machine.
+    """
+    import psutil
+
+    place = folder / f"extensions-{socket.gethostname()}"
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(place)
+    oldest = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    started = psutil.Process(oldest).create_time()
+    for lock in place.rglob("lock"):
+        with contextlib.suppress(FileNotFoundError):  # another process of this run was faster
+            if lock.stat().st_mtime < started:
+                lock.unlink()
+                print(f"{lock}: left by a run that was killed while it compiled; deleted.", flush=True)
 
 
 def reason(log_file: Path) -> str:

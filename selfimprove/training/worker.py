@@ -15,13 +15,14 @@ from pydantic import BaseModel
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
-from selfimprove.training.processes import leave_with_launcher, load_encoded, tell
+from selfimprove.training.processes import compile_apart, leave_with_launcher, load_encoded, tell
 from selfimprove.training.stopping import INTERRUPTED
 
 
 def main(job_file: Path) -> int:
     """Train this process's share; the first process writes the model and ``report.json``. Returns the exit code."""
     leave_with_launcher()
+    compile_apart(job_file.parent)
     try:
         report = _train(job_file)
     except UserError as error:

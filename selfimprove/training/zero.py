@@ -1,7 +1,8 @@
-"""DeepSpeed's configuration from our params."""
+"""DeepSpeed's configuration from our params, and what its checkpoints may hold."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from selfimprove.training.config import FinetuneParams
@@ -34,3 +35,18 @@ def zero_config(params: FinetuneParams) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+
+
+def read_tensors_only() -> None:
+    """Let DeepSpeed's checkpoints hold tensors, plain values and four classes of its own; no other code is unpickled.
+
+    DeepSpeed, and XTuner after it, ask torch for any pickle at all (``weights_only=False``); the environment variable
+    overrules them for every file that this process reads from here on.
+    """
+    import torch
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
+    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from selfimprove.core.records import Example, read_jsonl
-from selfimprove.methods.rise.convert import unweighted
+from selfimprove.methods.rise.objective import unweighted
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.prompts import opening
 from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.plan.formulas import kv_bytes
 from selfimprove.pipeline.plan.shapes import TABLE, read_shape
 

@@ -24,11 +24,13 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 from selfimprove.methods.agent_r.formats import to_xtuner
 from selfimprove.models.merging import full_weights
+from selfimprove.training.checkpoints import seal
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodeCounters, encode_example, encode_examples
 from selfimprove.training.launch import finetune
 from selfimprove.training.report import TrainReport
 from selfimprove.training.trainer import WeightedTrainer
+from selfimprove.training.xtuner import backend
 from selfimprove.training.xtuner.backend import environment_python
 from tests.support.tiny import make_tiny_model
 
@@ -99,9 +101,10 @@ def examples(model_dir: Path, revisions: list[Example]) -> list[Example]:
     return [*revisions, *(Example(id=f"odd_{number}", messages=messages) for number, messages in enumerate(odd))]
 
 
-def run(model_dir: Path, examples: list[Example], folder: Path, **changes: Any) -> TrainReport:
+def run(model_dir: Path, examples: list[Example], folder: Path, progress: Any = None, **changes: Any) -> TrainReport:
     cfg = FinetuneParams.model_validate({**PARAMS, **changes}, strict=False)
-    return finetune(model_dir, examples, folder / "model", cfg, scratch=folder / "scratch", seed=5, threads=1)
+    options: dict[str, Any] = {"scratch": folder / "scratch", "seed": 5, "threads": 1, "progress": progress}
+    return finetune(model_dir, examples, folder / "model", cfg, **options)
 
 
 def run_folder(folder: Path) -> Path:
@@ -275,10 +278,83 @@ def test_agent_r_30_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
         assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+ZERO_2 = {"kind": "deepspeed", "zero_stage": 2}
+
+
+class MakesAFolder:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._folder),)
+
+
+@pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])
+def test_asked_to_end_it_saves_first_and_goes_on_from_there_reading_tensors_only(
+    model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path, launcher: dict[str, Any]
+) -> None:
+    def sigterm(done: int, *_: Any) -> None:
+        if done == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    told: dict[str, Any] = {"backend": "xtuner", "launcher": launcher, "save_steps": 100}
+    with pytest.raises(KeyboardInterrupt):
+        run(model_dir, examples, tmp_path, sigterm, **told)
+    [saved] = run_folder(tmp_path).glob("checkpoint-*")
+    step = int(saved.name.removeprefix("checkpoint-")) // 4
+    assert 1 <= step < STEPS
+    state = next(saved.glob("zero_pp_rank_0*" if launcher else "state.pth"))
+    whole = state.read_bytes()
+    torch.save({"optimizer_state_dict": MakesAFolder(tmp_path / "ran")}, state)
+    seal(saved)
+    with pytest.raises(UserError, match="xtuner: training ended with code 1"):
+        run(model_dir, examples, tmp_path, **told)
+    assert not (tmp_path / "ran").exists(), "no code in a checkpoint is run"
+    state.write_bytes(whole)
+    seal(saved)
+    resumed = run(model_dir, examples, tmp_path, **told)
+    assert resumed.timing.resumed_at == step
+    folder, report = unbroken
+    assert losses(resumed) == pytest.approx(losses(report), rel=1e-5)
+    if not launcher:
+        assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
+
+
+def test_checkpoints_by_the_clock_change_no_byte(
+    model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "from selfimprove.training import stopping\nstopping.SAVE_SECONDS = stopping.SAVE_RATIO = 0.0\n"
+    )
+    environment = backend._environment
+
+    def impatient(job: Any) -> dict[str, str]:
+        told = environment(job)
+        return told | {"PYTHONPATH": f"{tmp_path}:{told['PYTHONPATH']}"}
+
+    monkeypatch.setattr(backend, "_environment", impatient)
+    report = run(model_dir, examples, tmp_path, backend="xtuner", save_steps=100)
+    assert sorted(one.name for one in run_folder(tmp_path).glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-24"]
+    folder, whole = unbroken
+    assert report.loss == whole.loss
+    assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])
+def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
+    model_dir: Path, examples: list[Example], tmp_path: Path, launcher: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match=r"step [1-6] of 6: the loss is \S+ and the gradient norm \S+, so training has"):
+        run(model_dir, examples, tmp_path, backend="xtuner", launcher=launcher, lr=1e9, save_steps=1)
+    assert not (tmp_path / "model").exists()
+
+
 def test_agent_r_31_zero_2_gives_the_same_losses_and_weights(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
 ) -> None:
-    report = run(model_dir, examples, tmp_path, backend="xtuner", launcher={"kind": "deepspeed", "zero_stage": 2})
+    report = run(model_dir, examples, tmp_path, backend="xtuner", launcher=ZERO_2)
     folder, single = unbroken
     assert losses(report) == pytest.approx(losses(single), rel=1e-5)
     one, two, start = weights(folder), weights(tmp_path), weights_of_start(model_dir)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
 from selfimprove.core.tracking import TrackingParams
+from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rise.params import RiseParams

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan.shapes import TABLE, read_shape, shape_of
 

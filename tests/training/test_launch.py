@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.cpp_extension import _get_build_directory
+from torch.utils.file_baton import FileBaton
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
@@ -25,7 +27,14 @@ from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import check_hardware
 from selfimprove.training.launch import finetune
-from selfimprove.training.processes import PARENT_SECONDS, _free_port, load_encoded, save_encoded, worker_command
+from selfimprove.training.processes import (
+    PARENT_SECONDS,
+    _free_port,
+    compile_apart,
+    load_encoded,
+    save_encoded,
+    worker_command,
+)
 from selfimprove.training.report import TrainReport
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.trainer import WeightedTrainer
@@ -95,9 +104,8 @@ def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
     ids=["fork", "ddp", "zero2-two-nodes", "zero3-two-nodes"],
 )
 def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
-    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))
     examples = dialogues(31)  # of which 6 are held out
     alone = run(tiny, examples, tmp_path / "alone", params().model_copy(update={"validation": 0.2}))
     if "nodes" in launcher:
@@ -114,7 +122,9 @@ def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
     assert measured == pytest.approx(expected, rel=1e-4)
     assert (together.held_out, expected["step"]) == (6, 4)
     assert (together.real_tokens, together.mean_weight) == (alone.real_tokens, alone.mean_weight)
-    assert not (tmp_path / "compiled").exists(), "no compiler is needed, and no run waits for another's"
+    assert not list(tmp_path.glob("together/scratch/*/extensions-*")), (
+        "no compiler is needed, and no run waits for another's"
+    )
     one, two = weights(tmp_path / "alone" / "model"), weights(tmp_path / "together" / "model")
     start = weights(tiny)
     for name, tensor in one.items():
@@ -309,3 +319,21 @@ def test_settings_that_this_machine_cannot_run_are_refused_in_a_sentence(setting
         said = "only GPUs have it"
     with pytest.raises(UserError, match=said):
         check_hardware(FinetuneParams(**settings))
+
+
+def test_a_lock_that_torch_would_wait_for_goes_when_it_is_older_than_the_run_and_stays_when_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "elsewhere")
+    compile_apart(tmp_path)
+    folder = Path(_get_build_directory("an_extension", verbose=False))
+    assert folder.is_relative_to(tmp_path)
+    baton = FileBaton(str(folder / "lock"))
+    assert baton.try_acquire()
+    compile_apart(tmp_path)
+    assert not FileBaton(str(folder / "lock")).try_acquire(), "a process of this run is compiling"
+    os.utime(folder / "lock", (0, 0))
+    compile_apart(tmp_path)
+    assert FileBaton(str(folder / "lock")).try_acquire()
+    assert "an_extension/lock: left by a run that was killed while it compiled; deleted." in capsys.readouterr().out

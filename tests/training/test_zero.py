@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
+from selfimprove.training.checkpoints import seal
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import encode_examples
 from selfimprove.training.launch import finetune
@@ -97,3 +102,46 @@ def test_zero_in_bfloat16_keeps_coefficients_and_master_weights_in_float32_and_r
     assert resumed.loss == whole.loss
     files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "resumed")]
     assert files[0] == files[1]
+
+
+class MakesAFolder:
+    """A pickle that makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._folder),)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_tensors(
+    half: Path, dialogues: Maker, tmp_path: Path
+) -> None:
+    def train(folder: Path, progress: Any = None) -> Any:
+        options: dict[str, Any] = {"scratch": folder / "s", "seed": 3, "threads": 1, "progress": progress}
+        return finetune(half, dialogues(12), folder / "model", params(save_steps=1), **options)
+
+    def sigterm(done: int, *_: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, sigterm)
+    saved = max(tmp_path.glob("s/*/checkpoint-*"))
+    lock = saved.parent / f"extensions-{socket.gethostname()}" / "py311_cpu" / "fused_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    [state] = saved.rglob("*optim_states.pt")
+    whole = state.read_bytes()
+    torch.save({"optimizer_state_dict": MakesAFolder(tmp_path / "ran")}, state)
+    seal(saved)
+    with pytest.raises(UserError, match="the training processes ended with code 1"):
+        train(tmp_path)
+    assert not (tmp_path / "ran").exists(), "no code in a checkpoint is run"
+    assert not lock.exists()
+    assert f"{lock}: left by a run that was killed" in (saved.parent / "worker.log").read_text()
+    state.write_bytes(whole)
+    seal(saved)
+    assert train(tmp_path).timing.resumed_at == 1
+    assert [one for one in lock.parents[2].rglob("*") if one.is_file()] == [], "nothing is compiled here"

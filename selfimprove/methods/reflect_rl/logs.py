@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
 from selfimprove.core.records import load_json
+from selfimprove.core.yaml import read_yaml
 
 COLUMNS = ("success", "cost", "loss")
 WINDOW = 99

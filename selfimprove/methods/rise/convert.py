@@ -6,7 +6,6 @@ up to attempt 2 and up to attempt 3, each with loss on its last message only, we
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,10 +16,10 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Episode, Example, Message, Turn
 from selfimprove.core.seeds import rng
+from selfimprove.methods.rise.objective import Baseline, reward_baselines, weight_statistics, weights
 from selfimprove.methods.rise.prompts import limit_dialogue
 
 Criteria = Literal["all", "better", "best", "success"]
-Baseline = Literal["none", "problem_mean", "turn_mean"]
 
 
 class ConvertConfig(Protocol):
@@ -101,23 +100,6 @@ def keep(rewards: Sequence[float], criteria: Criteria) -> list[int]:
     return kept
 
 
-def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[float] | None = None) -> list[float]:
-    """w_i = exp((r_i - b_i) / temperature); without baselines b = 0 (RISE: 1, 0, -1 -> 12.1825, 1, 0.0821 at 0.4).
-
-    Raises:
-        UserError: the temperature is not above 0, or so small that a weight overflows.
-    """
-    if not temperature > 0:
-        raise UserError(f"convert.temperature is {temperature}; set it above 0.")
-    offsets = [0.0] * len(rewards) if baselines is None else baselines
-    try:
-        return [math.exp((reward - b) / temperature) for reward, b in zip(rewards, offsets, strict=True)]
-    except OverflowError:
-        raise UserError(
-            f"convert.temperature {temperature} makes weights overflow; set it higher (RISE: 0.4)."
-        ) from None
-
-
 def scored_turns(episode: Episode, remove_duplication: bool) -> list[Turn]:
     """The turns whose action was scored (a failed one has reward None), without duplicates if so asked.
 
@@ -136,22 +118,6 @@ def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> li
     turns = scored_turns(episode, remove_duplication)
     rewards = [turn.attempt.reward for turn in turns if turn.attempt.reward is not None]
     return [Sample(episode, tuple(turns[: i + 1]), i) for i in keep(rewards, criteria)]
-
-
-def reward_baselines(samples: Sequence[Sample], kind: Baseline) -> list[float]:
-    """What is subtracted from each sample's reward: 0, its problem's mean, or its turn's over the whole set.
-
-    Means are over the samples given, that is over the attempts that are trained on. Whether the paper subtracts a mean
-    is not verified (docs/rise.md, R21).
-    """
-    if kind == "none":
-        return [0.0] * len(samples)
-    groups: dict[object, list[float]] = {}
-    keys: list[object] = [sample.episode.id if kind == "problem_mean" else sample.index for sample in samples]
-    for key, sample in zip(keys, samples, strict=True):
-        groups.setdefault(key, []).append(sample.reward)
-    means = {key: math.fsum(rewards) / len(rewards) for key, rewards in groups.items()}
-    return [means[key] for key in keys]
 
 
 def example(sample: Sample, dialogue_limit: int | None = None) -> Example:
@@ -209,7 +175,8 @@ def convert(
             f"{str(cfg.only_success).lower()}); loosen these or generate more."
         )
     if cfg.weighted:
-        baselines = reward_baselines(samples, cfg.reward_baseline)
+        attempts = [(sample.episode.id, sample.index, sample.reward) for sample in samples]
+        baselines = reward_baselines(attempts, cfg.reward_baseline)
         values = weights([sample.reward for sample in samples], cfg.temperature, baselines)
         samples = [replace(sample, weight=weight) for sample, weight in zip(samples, values, strict=True)]
     examples = [*earlier, *(example(sample, dialogue_limit) for sample in samples)]
@@ -255,34 +222,9 @@ def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True)
     return number(examples)
 
 
-def unweighted(examples: Iterable[Example]) -> list[Example]:
-    """The same examples with every trained message at weight 1: what plain SFT would make of them."""
-    return [
-        one.model_copy(
-            update={
-                "messages": [m.model_copy(update={"weight": 1.0}) if m.weight else m for m in one.messages],
-            }
-        )
-        for one in examples
-    ]
-
-
 def number(examples: Iterable[Example]) -> list[Example]:
     """The examples with ids ``identity_0``, ``identity_1``, … in their order."""
     return [one.model_copy(update={"id": f"identity_{i}"}) for i, one in enumerate(examples)]
-
-
-def weight_statistics(values: Sequence[float]) -> dict[str, float]:
-    """Mean, extremes, effective number of examples (sum w)^2 / sum w^2: the mean weight scales the learning rate."""
-    if not values:
-        return {"mean": 0.0, "min": 0.0, "max": 0.0, "effective_examples": 0.0}
-    total, squares = math.fsum(values), math.fsum(w * w for w in values)
-    return {
-        "mean": total / len(values),
-        "min": min(values),
-        "max": max(values),
-        "effective_examples": total * total / squares if squares else 0.0,
-    }
 
 
 def token_statistics(examples: Sequence[Example], chat: ChatFormat, max_length: int | None = None) -> dict[str, Any]:

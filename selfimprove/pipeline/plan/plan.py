@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.params import Section, read_yaml
+from selfimprove.core.params import Section
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.config import EngineConfig, VllmEngineConfig
 from selfimprove.models.base import BaseSection
 from selfimprove.models.tokenizer import TokenizerSection

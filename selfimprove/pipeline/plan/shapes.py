@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import read_yaml
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.vllm.checks import positions
 from selfimprove.models.base import BaseParams
 from selfimprove.models.scratch import ScratchArch

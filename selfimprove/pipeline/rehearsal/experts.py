@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from selfimprove.core.params import read_yaml
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
+from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.base import Request
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.world import AutoExploreParams

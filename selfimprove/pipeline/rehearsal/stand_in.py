@@ -67,5 +67,5 @@ def build(kind: str, folder: Path, root: Path) -> None:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(part)
+        AutoModelForCausalLM.from_config(config, trust_remote_code=False).save_pretrained(part)
     publish(part, folder)

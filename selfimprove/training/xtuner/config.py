@@ -99,8 +99,6 @@ def zero2_text(params: FinetuneParams) -> str:
 def config_text(run: XtunerRun) -> str:
     """The config file (Python, as mmengine reads it); values are written as literals, never as code."""
     params = run.params
-    deepspeed = params.launcher.kind == "deepspeed"
-    checkpoint = "checkpoint-{}" if deepspeed else "checkpoint-{}/state.pth"  # DeepSpeed writes a folder
     wrapper, precision = "OptimWrapper", ""
     if params.dtype != "float32":
         scale = "dynamic" if params.dtype == "float16" else 1.0
@@ -123,7 +121,7 @@ def config_text(run: XtunerRun) -> str:
     return f"""\
 # Written by selfimprove.training.xtuner.config from the finetune params; run by selfimprove.training.xtuner.launch.
 from mmengine.dataset import DefaultSampler
-from mmengine.hooks import CheckpointHook, DistSamplerSeedHook, IterTimerHook, LoggerHook, ParamSchedulerHook
+from mmengine.hooks import DistSamplerSeedHook, IterTimerHook, LoggerHook, ParamSchedulerHook
 from mmengine.optim import AmpOptimWrapper, CosineAnnealingLR, LinearLR, OptimWrapper
 from peft import LoraConfig
 from torch.optim import AdamW
@@ -167,22 +165,17 @@ default_hooks = dict(
     timer=dict(type=IterTimerHook),
     logger=dict(type=LoggerHook, log_metric_by_epoch=False, interval={every}),
     param_scheduler=dict(type=ParamSchedulerHook),
-    # The hook below seals what this one has written, and drops the old ones.
-    checkpoint=dict(
-        type=CheckpointHook,
-        by_epoch=False,
-        interval={params.save_steps * run.accumulation},
-        max_keep_ckpts=-1,
-        filename_tmpl={checkpoint!r},
-    ),
+    checkpoint=None,  # the hook below writes them
     sampler_seed=dict(type=DistSamplerSeedHook),
 )
 custom_hooks = [
     dict(
         type=StepHook,
         accumulation={run.accumulation},
+        every={params.save_steps},
         keep={params.save_total_limit},
         seed={run.seed},
+        overflows={params.dtype == "float16"!r},  # its loss scale is lowered when a gradient overflows
         priority="LOWEST",
     )
 ]

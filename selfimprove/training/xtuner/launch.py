@@ -22,22 +22,28 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
-from selfimprove.training.processes import leave_with_launcher
+from selfimprove.training.processes import compile_apart, leave_with_launcher
+from selfimprove.training.stopping import INTERRUPTED, signals_ask
 from selfimprove.training.xtuner.config import XtunerRun
 from selfimprove.training.xtuner.models import WEIGHTS
+from selfimprove.training.zero import read_tensors_only
 
 
 def main(run_file: Path) -> int:
     """Train, or go on training, and leave the trained weights in ``run.trained``. Returns the exit code."""
     leave_with_launcher()
+    compile_apart(run_file.parent)
     run = XtunerRun.model_validate_json(run_file.read_text(encoding="utf-8"))
     try:
-        train(run)
+        with signals_ask():
+            train(run)
         if os.environ.get("RANK", "0") == "0":
             export(run)
     except UserError as error:
         print(f"error: {error}", flush=True)
         return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
@@ -58,7 +64,7 @@ def train(run: XtunerRun) -> None:
     if checkpoint is not None:
         arguments += ["--resume", str(checkpoint / "state.pth" if single_file else checkpoint)]
     if run.params.launcher.kind == "deepspeed":
-        os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # DeepSpeed's checkpoints hold objects of its own
+        read_tensors_only()
         arguments += ["--deepspeed", str(run.folder / "zero.json")]
         if run.params.launcher.processes > 1:
             arguments += ["--launcher", "pytorch"]
@@ -74,7 +80,7 @@ def export(run: XtunerRun) -> None:
     XTuner's ``pth_to_hf`` is not used: it reads ZeRO's checkpoints in float16 whatever it is asked for.
 
     Raises:
-        UserError: training ended before its last checkpoint.
+        UserError: training ended before its last checkpoint, or with numbers that are not finite.
     """
     import torch
     from safetensors.torch import save_file
@@ -95,6 +101,11 @@ def export(run: XtunerRun) -> None:
     for name, tensor in state.items():
         if tensor.data_ptr() not in places:  # a tied output layer is the embedding: written once
             places.add(tensor.data_ptr())
+            if not torch.isfinite(tensor).all():
+                raise UserError(
+                    f"after the last step, {name} holds numbers that are not finite, so training has diverged; lower "
+                    "finetune.lr."
+                )
             tensors[name.removeprefix("llm.").replace(".default.weight", ".weight")] = tensor.float().contiguous()
     run.trained.mkdir(exist_ok=True)
     file = run.trained / (WEIGHTS if run.params.lora is None else ADAPTER)

@@ -1,4 +1,4 @@
-"""What XTuner's runner is given of ours: the data, token for token, and a hook that counts steps and seals checkpoints.
+"""What XTuner's runner is given of ours: the data, token for token, and a hook for steps and checkpoints.
 
 Lives in XTuner's environment. XTuner could tokenise conversations by itself (``process_hf_dataset``, rows with
 ``output_with_loss``), but not exactly: it tokenises again what a model has generated, reads the text of a special
@@ -10,7 +10,9 @@ handed the ids and labels of ``training.encode``, one conversation a micro-batch
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ import torch
 import torch.distributed as dist
 from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
+from mmengine.logging import HistoryBuffer
 from torch.utils.data import Dataset
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import key_bits
 from selfimprove.training.checkpoints import folders, is_whole, seal
 from selfimprove.training.processes import load_encoded, tell
+from selfimprove.training.stopping import END, SaveClock
 
 LOSSES = "losses.json"
 IGNORED = -100
@@ -78,21 +83,29 @@ def collate(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class StepHook(Hook):
-    """After each optimiser step: note its loss, tell the stage, and seal the checkpoint that was just written.
+    """After each optimiser step: stop if it diverged, note its loss, tell the stage, and write and seal checkpoints.
 
-    A sealed checkpoint holds the losses up to it. Before each micro-batch the generator is seeded by its number, so
-    that a resumed run draws the same dropout as an unbroken one.
+    Checkpoints come every so many steps, by the clock, after the last step, and when Ctrl-C or SIGTERM asks training
+    to end, which it then does. A sealed one holds the losses up to it. Before each micro-batch the generator is seeded
+    by its number, so that a resumed run draws the same dropout as an unbroken one.
     """
 
-    def __init__(self, accumulation: int, keep: int, seed: int) -> None:
-        self._accumulation, self._keep, self._seed = accumulation, keep, seed
+    def __init__(self, accumulation: int, every: int, keep: int, seed: int, overflows: bool) -> None:
+        """``overflows``: whether a gradient that is not finite is no divergence (dynamic loss scale)."""
+        self._accumulation, self._every, self._keep, self._seed = accumulation, every, keep, seed
+        self._overflows = overflows
         self._losses: list[float] = []
         self._pending: list[torch.Tensor] = []
+        self._clock = SaveClock()
 
     def before_train(self, runner: Any) -> None:
         """Take up the losses of the checkpoint that the run goes on from."""
         if runner.iter:
             self._losses = json.loads((_checkpoint(runner, runner.iter) / LOSSES).read_text(encoding="utf-8"))
+        if (engine := _deepspeed(runner)) is not None:
+            # Of DeepSpeed's checkpoints mmengine tells no hook (``before_save_checkpoint``).
+            write = engine.checkpoint_engine.save
+            engine.checkpoint_engine.save = lambda state, path: write(_plain(state), path)
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Name this micro-batch's noise."""
@@ -100,49 +113,86 @@ class StepHook(Hook):
         torch.manual_seed(key_bits(self._seed, "xtuner", batch_idx, rank) % 2**32)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        """Only tensors and plain values, so that no code can hide in a checkpoint (``weights_only``).
-
-        Smoothed log values, which nothing reads, are left out; NumPy's numbers become Python's.
-        """
-        if (hub := checkpoint.get("message_hub")) is not None:
-            hub["log_scalars"] = {}
+        """Only tensors and plain values, so that no code can hide in a checkpoint (``weights_only``)."""
         for key, value in checkpoint.items():
             checkpoint[key] = _plain(value)
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Close the step with its last micro-batch."""
+        """Close the step with its last micro-batch (all processes call this together)."""
         self._pending.append(outputs["loss"].detach().float())
         if len(self._pending) < self._accumulation:
             return
-        loss = torch.stack(self._pending).mean()
+        losses = torch.stack(self._pending)
         self._pending = []
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        if several:
-            dist.all_reduce(loss)
-            loss /= dist.get_world_size()
-            dist.barrier()  # every process has written its part of the checkpoint
+        loss = float(_summed(losses.mean())) / _processes()
+        step, steps = (batch_idx + 1) // self._accumulation, runner.max_iters // self._accumulation
+        self._check_finite(runner, loss, step, steps)
+        self._losses.append(loss)
+        mine = self._clock.wish(first=is_main_process()) if step < steps else 0
+        wish = min(END, int(_summed(losses.new_tensor(float(mine)))))
+        if wish or step % self._every == 0 or step == steps:
+            with self._clock.saving():
+                self._save(runner, batch_idx + 1)
         if is_main_process():
-            self._losses.append(float(loss))
-            self._seal(runner, batch_idx + 1)
-            last = self._losses[-1]
-            tell(len(self._losses), runner.max_iters // self._accumulation, f"loss {last:.4f}", {"loss": last})
-        if several:
-            dist.barrier()
+            tell(step, steps, f"loss {loss:.4f}", {"loss": loss})
+        if wish == END:
+            raise KeyboardInterrupt
 
-    def _seal(self, runner: Any, iteration: int) -> None:
+    def _check_finite(self, runner: Any, loss: float, step: int, steps: int) -> None:
+        """No checkpoint is written, and no step taken, after numbers that are not finite."""
+        engine = _deepspeed(runner)
+        found = engine.get_global_grad_norm() if engine else runner.message_hub.get_scalar("train/grad_norm").current()
+        norm = 0.0 if self._overflows or found is None else float(found)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(
+                f"step {step} of {steps}: the loss is {loss:.4g} and the gradient norm {norm:.4g}, so training has "
+                "diverged; lower finetune.lr, or the examples' weights."
+            )
+
+    def _save(self, runner: Any, iteration: int) -> None:
         folder = _checkpoint(runner, iteration)
-        if not folder.is_dir():
-            return
-        (folder / LOSSES).write_text(json.dumps(self._losses), encoding="utf-8")
-        seal(folder)
-        whole = [one for one in folders(folder.parent) if is_whole(one)]
-        for old in whole[: -self._keep]:
-            shutil.rmtree(old)
+        file = folder if _deepspeed(runner) is not None else folder / "state.pth"  # DeepSpeed writes a folder
+        runner.save_checkpoint(str(file.parent), file.name, by_epoch=False, meta={"epoch": 0, "iter": iteration})
+        _wait_for_everyone()  # every process has written its part
+        if is_main_process():
+            (folder / LOSSES).write_text(json.dumps(self._losses), encoding="utf-8")
+            seal(folder)
+            whole = [one for one in folders(folder.parent) if is_whole(one)]
+            for old in whole[: -self._keep]:
+                shutil.rmtree(old)
+        _wait_for_everyone()
+
+
+def _deepspeed(runner: Any) -> Any:
+    """DeepSpeed's engine, or None where XTuner trains without it."""
+    engine = getattr(runner.model, "model", None)
+    return engine if hasattr(engine, "get_global_grad_norm") else None
+
+
+def _processes() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _summed(value: torch.Tensor) -> torch.Tensor:
+    """``value`` summed over the processes."""
+    if _processes() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def _wait_for_everyone() -> None:
+    if _processes() > 1:
+        dist.barrier()
 
 
 def _plain(value: Any) -> Any:
+    """The value without classes that only log or configure: dictionaries, lists, Python's numbers, tensors.
+
+    Smoothed log values, which nothing reads, are left out.
+    """
     if isinstance(value, dict):
-        return type(value)((key, _plain(inner)) for key, inner in value.items())
+        kind = OrderedDict if isinstance(value, OrderedDict) else dict
+        return kind((key, _plain(inner)) for key, inner in value.items() if not isinstance(inner, HistoryBuffer))
     if isinstance(value, list | tuple):
         return type(value)([_plain(inner) for inner in value])
     return value.item() if isinstance(value, np.generic) else value

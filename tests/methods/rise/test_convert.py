@@ -15,12 +15,10 @@ from selfimprove.methods.rise.convert import (
     convert,
     dedup,
     keep,
-    reward_baselines,
     select,
     single_turn,
-    unweighted,
-    weights,
 )
+from selfimprove.methods.rise.objective import reward_baselines, unweighted, weights
 from selfimprove.methods.rise.prompts import limit_dialogue
 from tests.methods.rise.episodes import attempt, episode, run
 from tests.support.tiny import train_tokenizer
@@ -163,7 +161,8 @@ def test_rise_30_unusable_temperatures_are_refused():
 
 
 def test_rise_35_baselines():
-    samples = [s for e in (run(0, 1, id="a"), run(-1, -1, id="b")) for s in select(e, "all", False)]
+    episodes = (run(0, 1, id="a"), run(-1, -1, id="b"))
+    samples = [(e.id, s.index, s.reward) for e in episodes for s in select(e, "all", False)]
     assert reward_baselines(samples, "none") == [0, 0, 0, 0]
     assert reward_baselines(samples, "problem_mean") == [0.5, 0.5, -1, -1]
     assert reward_baselines(samples, "turn_mean") == [-0.5, 0.0, -0.5, 0.0]

@@ -8,6 +8,9 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +84,9 @@ def test_agent_r_30_the_papers_recipe_is_what_the_config_says() -> None:
     assert config["train_cfg"] == {"type": "TrainLoop", "max_iters": 3200}
     loader = config["train_dataloader"]
     assert (loader["batch_size"], loader["sampler"]["shuffle"]) == (1, False)
-    assert config["default_hooks"]["checkpoint"]["interval"] == 500 * 16
-    assert [hook["keep"] for hook in config["custom_hooks"]] == [2]
+    assert config["default_hooks"]["checkpoint"] is None
+    told = [(hook["every"], hook["keep"], hook["overflows"]) for hook in config["custom_hooks"]]
+    assert told == [(500, 2, True)], "our own hook writes the checkpoints"
     assert config["model"]["use_activation_checkpointing"] is True
     assert config["model"]["lora"] is None
     assert config["env_cfg"]["dist_cfg"] == {"backend": "nccl"}
@@ -279,3 +283,25 @@ def test_agent_r_30_trained_weights_of_another_shape_are_refused(tiny: Path, tmp
 
     with pytest.raises(UserError, match="other weights"):
         read_trained(tmp_path / "trained", tiny, config, params(), tmp_path / "out")
+
+
+LIGHT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if path is None and name[0] != "_" and name not in {*sys.stdlib_module_names, *sys.argv[1:]}:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import selfimprove.training.xtuner.launch
+"""
+
+
+def test_the_launcher_imports_no_package_that_xtuners_environment_lacks() -> None:
+    lock = Path("requirements/xtuner-cpu.lock").read_text(encoding="utf-8")
+    there = re.findall(r"(?m)^([^\s=]+)==", lock)
+    names = [name.replace("-", "_") for name in there] + ["selfimprove"]
+    done = subprocess.run([sys.executable, "-c", LIGHT, *names], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-500:]

@@ -1,0 +1,33 @@
+"""Reading a YAML file. Apart from ``params``, whose schemas the environments of backends read without ruamel.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from selfimprove.core.errors import UserError
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The file as plain objects (YAML 1.2, as DVC reads it).
+
+    Raises:
+        UserError: missing, not YAML, or not a mapping.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; run from the repository's root, or `make use PROFILE=default`.")
+    try:
+        value = YAML(typ="safe", pure=True).load(path)
+    except MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
+    except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
+        raise UserError(f"{path}: not YAML ({error}); fix the file.") from None
+    except RecursionError:
+        raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: a mapping was expected.")
+    return value
