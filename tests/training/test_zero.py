@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,7 @@ def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_ten
     lock = saved.parent / f"extensions-{socket.gethostname()}" / "py311_cpu" / "fused_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
+    os.utime(lock, (time.time() - 2,) * 2)  # start times of processes are known to the second
     [state] = saved.rglob("*optim_states.pt")
     whole = state.read_bytes()
     torch.save({"optimizer_state_dict": MakesAFolder(tmp_path / "ran")}, state)
