@@ -24,7 +24,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from zlib import crc32
 
 import typer
@@ -57,6 +57,18 @@ ASKING: dict[Place, str] = {
     ("reflect_rl.generate", ""): "teacher",
 }
 """The engine of a stage that an endpoint can take the place of."""
+
+FORKING: dict[Place, tuple[str, ...]] = {
+    ("rise.finetune", "base"): ("sft",),
+    ("agent_r.finetune", "base"): ("sft",),
+    ("reflect_rl.sft", "policy"): ("sft", "policy", "finetune"),
+    ("reflect_rl.finetune", "reflect_rl"): ("iterations", "reflect_rl", "rl"),
+    ("spin.finetune", "iter0"): ("iterations", "iter0", "finetune"),
+}
+"""Where the params of a trainer stand; every other time it trains with two processes."""
+
+Way = Literal["plain", "endpoint", "fork"]
+"""How a stage is run: as the bench has it, with an endpoint for an engine, or with two processes."""
 
 MOST_KILLS = 3
 FAULTS = 0.3
@@ -109,7 +121,7 @@ class Soak:
     """The rounds, and what they counted.
 
     Attributes:
-        counts: rounds, also by stage, kills, damages, refusals (exit code 2 with one sentence), endpoint rounds.
+        counts: rounds, also by stage and way, kills, damages, refusals (exit code 2 with one sentence).
         failures: a sentence a round that ended as it must not; its folder is kept.
     """
 
@@ -120,7 +132,7 @@ class Soak:
         self._teacher = Teacher(seed)
         self._endpoint = stack.enter_context(endpoint(then=self._teacher))
         self._benches: dict[str, Workbench] = {}
-        self._wholes: dict[tuple[Place, bool], Whole] = {}
+        self._wholes: dict[tuple[Place, Way], Whole] = {}
         self.counts: Counter[str] = Counter()
         self.failures: list[str] = []
 
@@ -130,13 +142,18 @@ class Soak:
         self.counts["rounds"] += 1
         self.counts[" ".join(place).strip()] += 1
         folder = self._home / f"round-{self.counts['rounds']}"
-        asks = place in ASKING and self._dice.random() < 1 / 3
-        whole = self._whole(place, asks=asks)
-        self._prepare(folder, place, asks=asks)
+        way: Way = "plain"
+        if place in ASKING and self._dice.random() < 1 / 3:
+            way = "endpoint"
+        elif place in FORKING and self._dice.random() < 1 / 2:
+            way = "fork"
+        self.counts[f"{way} rounds"] += 1
+        whole = self._whole(place, way)
+        self._prepare(folder, place, way)
         for path in whole.outputs:  # as DVC does before it runs a stage
             target = folder / path
             shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
-        if asks:
+        if way == "endpoint":
             self._with_faults(place, folder, whole)
         else:
             self._with_kills(place, folder, whole)
@@ -153,27 +170,35 @@ class Soak:
                 assert ran.code == 0, ran.stderr
         return self._benches[method]
 
-    def _prepare(self, folder: Path, place: Place, *, asks: bool) -> Path:
+    def _prepare(self, folder: Path, place: Place, way: Way) -> Path:
         method = place[0].partition(".")[0]
-        told: dict[str, Any] = {
-            "engine": "openai", "model": "m", "tries": 8, "backoff": 0.01, "timeout": 10.0,
-            "base_url": self._endpoint.url, "api_key_env": None,
-        }  # fmt: skip
-        return self._bench(method).copy(folder, {method: {"engines": {ASKING[place]: told}}} if asks else None)
+        overlay: dict[str, Any] = {}
+        if way == "endpoint":
+            overlay = {
+                "engine": "openai", "model": "m", "tries": 8, "backoff": 0.01, "timeout": 10.0,
+                "base_url": self._endpoint.url, "api_key_env": None,
+            }  # fmt: skip
+            overlay = {method: {"engines": {ASKING[place]: overlay}}}
+        if way == "fork":
+            overlay = {"launcher": {"kind": "fork", "processes": 2}}
+            for key in (*reversed(FORKING[place]), method):
+                overlay = {key: overlay}
+        return self._bench(method).copy(folder, overlay)
 
-    def _whole(self, place: Place, *, asks: bool) -> Whole:
-        if (place, asks) not in self._wholes:
-            folder = self._prepare(self._home / f"unbroken-{place[0]}-{place[1]}-{asks}", place, asks=asks)
+    def _whole(self, place: Place, way: Way) -> Whole:
+        if (place, way) not in self._wholes:
+            folder = self._prepare(self._home / f"unbroken-{place[0]}-{place[1]}-{way}", place, way)
             self._teacher.paid.clear()
+            self._teacher.faulty = False
             began = time.monotonic()
             ran = self._forks.run(folder, *place)
             assert ran.code == 0, ran.stderr
             seconds = time.monotonic() - began
             (record,) = folder.glob(".scratch/stages/*/*/done/manifest.json")
             outputs = list(json.loads(record.read_text()))
-            self._wholes[place, asks] = Whole(published(folder), outputs, seconds, Counter(self._teacher.paid))
-            assert not asks or self._teacher.paid
-        return self._wholes[place, asks]
+            self._wholes[place, way] = Whole(published(folder), outputs, seconds, Counter(self._teacher.paid))
+            assert self._teacher.paid or way != "endpoint"
+        return self._wholes[place, way]
 
     def _with_kills(self, place: Place, folder: Path, whole: Whole) -> None:
         for _ in range(self._dice.randint(1, MOST_KILLS)):
@@ -214,7 +239,6 @@ class Soak:
     def _with_faults(self, place: Place, folder: Path, whole: Whole) -> None:
         """With an endpoint that fails, runs out of quota half-way, and is well again; perhaps with a kill as well."""
         teacher, kills = self._teacher, self.counts["kills"]
-        self.counts["endpoint rounds"] += 1
         teacher.paid.clear()
         teacher.faulty, teacher.quota = True, max(1, whole.calls.total() // 2)
         ran = self._killed(place, folder, whole) if self._dice.random() < 0.5 else None
