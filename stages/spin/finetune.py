@@ -1,8 +1,11 @@
 """spin-sft (``base``), spin-finetune@<iteration>, spin-control-finetune@<control>: SFT on experts, or on pairs."""
 
+from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example, Pair, read_jsonl
+from selfimprove.core.tables import write_csv
 from selfimprove.methods.spin.params import OutcomeControl, SftControl, SpinParams
 from selfimprove.methods.spin.prompts import check_template
+from selfimprove.methods.spin.training import finetune_pairs
 from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -35,22 +38,36 @@ def on_experts(stage: Stage[SpinParams], control: SftControl | None) -> None:
 
 def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
     """Self-play against the model that training starts from, or DPO on outcomes with it as the reference."""
-    from selfimprove.pipeline.pair_finetuning import train_pairs_and_publish
-
-    spin = stage.params
+    spin, name = stage.params, stage.item
     if control is not None:
         start, file, ancestors = "base", f"{control.source}/train/outcome", 0
         cfg = control.finetune.model_copy(update={"max_tokens": budget_of(stage, "spin", control.match)})
     else:
         row = stage.pick(spin.iterations)
-        start, file, cfg = row.init_from, f"{stage.item}/train/pairs", row.finetune
-        ancestors = lineage_tokens(stage, "spin", spin.iterations, stage.item)
+        start, file, cfg = row.init_from, f"{name}/train/pairs", row.finetune
+        ancestors = lineage_tokens(stage, "spin", spin.iterations, name)
     model = stage.input(f"models/spin/{start}")
     check_template(model, spin.prompt.format)
     pairs = read_jsonl(stage.input(f"data/spin/{file}.jsonl"), Pair)
     stage.narrow(cfg)
 
-    train_pairs_and_publish(stage, "spin", model, pairs, cfg, ancestors=ancestors)
+    with stage.progress(0) as progress:
+        report = finetune_pairs(
+            model,
+            model,
+            pairs,
+            stage.output(f"models/spin/{stage.place}"),
+            cfg,
+            scratch=stage.scratch,
+            seed=stage.run.seed,
+            threads=stage.run.threads,
+            progress=progress.reach,
+        )
+    stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
+    metrics = report.model_dump(mode="json", exclude={"timing", "curve"})
+    metrics["lineage_tokens"] = ancestors + report.real_tokens
+    write_json(stage.output(f"results/spin/{name}/train.json"), metrics)
+    write_csv(stage.output(f"results/spin/{name}/loss.csv"), report.curve)
 
 
 if __name__ == "__main__":
