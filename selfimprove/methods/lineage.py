@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
-TAKEN = ("base", "tasks", "controls")
+TAKEN = ("base", "tasks")
 """Folders beside which every iteration and control has one of its own name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from selfimprove.core.outcomes import Outcome, compare
 from selfimprove.core.params import Section
 from selfimprove.core.records import read_jsonl
-from selfimprove.methods.rows import group_of, place
 
 
 class Matched(Protocol):
@@ -56,7 +55,7 @@ def summarise(
     Args:
         params: the method's section.
         rows: name -> what it is, in the table's order.
-        results: the folder with one folder a row (train.json) and its place (metrics.json, outcomes.jsonl).
+        results: the folder with one folder a row (metrics.json, outcomes.jsonl and, unless it only plays, train.json).
         columns: metrics that the table shows with their standard errors and compares.
         solid: rows that are the method itself, drawn in solid lines.
         rates: metric -> heading of further metrics that the table shows without error.
@@ -66,20 +65,20 @@ def summarise(
         Among the rest ``unlike_last``, if there are any: control -> the iteration whose tokens it read, which is not
         the last one.
     """
-    agents = group_of(params, "agents")  # they only play
+    agents = getattr(params, "agents", {})  # they only play
     found: dict[str, Any] = {}
     outcomes: dict[str, list[Outcome]] = {}
     for name, text in rows.items():
-        folder = results / place(params, name)
+        folder = results / name
         outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
-        trained = {"real_tokens": 0, "steps": 0} if name in agents else _json(results / name / "train.json")
+        trained = {"real_tokens": 0, "steps": 0} if name in agents else _json(folder / "train.json")
         found[name] = {
             "what": text,
             "metrics": _json(folder / "metrics.json"),
             "training_tokens": trained["real_tokens"],
             "training_steps": trained.get("steps", trained.get("iterations")),
         }
-    unlike = {name: one.match for name, one in group_of(params, "controls").items() if one.match != last}
+    unlike = {name: one.match for name, one in getattr(params, "controls", {}).items() if one.match != last}
     return {
         **({"unlike_last": unlike} if unlike else {}),
         "columns": list(columns),

@@ -63,7 +63,7 @@ def train_and_publish(
         Where the new model lies until the stage ends.
     """
     name = stage.item
-    out = stage.output(f"models/{method}/{stage.place}")
+    out = stage.output(f"models/{method}/{name}")
     with stage.progress(0) as progress:
         report = finetune(
             model,

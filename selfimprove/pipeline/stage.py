@@ -30,7 +30,6 @@ from selfimprove.core.publish import link_copy, make_durable, publish, write_jso
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.progress import StageProgress
-from selfimprove.methods.rows import GROUPS, group_of, place
 from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.closure import manifest
 from selfimprove.pipeline.lock import stage_lock
@@ -127,11 +126,6 @@ class Stage(Generic[S]):
         place.parent.mkdir(parents=True, exist_ok=True)
         self._outputs[Path(path)] = place
         return place
-
-    @property
-    def place(self) -> str:
-        """Where the item lies below ``models/<method>`` and ``results/<method>``."""
-        return place(self.params, self.item)
 
     def pick(self, entries: Mapping[str, T]) -> T:
         """The params entry named by the item.
@@ -271,9 +265,6 @@ def stage(
 
     Without the argument the item is that of the stage which DVC says it runs.
 
-    ``python -m stages.rise.evaluate controls`` runs it for one control after the other. Each is a run of its own, with
-    its own identity, scratch and timing: those that did not change since are only published again.
-
     ``heavy``: it imports torch, so a helper that has done so already runs it where it may (``pipeline.warm``).
 
     Exit codes: 0 done; 2 something the user can correct, said in one sentence; anything else is a fault of ours, with
@@ -295,6 +286,7 @@ def stage(
                 work(full, item, since, script)
 
         def work(full: str, item: str, since: float, script: Path) -> None:
+            shown = os.environ.get(DVC_STAGE, full)  # a control's is not named after its script
             try:
                 if DVC_STAGE in os.environ:
                     dvc_files.keep()
@@ -302,29 +294,22 @@ def stage(
                 run = load_section(values, "run", RunParams, str(PARAMS_FILE))
                 params = load_section(values, section, schema, str(PARAMS_FILE))
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
-                if item not in GROUPS:
-                    _run(Stage(full, item, run, params, script, tracking), main, since)
-                    return
-                Path("results", section, item).mkdir(parents=True, exist_ok=True)  # there may be no entry
-                for entry in group_of(params, item):
-                    full = f"{name}@{entry}"
-                    _run(Stage(full, entry, run, params, script, tracking), main, since)
-                    since = time.time()
+                _run(Stage(full, item, run, params, script, tracking), main, since)
             except UserError as error:
-                print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
+                print(f"{shown}: {' '.join(str(error).split())}", file=sys.stderr)
                 sys.exit(2)
             except Exception as error:
                 full_disk = _full_disk(error)
                 if full_disk is None:
                     raise
                 print(
-                    f"{full}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
+                    f"{shown}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
                     "output was touched.",
                     file=sys.stderr,
                 )
                 sys.exit(2)
             except KeyboardInterrupt:
-                print(f"{full}: stopped; run again to go on from here.", file=sys.stderr)
+                print(f"{shown}: stopped; run again to go on from here.", file=sys.stderr)
                 sys.exit(130)
 
         return command

@@ -1,4 +1,4 @@
-"""agent_r-evaluate@<iteration>, agent_r-base-evaluate, agent_r-control-evaluate (one by one): a model plays.
+"""agent_r-evaluate@<iteration>, agent_r-base-evaluate, agent_r-control-evaluate@<control>: a model plays.
 
 The base plays twice: its own failures are the bad beginnings from which every model goes on.
 """
@@ -24,7 +24,7 @@ BEGINNINGS = "data/agent_r/beginnings.jsonl"
 
 @stage("agent_r-evaluate", "agent_r", AgentRParams, heavy=True)
 def main(stage: Stage[AgentRParams]) -> None:
-    agent_r, cfg, row = stage.params, stage.params.evaluate, stage.place
+    agent_r, cfg, row = stage.params, stage.params.evaluate, stage.item
     model = stage.input(f"models/agent_r/{row}")
     panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.world_name)[: cfg.limit]
     given = None if row == "base" else read_jsonl(stage.input(BEGINNINGS), Beginning, may_be_empty=True)

@@ -4,7 +4,6 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.summary import agent_r_rows, summarise_agent_r
-from selfimprove.methods.rows import place
 from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -12,8 +11,9 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("agent_r-report", "agent_r", AgentRParams)
 def main(stage: Stage[AgentRParams]) -> None:
     for row in agent_r_rows(stage.params):
-        stage.input(f"results/agent_r/{place(stage.params, row)}")
+        stage.input(f"results/agent_r/{row}")
     summary = summarise_agent_r(stage.params, stage.input("results/agent_r"))
+    stage.narrow(summary)  # what it has of the params
 
     write_json(stage.output("results/summary/agent_r.json"), summary)
     write_json(stage.output("results/headline/agent_r.json"), headline_metrics("agent_r", summary))

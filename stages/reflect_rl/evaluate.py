@@ -1,4 +1,6 @@
-"""reflect_rl-evaluate@<model or agent>: a policy, with its reflection model if it has one, plays a split repeatedly."""
+"""reflect_rl-evaluate@<run>, -base-evaluate, -control-evaluate@<control>, -agent-evaluate@<agent>: a policy, with its
+reflection model if it has one, plays a split repeatedly.
+"""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -23,7 +25,7 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)
 def main(stage: Stage[ReflectRLParams]) -> None:
-    reflect_rl, cfg, name, row = stage.params, stage.params.evaluate, stage.item, stage.place
+    reflect_rl, cfg, name, row = stage.params, stage.params.evaluate, stage.item, stage.item
     folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
     if agent is None:
         reflector = reflect_rl.reflector_of(name)

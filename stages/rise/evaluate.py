@@ -1,4 +1,4 @@
-"""rise-evaluate@<iteration>, rise-base-evaluate, rise-control-evaluate (one by one): a model over turns."""
+"""rise-evaluate@<iteration>, rise-base-evaluate, rise-control-evaluate@<control>: a model over turns."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("rise-evaluate", "rise", RiseParams, heavy=True)
 def main(stage: Stage[RiseParams]) -> None:
-    rise, cfg, row = stage.params, stage.params.evaluate, stage.place
+    rise, cfg, row = stage.params, stage.params.evaluate, stage.item
     env = rise.env.make()
     model = stage.input(f"models/rise/{row}")
     panel = load_panel(stage.input("data/rise/tasks") / f"{cfg.panel}.jsonl", env)[: cfg.limit]

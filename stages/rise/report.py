@@ -4,7 +4,6 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import rise_rows, summarise_rise, turn_rows
-from selfimprove.methods.rows import place
 from selfimprove.methods.summary import headline_metrics
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -12,8 +11,9 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("rise-report", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     for row in rise_rows(stage.params):
-        stage.input(f"results/rise/{place(stage.params, row)}")
+        stage.input(f"results/rise/{row}")
     summary = summarise_rise(stage.params, stage.input("results/rise"))
+    stage.narrow(summary)  # what it has of the params
 
     write_json(stage.output("results/summary/rise.json"), summary)
     write_json(stage.output("results/headline/rise.json"), headline_metrics("rise", summary))

@@ -1,4 +1,4 @@
-"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate (one by one): a model answers."""
+"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate@<control>: a model answers."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("spin-evaluate", "spin", SpinParams, heavy=True)
 def main(stage: Stage[SpinParams]) -> None:
-    spin, cfg, prompt, row = stage.params, stage.params.evaluate, stage.params.prompt, stage.place
+    spin, cfg, prompt, row = stage.params, stage.params.evaluate, stage.params.prompt, stage.item
     model = stage.input(f"models/spin/{row}")
     check_template(model, prompt.format)
     tasks = stage.input("data/spin/tasks")

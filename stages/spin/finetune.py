@@ -56,7 +56,7 @@ def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
             model,
             model,
             pairs,
-            stage.output(f"models/spin/{stage.place}"),
+            stage.output(f"models/spin/{name}"),
             cfg,
             scratch=stage.scratch,
             seed=stage.run.seed,

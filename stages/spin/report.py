@@ -2,7 +2,6 @@
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
-from selfimprove.methods.rows import place
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.summary import spin_rows, summarise_spin
 from selfimprove.methods.summary import headline_metrics
@@ -12,8 +11,9 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("spin-report", "spin", SpinParams)
 def main(stage: Stage[SpinParams]) -> None:
     for row in spin_rows(stage.params):
-        stage.input(f"results/spin/{place(stage.params, row)}")
+        stage.input(f"results/spin/{row}")
     summary = summarise_spin(stage.params, stage.input("results/spin"))
+    stage.narrow(summary)  # what it has of the params
 
     write_json(stage.output("results/summary/spin.json"), summary)
     write_json(stage.output("results/headline/spin.json"), headline_metrics("spin", summary))

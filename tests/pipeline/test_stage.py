@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -155,6 +154,16 @@ def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
     assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
 
 
+def test_a_sentence_names_the_stage_as_dvc_does(
+    work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DVC_STAGE", "small-control@item")
+    work.error = UserError("in.txt: broken; fix it.")
+    with pytest.raises(SystemExit, match="2"):
+        work()
+    assert capsys.readouterr().err == "small-control@item: in.txt: broken; fix it.\n"
+
+
 def test_a_fault_of_ours_keeps_its_traceback_and_touches_nothing(work: Work, folder: Path) -> None:
     work.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
@@ -170,71 +179,6 @@ def test_ctrl_c_says_how_to_go_on(work: Work, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit, match="130"):
         work()
     assert capsys.readouterr().err == "small@item: stopped; run again to go on from here.\n"
-
-
-class Controls:
-    """A stage that plays a control; each entry's value is what it reads of the params."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.done = folder, list[str]()
-        self.broken = ""
-        monkeypatch.setattr("sys.argv", ["stage", "controls"])
-
-    def __call__(self, **entries: int) -> None:
-        (self.folder / "params.yaml").write_text(
-            f"run: {{seed: 1, threads: 1}}\nbase: {json.dumps({'controls': entries})}\n"
-        )
-
-        @stage("small-evaluate", "base", Small)
-        def main(stage: Stage[Small]) -> None:
-            value = stage.pick(stage.params.controls)
-            stage.narrow(value)
-            with stage.journal("work"):
-                self.done.append(stage.item)
-            if stage.item == self.broken:
-                raise UserError("broken; fix it.")
-            stage.output(f"results/base/{stage.place}/metrics.json").write_text(str(value))
-
-        main()
-
-    def published(self) -> dict[str, str]:
-        return {path.parent.name: path.read_text() for path in self.folder.glob("results/base/controls/*/metrics.json")}
-
-
-@pytest.fixture
-def controls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Controls:
-    return Controls(folder, monkeypatch)
-
-
-def test_a_group_s_entries_run_one_after_the_other_each_with_its_own_identity(controls: Controls, folder: Path) -> None:
-    controls(a=1, b=2)
-    assert (controls.done, controls.published()) == (["a", "b"], {"a": "1", "b": "2"})
-    shutil.rmtree(folder / "results")  # as DVC does before it runs a stage
-    controls(a=1, b=3, c=4)
-    assert (controls.done, controls.published()) == (["a", "b", "b", "c"], {"a": "1", "b": "3", "c": "4"})
-    shutil.rmtree(folder / "results")
-    controls(c=4)
-    assert (controls.done[4:], controls.published()) == ([], {"c": "4"})
-    timings = {path.stem for path in (folder / ".scratch/timing").iterdir()}
-    assert timings == {"small-evaluate@a", "small-evaluate@b", "small-evaluate@c"}
-
-
-def test_a_group_that_breaks_off_keeps_what_was_done_and_names_the_entry(
-    controls: Controls, capsys: pytest.CaptureFixture[str]
-) -> None:
-    controls.broken = "b"
-    with pytest.raises(SystemExit, match="2"):
-        controls(a=1, b=2, c=3)
-    assert capsys.readouterr().err == "small-evaluate@b: broken; fix it.\n"
-    controls.broken = ""
-    controls(a=1, b=2, c=3)
-    assert controls.done == ["a", "b", "b", "c"]
-    assert controls.published() == {"a": "1", "b": "2", "c": "3"}
-
-
-def test_a_group_without_entries_leaves_its_folder(controls: Controls, folder: Path) -> None:
-    controls()
-    assert (controls.done, list((folder / "results/base/controls").iterdir())) == ([], [])
 
 
 def run(body: Callable[[Stage[Small]], object]) -> None:

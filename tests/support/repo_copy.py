@@ -10,8 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "dvc.yaml", ".dvcignore",
-         ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore",
-         *(f"models/{method}/controls/README.md" for method in ("rise", "agent_r", "spin")))  # fmt: skip
+         ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore")  # fmt: skip
 
 
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:

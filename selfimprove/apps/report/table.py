@@ -47,7 +47,6 @@ def main() -> None:
         for part in fitted(table, console):
             console.print(part)
     console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
-    console.print("(a control's: results/<method>/controls/<row>/, an agent's: results/<method>/agents/<row>/)")
 
 
 def read_summaries(methods: Sequence[str]) -> dict[str, Any]:

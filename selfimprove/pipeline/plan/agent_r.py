@@ -41,8 +41,11 @@ def works(agent_r: AgentRParams) -> list[Work]:
     for key, control in agent_r.controls.items():
         place = f"agent_r.controls.{key}.finetune"
         training = supervised(place, control.finetune, 0, budget=tokens[control.match])
-        found.append(Work(f"agent_r-control-finetune@{key}", training=training))
-    return [*found, Work("agent_r-control-evaluate", _evaluation(agent_r), rows=len(agent_r.controls))]
+        found += [
+            Work(f"agent_r-control-finetune@{key}", training=training),
+            Work(f"agent_r-control-evaluate@{key}", _evaluation(agent_r)),
+        ]
+    return found
 
 
 def _trees(agent_r: AgentRParams, cfg: SearchParams) -> int:

@@ -89,8 +89,8 @@ def estimate(
     serving = _serving(loaded)
     learning = Memory() if trained is None else _learning(trained)
     peak = serving + learning if work.together else max(serving, learning, key=lambda part: part.total)
-    read = sum(call.read for call in work.calls if call.engine in local) * work.rows
-    written = sum(call.written for call in work.calls if call.engine in local) * work.rows
+    read = sum(call.read for call in work.calls if call.engine in local)
+    written = sum(call.written for call in work.calls if call.engine in local)
     hours, at = _hours(work, loaded, trained, shapes, machine)
     if work.training is not None:
         read += work.training.tokens + work.training.scored
@@ -159,7 +159,7 @@ def _hours(
     seconds, shares = 0.0, []
     for call in work.calls:
         if call.engine in loaded:
-            seconds += engine_seconds(call, loaded[call.engine], shapes[call.engine], machine) * work.rows
+            seconds += engine_seconds(call, loaded[call.engine], shapes[call.engine], machine)
             shares = [f"{inference.COMPUTE:.0%}", f"{inference.TRAFFIC:.0%}"]
     if trained is not None:
         seconds += trained.seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.envs.autoexplore.world import AutoExploreParams
-from selfimprove.methods.reflect_rl.params import EvaluateParams, Iteration, ReflectRLParams
+from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
 
@@ -50,7 +50,13 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
             Work(f"reflect_rl-control-finetune@{key}", training=training),
             Work(f"reflect_rl-control-evaluate@{key}", evaluation(key)),
         ]
-    return [*found, Work("reflect_rl-agent-evaluate", _agents(reflect_rl, panels), rows=1)]
+    return [
+        *found,
+        *(
+            Work(f"reflect_rl-agent-evaluate@{key}", _agent(reflect_rl, panels, agent))
+            for key, agent in reflect_rl.agents.items()
+        ),
+    ]
 
 
 def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
@@ -144,18 +150,13 @@ def _evaluation(reflect_rl: ReflectRLParams, panels: dict[str, int], *, advised:
     return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised, policy=cfg.engine)
 
 
-def _agents(reflect_rl: ReflectRLParams, panels: dict[str, int]) -> tuple[Calls, ...]:
-    """Chat models as players: one request a step, or two with an analysis before."""
-    calls = []
-    for agent in reflect_rl.agents.values():
-        if agent.engine is None:
-            continue
-        episodes = _games(reflect_rl, panels, agent.eval_reps or reflect_rl.evaluate.eval_reps)
-        turns = reflect_rl.env.horizon * (1 if agent.kind == "direct" else 2)
-        kept = STATE // 2 if agent.kind == "react" else 0  # react alone has one dialogue over the whole episode
-        engines, at_once = reflect_rl.engines, reflect_rl.evaluate.concurrency
-        if kept:
-            calls.append(grow(engines, agent.engine, episodes, turns, STATE, kept, agent.max_tokens, at_once=at_once))
-        else:
-            calls.append(ask(engines, agent.engine, episodes * turns, STATE, agent.max_tokens, at_once=at_once))
-    return tuple(calls)
+def _agent(reflect_rl: ReflectRLParams, panels: dict[str, int], agent: Agent) -> tuple[Calls, ...]:
+    """A chat model as a player: one request a step, or two with an analysis before. Others ask nobody."""
+    if agent.engine is None:
+        return ()
+    episodes = _games(reflect_rl, panels, agent.eval_reps or reflect_rl.evaluate.eval_reps)
+    turns = reflect_rl.env.horizon * (1 if agent.kind == "direct" else 2)
+    engines, at_once = reflect_rl.engines, reflect_rl.evaluate.concurrency
+    if agent.kind == "react":  # it alone has one dialogue over the whole episode
+        return (grow(engines, agent.engine, episodes, turns, STATE, STATE // 2, agent.max_tokens, at_once=at_once),)
+    return (ask(engines, agent.engine, episodes * turns, STATE, agent.max_tokens, at_once=at_once),)

@@ -38,8 +38,11 @@ def works(rise: RiseParams) -> list[Work]:
     for key, control in rise.controls.items():
         place = f"rise.controls.{key}.finetune"
         training = supervised(place, control.finetune, 0, budget=tokens[control.match])
-        found.append(Work(f"rise-control-finetune@{key}", training=training))
-    return [*found, Work("rise-control-evaluate", _evaluation(rise), rows=len(rise.controls))]
+        found += [
+            Work(f"rise-control-finetune@{key}", training=training),
+            Work(f"rise-control-evaluate@{key}", _evaluation(rise)),
+        ]
+    return found
 
 
 def _problems(cfg: GenerateParams) -> int:

@@ -39,8 +39,11 @@ def works(spin: SpinParams) -> list[Work]:
         items = own[control.source] if isinstance(control, OutcomeControl) else spin.tasks.train
         place = f"spin.controls.{key}.finetune"
         training = supervised(place, control.finetune, items, budget=tokens[control.match])
-        found.append(Work(f"spin-control-finetune@{key}", training=training))
-    return [*found, Work("spin-control-evaluate", _evaluation(spin), rows=len(spin.controls))]
+        found += [
+            Work(f"spin-control-finetune@{key}", training=training),
+            Work(f"spin-control-evaluate@{key}", _evaluation(spin)),
+        ]
+    return found
 
 
 def _questions(cfg: PlayParams, panel: int) -> int:

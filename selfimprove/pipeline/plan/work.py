@@ -56,14 +56,13 @@ class Training:
 
 @dataclass(frozen=True)
 class Work:
-    """A stage. ``together``: engines and training hold their memory at the same time; ``rows``: how many models it
-    plays, one after the other; ``base``: it fetches or makes the model that the method starts from."""
+    """A stage. ``together``: engines and training hold their memory at the same time; ``base``: it fetches or makes the
+    model that the method starts from."""
 
     stage: str
     calls: tuple[Calls, ...] = ()
     training: Training | None = None
     together: bool = False
-    rows: int = 1
     base: bool = False
 
 

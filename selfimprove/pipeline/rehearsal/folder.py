@@ -31,7 +31,6 @@ LINKED = (
     ".dvc/plots",
     ".dvcignore",
     ".venvs",
-    *(f"models/{method}/controls/README.md" for method in ("rise", "agent_r", "spin")),
 )
 LOCAL_CONFIG = "[core]\n    no_scm = true\n[cache]\n    dir = cache\n"
 

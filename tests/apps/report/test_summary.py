@@ -24,7 +24,6 @@ from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
-from selfimprove.methods.rows import place
 from tests.support.profiles import profile
 
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
@@ -45,7 +44,7 @@ def solved(row: int, problem: int) -> float:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     for number, row in enumerate(ROWS):
-        folder = tmp_path / place(params(), row)
+        folder = tmp_path / row
         folder.mkdir(parents=True)
         outcomes = [Outcome(id=f"p{i}", values=dict.fromkeys(COLUMNS, solved(number, i))) for i in range(100)]
         write_jsonl(folder / "outcomes.jsonl", outcomes[::-1] if number % 2 else outcomes)  # pairs are by id
@@ -56,8 +55,7 @@ def results(tmp_path: Path) -> Path:
             "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
         }  # fmt: skip
         (folder / "metrics.json").write_text(json.dumps(metrics))
-        (tmp_path / row).mkdir(exist_ok=True)
-        (tmp_path / row / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
+        (folder / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
     return tmp_path
 
 
@@ -91,7 +89,7 @@ def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(result
 
 
 def test_runs_over_different_panels_are_not_compared(results: Path) -> None:
-    write_jsonl(results / "controls/more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
+    write_jsonl(results / "more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
     with pytest.raises(UserError, match="evaluate both on the same panel"):
         summarise_rise(params(), results)
 
@@ -106,7 +104,7 @@ def test_rise_13_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_tur
     results: Path, tmp_path: Path
 ) -> None:
     for row in ROWS:
-        file = results / place(params(), row) / "metrics.json"
+        file = results / row / "metrics.json"
         metrics = json.loads(file.read_text())
         kept = {name: metric for name, metric in metrics.items() if not name.startswith(("accuracy@", "m1@t5"))}
         solved_by = {f"p1@t{turn}": metrics["p1@t5"] for turn in range(2, 6)}

@@ -12,7 +12,6 @@ from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import mean_and_error, write_jsonl
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.summary import curves, reflect_rl_rows, summarise_reflect_rl
-from selfimprove.methods.rows import place
 
 ENGINE = {"engine": "transformers"}
 PARAMS = ReflectRLParams.model_validate(
@@ -40,9 +39,8 @@ PARAMS = ReflectRLParams.model_validate(
 def results(tmp_path: Path) -> Path:
     """What the stages leave for every row; in each, one task more succeeds than in the row before."""
     for better, name in enumerate(reflect_rl_rows(PARAMS)):
-        folder, own = tmp_path / place(PARAMS, name), tmp_path / name
-        for one in (folder, own):
-            one.mkdir(parents=True, exist_ok=True)
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
         wins = [float(task < better) for task in range(6)]
         rows = [Outcome(id=f"taxi-{i}", values={"success": win, "cost": 1 - win}) for i, win in enumerate(wins)]
         write_jsonl(folder / "outcomes.jsonl", rows)
@@ -51,10 +49,10 @@ def results(tmp_path: Path) -> Path:
         (folder / "metrics.json").write_text(json.dumps(metrics))
         trained = {"real_tokens": 1000, "iterations" if name in PARAMS.iterations else "steps": 4}
         if name != "chance":
-            (own / "train.json").write_text(json.dumps(trained))
+            (folder / "train.json").write_text(json.dumps(trained))
         if name in PARAMS.iterations:
             lines = "".join(f"{i},{i / 10},{-i},{'' if i == 2 else i}\n" for i in range(1, 5))
-            (own / "curves.csv").write_text("step,success,cost,loss\n" + lines)
+            (folder / "curves.csv").write_text("step,success,cost,loss\n" + lines)
     return tmp_path
 
 

@@ -3,7 +3,6 @@
 import json
 
 from selfimprove.core.records import write_jsonl
-from selfimprove.methods.rows import place
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.summary import spin_rows, summarise_spin
@@ -21,7 +20,7 @@ def test_spin_49_differences_are_paired_and_the_plot_stands_controls_where_they_
     spin = SpinParams.model_validate(section())
     wrong = [" t\nAction: finish[Kesby]"]
     for name in spin_rows(spin):
-        folder = tmp_path / place(spin, name)
+        folder = tmp_path / name
         folder.mkdir(parents=True)
         episodes = [
             played(REPLIES if name == "iter1" or not n else wrong, question=QUESTION.model_copy(update={"id": f"q{n}"}))
@@ -29,8 +28,7 @@ def test_spin_49_differences_are_paired_and_the_plot_stands_controls_where_they_
         ]
         write_jsonl(folder / "outcomes.jsonl", outcomes(episodes))
         (folder / "metrics.json").write_text(json.dumps(evaluate_metrics(episodes)))
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "train.json").write_text('{"real_tokens": 10, "steps": 2}')
+        (folder / "train.json").write_text('{"real_tokens": 10, "steps": 2}')
     summary = summarise_spin(spin, tmp_path)
     assert (summary["last"], summary["last_minus"]["base"]["em"]["mean"]) == ("iter1", 0.75)
     assert summary["last_minus"]["base"]["em"]["n"] == 4
