@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from tests.support.repo_copy import ROOT, copy_repo, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -20,6 +24,11 @@ METHODS = ("rise", "agent_r")
 CONTROLS = {"rise": ["more_sft", "single_turn", "unweighted"], "agent_r": ["more_sft", "good_only", "direct"]}
 COLUMNS = {"rise": ("m1@t1", "m5@t1", "m1@t5", "p1@t5"), "agent_r": ("score", "success", "steps", "invalid")}
 PLOTS = {"rise": "rise-accuracy-by-turn", "agent_r": "agent_r-score-by-iteration"}
+
+
+ANYWHERE = {"tracking", "run.max_blocked"}
+"""Params that change no output."""
+MISSING = object()
 
 
 def ran(output: str) -> set[str]:
@@ -54,8 +63,44 @@ def both(*names: str) -> set[str]:
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = copy_repo(tmp_path_factory.mktemp("repo"))
-    run(folder, *WARM, "dvc", "repro")
+    run(folder, *WARM, "dvc", "repro", PYTHONPATH=str(ROOT / "tests/support/reads"))  # stages write down what they read
     return folder
+
+
+def test_dvc_yaml_names_every_file_and_param_that_a_stage_reads(repo: Path) -> None:
+    params = YAML(typ="safe", pure=True).load(repo / "params.yaml")
+    stages = YAML(typ="safe", pure=True).load(repo / "dvc.lock")["stages"]
+    assert {path.name for path in (repo / ".scratch/reads").iterdir()} == set(stages)
+    assert [
+        fault for stage in stages if stage != "inputs" for fault in undeclared(repo, stage, stages[stage], params)
+    ] == []
+
+
+def undeclared(repo: Path, name: str, stage: dict[str, Any], params: dict[str, Any]) -> Iterator[str]:
+    """What a stage read, as ``tests/support/reads`` wrote it down, and does not say in dvc.yaml."""
+    named = set(stage.get("params", {}).get("params.yaml", {})) | ANYWHERE
+    files = [entry["path"] for kind in ("deps", "outs") for entry in stage.get(kind, [])]
+    for line in (repo / ".scratch/reads" / name).read_text().splitlines():
+        kind, what = line.split(" ", 1)
+        if kind == "file" and not any(what == file or what.startswith(f"{file}/") for file in files):
+            yield f"{name} reads {what}"
+        for key in [what, *shared_by(what, params)] if kind == "param" else ():
+            if not any(key == one or key.startswith(f"{one}.") for one in named):
+                yield f"{name} reads {key} ({what})"
+
+
+def shared_by(key: str, params: dict[str, Any]) -> list[str]:
+    """The shared settings that a training's value may come from: none if the training has a value of its own."""
+    node: Any = params
+    for part in key.split("."):
+        node = node.get(part, MISSING) if isinstance(node, dict) else MISSING
+    method, _, place = key.partition(".")
+    if node is not MISSING or method not in METHOD_SCHEMAS:
+        return []
+    takers = METHOD_SCHEMAS[method].takers(params[method]).items()
+    return [
+        f"{method}.{one}" for taker, keys in takers if fnmatch(place, f"{taker.removesuffix('?')}.*") for one in keys
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)

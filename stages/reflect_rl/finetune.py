@@ -9,7 +9,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
-from selfimprove.methods.reflect_rl.start import check_environment, check_reflector, mark_environment
+from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.methods.reflect_rl.tasks import load_panel
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -17,7 +17,6 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams, heavy=True)
 def main(stage: Stage[ReflectRLParams]) -> None:
     reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
-    check_reflector(reflect_rl, name)
     policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]
     assert isinstance(policy, TransformersEngineConfig)  # the params refuse others
     tasks = stage.input("data/reflect_rl/tasks")

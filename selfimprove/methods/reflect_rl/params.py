@@ -18,7 +18,7 @@ from selfimprove.engines.config import (
 )
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.registry import ListedSection
-from selfimprove.methods.lineage import TAKEN, check_known, check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
 from selfimprove.methods.trained import Trained
@@ -187,12 +187,13 @@ class ReflectRLParams(Trained):
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:
         kinds = {kind: getattr(self, kind) for kind in ("sft", "iterations", "controls", "agents")}
-        check_names(kinds, taken=(*TAKEN, "agents"))
+        check_names(kinds)
         for key, run in self.iterations.items():
             check_known(f"iterations.{key}.init", "model", run.init, [*self.sft, *self.iterations])
             self.lineage(key)
             if run.reflector is not None:
                 self._is_reflector(f"iterations.{key}.reflector", run.reflector)
+            self._is_advised(key)
         for key, control in self.controls.items():
             check_known(f"controls.{key}.init", "model", control.init, self.sft)
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
@@ -264,6 +265,15 @@ class ReflectRLParams(Trained):
             raise ValueError(
                 f"{place}: {name!r} has not learnt to reflect; name one of sft whose data is sft_reflection "
                 f"({', '.join(reflectors) or 'there is none yet'})"
+            )
+
+    def _is_advised(self, run: str) -> None:
+        """A policy that was trained on reflections is not trained further without a reflection model (L26)."""
+        first = self.iterations[self.lineage(run)[0]].init
+        if self.sft[first].data.startswith("sft_policy") and self.iterations[run].advisor is None:
+            raise ValueError(
+                f"iterations.{run}: {first!r} has learnt to act on reflections, but the run has no reflection model; "
+                "name one as reflector, or start from a policy that was trained on the set sft"
             )
 
     def lineage(self, name: str) -> list[str]:

@@ -18,7 +18,6 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import Message
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import Spelling, label_ids
-from selfimprove.methods.reflect_rl.params import ReflectRLParams
 
 MARK = "environment.json"
 
@@ -58,18 +57,3 @@ def check_labels(folder: Path, env: EnumeratedEnv, template: str | None) -> dict
     chat = ChatFormat.load(folder, template)
     ids = label_ids(env.labels, lambda label: chat.content_ids(Message(role="assistant", content=label)))
     return dict(zip(env.labels, ids, strict=True))
-
-
-def check_reflector(params: ReflectRLParams, run: str) -> None:
-    """Refuse a policy that was trained on reflections and has no reflection model.
-
-    Raises:
-        UserError: the run goes on from such a policy and names no reflector.
-    """
-    first = params.iterations[params.lineage(run)[0]].init
-    taught = first in params.sft and params.sft[first].data.startswith("sft_policy")
-    if taught and params.iterations[run].advisor is None:
-        raise UserError(
-            f"reflect_rl.iterations.{run}: {first!r} has learnt to act on reflections, but the run has no reflection "
-            "model; name one as reflector, or start from a policy that was trained on the set sft."
-        )

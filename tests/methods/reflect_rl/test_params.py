@@ -65,7 +65,7 @@ def test_reflect_rl_08_trap_a_reflector_is_implied_by_naming_it():
 
 
 def test_reflect_rl_49_a_run_inherits_its_start_from_its_parent():
-    runs = {"a": {"init": "policy"}, "b": {"init": "a"}, "c": {"init": "b"}}
+    runs = {"a": {"init": "plain"}, "b": {"init": "a"}, "c": {"init": "b"}}
     assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
 
 
