@@ -212,7 +212,7 @@ def moody(failing: set[int]) -> Callable[[Seen], Reply]:
     return lambda seen: Reply(400, b'{"error": {"message": "no"}}') if next(numbers) in failing else echo(seen)
 
 
-def test_rise_19_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_for_those_alone(
+def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_for_those_alone(
     bench: Workbench, tmp_path: Path
 ) -> None:
     with endpoint(then=moody({2, 4})) as server:
@@ -226,9 +226,7 @@ def test_rise_19_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rer
     assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
-def test_rise_19_blocked_episodes_are_told_and_asked_for_again_after_publication(
-    bench: Workbench, tmp_path: Path
-) -> None:
+def test_blocked_episodes_are_told_and_asked_for_again_after_publication(bench: Workbench, tmp_path: Path) -> None:
     with endpoint(then=moody({3})) as server:
         changes = {**remote(base_url=server.url, api_key_env=None), "run": {"max_blocked": 0.2}}
         folder = bench.copy(tmp_path / "bench", changes)

@@ -156,14 +156,14 @@ def test_reflect_rl_and_spin_have_their_rows_too_and_one_table_ends_with_all_met
     assert all(f" {row} " in last for row in rows)
 
 
-def test_reflect_rl_40_and_spin_40_what_must_not_change_is_asserted_in_the_run(repo: Path) -> None:
+def test_and_spin_40_what_must_not_change_is_asserted_in_the_run(repo: Path) -> None:
     trained = json.loads((repo / "results/reflect_rl/reflect_rl/train.json").read_text())
     assert trained["reflector_hash"]
     first = json.loads((repo / "results/spin/iter0/train.json").read_text())["first"]
     assert first["rewards/margins"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_agent_r_32_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
+def test_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
     for row in ("iter1", "iter2"):
         metrics = json.loads((repo / f"results/agent_r/{row}/convert.json").read_text())
         assert metrics["revision_examples"] > 0

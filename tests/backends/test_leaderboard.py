@@ -60,7 +60,7 @@ def choice_rows(local: harness.Loaded) -> tuple[list[dict[str, Any]], list[dict[
     return list(data["train"]), list(data["test"])
 
 
-def test_spin_50_the_local_choice_is_what_a_plain_forward_pass_finds(
+def test_the_local_choice_is_what_a_plain_forward_pass_finds(
     model_dir: Path, local: harness.Loaded, found: tuple[Results, Path]
 ) -> None:
     """Of our prompt, scored token by token with transformers: the answer likeliest per character of its text."""
@@ -90,7 +90,7 @@ def test_spin_50_the_local_choice_is_what_a_plain_forward_pass_finds(
     assert 0 < metric.value < 1, "a random model is neither always right nor always wrong"
 
 
-def test_spin_50_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Path]) -> None:
+def test_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Path]) -> None:
     [path] = found[1].glob("*.json")
     assert path.stem == results.label(str(model_dir))
     assert results.read(path) == found[0]
@@ -99,7 +99,7 @@ def test_spin_50_the_file_holds_what_was_found(model_dir: Path, found: tuple[Res
     assert found[0].mean is None
 
 
-def test_spin_50_nothing_is_evaluated_twice_and_other_weights_are(
+def test_nothing_is_evaluated_twice_and_other_weights_are(
     model_dir: Path, local: harness.Loaded, found: tuple[Results, Path], tmp_path: Path
 ) -> None:
     [path] = found[1].glob("*.json")
@@ -140,7 +140,7 @@ class Solver:
         return Inner()
 
 
-def test_spin_50_right_answers_score_one(local: harness.Loaded) -> None:
+def test_right_answers_score_one(local: harness.Loaded) -> None:
     from lm_eval import simple_evaluate
 
     _, test = choice_rows(local)
@@ -187,7 +187,7 @@ def invented(path: str, name: str | None = None, **_: Any) -> Any:
     return DatasetDict({split: Dataset.from_list(rows(count)) for split, count in splits.items()})
 
 
-def test_spin_50_the_six_run_with_their_examples_and_metrics(
+def test_the_six_run_with_their_examples_and_metrics(
     model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import datasets
@@ -207,7 +207,7 @@ def test_spin_50_the_six_run_with_their_examples_and_metrics(
     assert json.loads(path.read_text())["mean"] == found.mean
 
 
-def test_spin_50_data_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     def unreachable(*_: Any, **__: Any) -> Any:
@@ -218,7 +218,7 @@ def test_spin_50_data_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatc
         harness.load_tasks([task for task in LEADERBOARD if task.name == "gsm8k"])
 
 
-def test_spin_50_a_broken_model_is_named(model_dir: Path, tmp_path: Path) -> None:
+def test_a_broken_model_is_named(model_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
     with pytest.raises(UserError, match="can't be loaded"):
         harness.load_model(str(tmp_path), device="cpu", dtype="auto", batch_size=1)
@@ -231,7 +231,7 @@ def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_spin_50_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Path, tmp_path: Path) -> None:
+def test_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Path, tmp_path: Path) -> None:
     done = command(tmp_path, str(model_dir), "--limit", "8")
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
@@ -242,7 +242,7 @@ def test_spin_50_offline_the_local_tasks_are_asked_and_it_says_so(model_dir: Pat
     assert re.search(r"tiny\*\s+\d+\.\d\d±", done.stdout), done.stdout
 
 
-def test_spin_50_what_was_asked_for_by_name_is_not_replaced(model_dir: Path, tmp_path: Path) -> None:
+def test_what_was_asked_for_by_name_is_not_replaced(model_dir: Path, tmp_path: Path) -> None:
     done = command(tmp_path, str(model_dir), "--tasks", "leaderboard")
     assert done.returncode == 2
     assert "its data set is not cached here" in done.stderr

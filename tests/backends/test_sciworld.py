@@ -65,7 +65,7 @@ def muddled(env: SciWorld, task_id: int, seed: int) -> list[str]:
     return actions
 
 
-def test_agent_r_36_the_embedded_table_of_games_is_the_packages(pool):
+def test_the_embedded_table_of_games_is_the_packages(pool):
     from scienceworld.constants import ID2TASK
 
     assert [(task_id, name) for task_id, name, _ in TASKS] == list(ID2TASK.items())
@@ -76,7 +76,7 @@ def test_agent_r_36_the_embedded_table_of_games_is_the_packages(pool):
 
 
 @pytest.mark.parametrize("task_id", [SHORT, LIVING, CIRCUIT, PAINT, SPAN])
-def test_agent_r_36_the_gold_path_reaches_score_one(pool, task_id):
+def test_the_gold_path_reaches_score_one(pool, task_id):
     env = SciWorld(pool)
     env.reset(task_id)
     moves = env.expert()
@@ -88,7 +88,7 @@ def test_agent_r_36_the_gold_path_reaches_score_one(pool, task_id):
     env.close()
 
 
-def test_agent_r_36_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool):
+def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool):
     env = SciWorld(pool)
     assert env.expert() == []
     env.reset(SHORT)
@@ -100,7 +100,7 @@ def test_agent_r_36_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewh
     env.close()
 
 
-def test_agent_r_36_the_first_observation_is_the_task_a_newline_and_a_look_around(pool):
+def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool):
     env = SciWorld(pool)
     description, _, room = env.reset(SHORT).partition("\n")
     assert description.startswith("Your task is to find a(n) non-living thing.")
@@ -110,7 +110,7 @@ def test_agent_r_36_the_first_observation_is_the_task_a_newline_and_a_look_aroun
     env.close()
 
 
-def test_agent_r_08_focus_on_a_wrong_thing_is_a_disaster(pool):
+def test_focus_on_a_wrong_thing_is_a_disaster(pool):
     env = SciWorld(pool)
     env.reset(0)
     step = env.step("focus on agent")
@@ -118,7 +118,7 @@ def test_agent_r_08_focus_on_a_wrong_thing_is_a_disaster(pool):
     env.close()
 
 
-def test_agent_r_36_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool):
+def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool):
     env = SciWorld(pool)
     env.reset(SHORT)
     assert env.step("dance").info["moves"] == 0
@@ -135,7 +135,7 @@ def test_agent_r_36_a_hundred_moves_are_allowed_and_what_is_not_understood_costs
     "action",
     ["", "x" * 10_000, "go " * 3_000, "look\x00 \x1b[31m", "a\nb\r\n", "\ud800", "e 'quoted' \\ \"text\"", "1"],
 )
-def test_agent_r_36_any_text_is_answered(pool, action):
+def test_any_text_is_answered(pool, action):
     env = SciWorld(pool)
     env.reset(SHORT)
     step = env.step(action)
@@ -144,7 +144,7 @@ def test_agent_r_36_any_text_is_answered(pool, action):
     env.close()
 
 
-def test_agent_r_36_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool):
+def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool):
     one, other = pool.simulator(), pool.simulator()
     jvm = one.jvm
 
@@ -166,7 +166,7 @@ def test_agent_r_36_each_environment_of_a_process_has_its_own_chance_and_its_own
     other.close()
 
 
-def test_agent_r_36_episodes_in_one_process_do_not_touch_each_other(pool):
+def test_episodes_in_one_process_do_not_touch_each_other(pool):
     tasks = [SHORT, LIVING, CIRCUIT, PAINT, SPAN]
     alone = SciWorld(pool)
     scripts = {task: muddled(alone, task, task) for task in tasks}
@@ -182,7 +182,7 @@ def test_agent_r_36_episodes_in_one_process_do_not_touch_each_other(pool):
         env.close()
 
 
-def test_agent_r_36_the_raw_call_gives_what_the_packages_step_gives(pool):
+def test_the_raw_call_gives_what_the_packages_step_gives(pool):
     """The package, in a process with our options: its load, its reset, its step with all that it asks for besides."""
     from scienceworld import ScienceWorldEnv
 
@@ -213,7 +213,7 @@ def test_agent_r_36_the_raw_call_gives_what_the_packages_step_gives(pool):
     env.close()
 
 
-def test_agent_r_09_a_restored_snapshot_goes_on_as_the_original(pool):
+def test_a_restored_snapshot_goes_on_as_the_original(pool):
     env, other = SciWorld(pool), SciWorld(pool)
     script = muddled(env, LIVING, 2)
     seen = play(env, LIVING, script[:6])
@@ -225,7 +225,7 @@ def test_agent_r_09_a_restored_snapshot_goes_on_as_the_original(pool):
     other.close()
 
 
-def test_agent_r_39_mapped_actions_are_done_and_told(pool):
+def test_mapped_actions_are_done_and_told(pool):
     env = SciWorld(pool, map_actions=True)
     env.reset(SHORT)
     step = env.step("please open the door to the hallway!")
@@ -237,7 +237,7 @@ def test_agent_r_39_mapped_actions_are_done_and_told(pool):
     env.close()
 
 
-def test_agent_r_36_valid_actions_are_listed_sorted(pool):
+def test_valid_actions_are_listed_sorted(pool):
     env = SciWorld(pool)
     env.reset(SHORT)
     actions = env.valid_actions()
@@ -250,7 +250,7 @@ def test_agent_r_36_valid_actions_are_listed_sorted(pool):
     env.close()
 
 
-def test_agent_r_36_a_tree_grows_in_a_world_and_the_processes_end_with_it():
+def test_a_tree_grows_in_a_world_and_the_processes_end_with_it():
     async def grow(world: SciWorldWorld) -> None:
         root, first = await world.reset(SHORT)
         assert first.startswith("Your task is")
@@ -278,7 +278,7 @@ def test_agent_r_36_a_tree_grows_in_a_world_and_the_processes_end_with_it():
 
 
 @pytest.mark.parametrize("task_id", [SHORT, PAINT])
-def test_agent_r_38_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool, task_id):
+def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool, task_id):
     """Our client at our server, the simulator behind it: every step as the embedded environment's, to the end."""
     embedded = SciWorld(pool)
     first = embedded.reset(task_id)
@@ -310,7 +310,7 @@ def test_agent_r_38_an_episode_on_our_server_goes_by_the_expert_to_score_one(poo
     embedded.close()
 
 
-def test_agent_r_38_what_viewers_ask_for_is_told_and_changes_nothing(pool):
+def test_what_viewers_ask_for_is_told_and_changes_nothing(pool):
     """``/state``, ``/object_tree`` and ``/step_visual`` beside an episode without them."""
     alone = SciWorld(pool)
     script = muddled(alone, LIVING, 3)[:8]
@@ -334,7 +334,7 @@ def test_agent_r_38_what_viewers_ask_for_is_told_and_changes_nothing(pool):
     alone.close()
 
 
-def test_agent_r_36_a_process_that_is_killed_is_replaced():
+def test_a_process_that_is_killed_is_replaced():
     async def run() -> None:
         world = sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
         try:
@@ -350,7 +350,7 @@ def test_agent_r_36_a_process_that_is_killed_is_replaced():
     asyncio.run(run())
 
 
-def test_agent_r_36_outcomes_agree_with_the_simulator(pool):
+def test_outcomes_agree_with_the_simulator(pool):
     simulator = pool.simulator()
     simulator.load(*GAMES[SHORT])
     assert outcome(*simulator.step("open door to hallway")).reward == 0.08

@@ -22,7 +22,7 @@ def none_left() -> Iterator[None]:
     assert java_of(os.getpid()) == []
 
 
-def test_agent_r_36_a_call_that_hangs_ends_the_process(capfd):
+def test_a_call_that_hangs_ends_the_process(capfd):
     pool = JvmPool(1)
     simulator = pool.simulator()
     jvm, pid = simulator.jvm, simulator.jvm.process.pid
@@ -56,12 +56,12 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_agent_r_36_no_java_is_left_however_its_owner_ends(end):
+def test_no_java_is_left_however_its_owner_ends(end):
     """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
     assert gone(child_of(OWNER, end))
 
 
-def test_agent_r_36_java_that_does_not_start_is_told(monkeypatch, tmp_path):
+def test_java_that_does_not_start_is_told(monkeypatch, tmp_path):
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexit 1\n")

@@ -134,7 +134,7 @@ def theirs(
 @pytest.mark.parametrize(
     "changes", [{}, {"beta": 1.0}, {"loss": "hinge"}, {"sft_weight": 0.5, "reduction": "token_mean"}], ids=str
 )
-def test_spin_36_37_loss_gradient_and_figures_are_those_of_trls_dpo(
+def test_loss_gradient_and_figures_are_those_of_trls_dpo(
     models: tuple[Path, Path], pairs: list[EncodedPair], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     cfg = PairParams(**changes)

@@ -264,7 +264,7 @@ class Book:
 
 
 @pytest.mark.parametrize("form", ["alpaca", "chat"])
-def test_spin_27_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None:
+def test_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None:
     from selfimprove.envs.qa.base import Question
     from selfimprove.methods.spin.params import PlayParams
     from selfimprove.methods.spin.play import SpinEpisode, play

@@ -55,9 +55,7 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_reflect_rl_40_the_reflector_through_vllm_says_what_it_says_through_our_engine(
-    llama: Path, tmp_path: Path
-) -> None:
+def test_the_reflector_through_vllm_says_what_it_says_through_our_engine(llama: Path, tmp_path: Path) -> None:
     own = make_job(llama, tmp_path / "own", params(**GREEDY), reflector=True)
     other = make_job(llama, tmp_path / "vllm", params(**GREEDY), reflector=True, reflector_engine=VLLM)
     reports = [learn(own), learn(other)]
@@ -69,7 +67,7 @@ def test_reflect_rl_40_the_reflector_through_vllm_says_what_it_says_through_our_
     assert (own.out_dir / "model.safetensors").read_bytes() == (other.out_dir / "model.safetensors").read_bytes()
 
 
-def test_reflect_rl_51_the_policy_is_evaluated_through_vllm_as_through_our_engine(llama: Path) -> None:
+def test_the_policy_is_evaluated_through_vllm_as_through_our_engine(llama: Path) -> None:
     from selfimprove.engines.factory import make_engine
 
     cfg = EvaluateParams(mask_invalid=True)
@@ -91,7 +89,7 @@ def test_reflect_rl_51_the_policy_is_evaluated_through_vllm_as_through_our_engin
             assert one.entropy == pytest.approx(two.entropy, abs=1e-4)
 
 
-def test_reflect_rl_38_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
+def test_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
     gpt2: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not 4-bit: on a CPU bitsandbytes packs those for inference when they are first read, and they learn no more."""

@@ -168,7 +168,7 @@ def seen(unbroken: Any, revisions: list[Example], tmp_path_factory: pytest.TempP
     return json.loads(printed.stdout.splitlines()[-1])
 
 
-def test_agent_r_30_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own: Any, seen: dict[str, Any]) -> None:
+def test_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own: Any, seen: dict[str, Any]) -> None:
     batches = [(ids, labels) for ids, labels in seen["batches"]]
     assert len(batches) == STEPS * 4
     steps = [batches[start : start + 4] for start in range(0, len(batches), 4)]
@@ -178,7 +178,7 @@ def test_agent_r_30_xtuner_trains_exactly_the_tokens_that_our_trainer_trains(own
     assert sum(token != -100 for _, labels in batches for token in labels) == own[1].trained_tokens
 
 
-def test_agent_r_25_26_xtuners_own_reading_of_our_turns_agrees(
+def test_xtuners_own_reading_of_our_turns_agrees(
     model_dir: Path, revisions: list[Example], seen: dict[str, Any]
 ) -> None:
     ours, _ = encode_examples(revisions, ChatFormat.load(model_dir), 10_000)
@@ -190,7 +190,7 @@ def test_agent_r_25_26_xtuners_own_reading_of_our_turns_agrees(
     assert any(-100 in labels[20:] and labels[-1] != -100 for _, labels in expected), "bad steps, then learnt ones"
 
 
-def test_agent_r_30_losses_weights_and_files_are_those_of_our_trainer(
+def test_losses_weights_and_files_are_those_of_our_trainer(
     own: Any, unbroken: Any, model_dir: Path, examples: list[Example]
 ) -> None:
     (own_folder, own_report, _), (folder, report) = own, unbroken
@@ -255,7 +255,7 @@ finetune(
 """
 
 
-def test_agent_r_30_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
+def test_killed_it_goes_on_from_xtuners_checkpoint_to_the_same_bytes(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
 ) -> None:
     told = {
@@ -351,7 +351,7 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
     assert not (tmp_path / "model").exists()
 
 
-def test_agent_r_31_zero_2_gives_the_same_losses_and_weights(
+def test_zero_2_gives_the_same_losses_and_weights(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
 ) -> None:
     report = run(model_dir, examples, tmp_path, backend="xtuner", launcher=ZERO_2)
@@ -362,7 +362,7 @@ def test_agent_r_31_zero_2_gives_the_same_losses_and_weights(
         assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
 
 
-def test_agent_r_30_adapters_merge_into_a_model_that_loads(
+def test_adapters_merge_into_a_model_that_loads(
     model_dir: Path, examples: list[Example], own: Any, tmp_path: Path
 ) -> None:
     report = run(model_dir, examples, tmp_path, backend="xtuner", lora={"rank": 4, "alpha": 8}, lr=2e-2)
@@ -374,7 +374,7 @@ def test_agent_r_30_adapters_merge_into_a_model_that_loads(
     check_generates(full, model_dir, examples)
 
 
-def test_agent_r_30_what_goes_wrong_over_there_is_one_sentence_here(
+def test_what_goes_wrong_over_there_is_one_sentence_here(
     model_dir: Path, examples: list[Example], tmp_path: Path
 ) -> None:
     broken = Path(shutil.copytree(model_dir, tmp_path / "broken"))

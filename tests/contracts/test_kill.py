@@ -297,7 +297,7 @@ def test_self_play_has_episodes_and_pairs_to_train_on(runner: Runner, rows: Call
     assert (report["steps"], report["pairs"]) == (STEPS, STEPS * 2)
 
 
-def test_reflect_rl_02_a_teachers_questions_become_tasks_and_are_counted(runner: Runner) -> None:
+def test_a_teachers_questions_become_tasks_and_are_counted(runner: Runner) -> None:
     files = runner.whole(ASK).files
     tasks = json.loads(files["data/reflect_rl/tasks/tasks.json"])
     assert {task["filename"] for task in tasks} == set(FILES)
@@ -307,7 +307,7 @@ def test_reflect_rl_02_a_teachers_questions_become_tasks_and_are_counted(runner:
     assert (row["name"], row["files"]) == ("eventlib", 6)
 
 
-def test_reflect_rl_52_a_chat_teachers_words_are_what_is_trained_on(rows: Callable[..., list[Any]]) -> None:
+def test_a_chat_teachers_words_are_what_is_trained_on(rows: Callable[..., list[Any]]) -> None:
     made = rows(TEACH, "data/reflect_rl/trajectories.jsonl", Trajectory)
     assert [one.info for one in made] == ["positive"] * 4 + ["negative0"] * 3
     assert {one.teacher for one in made} == {"m"}

@@ -60,7 +60,7 @@ def test_outputs_that_dvc_deleted_come_back_without_work(
 
 
 @pytest.mark.parametrize("shard", ["2/2", "1", "a/b", "-1/2"])
-def test_rise_22_a_malformed_shard_is_refused(bench: Workbench, tmp_path: Path, shard: str) -> None:
+def test_a_malformed_shard_is_refused(bench: Workbench, tmp_path: Path, shard: str) -> None:
     ran = bench.forks.run(bench.copy(tmp_path / "b"), "rise.generate", "iter1", env={"SELFIMPROVE_SHARD": shard})
     assert ran.code == 2
     assert ran.lines == [

@@ -91,7 +91,7 @@ DIALOGUE = st.lists(TEXT, min_size=2, max_size=6).map(lambda texts: texts[: len(
 
 
 @given(texts=DIALOGUE, generated=st.lists(st.integers(10, 300), max_size=5), finish=st.sampled_from(["stop", "length"]))
-def test_rise_45_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
+def test_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
     chat: ChatFormat, texts: list[str], generated: list[int], finish: str
 ) -> None:
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
@@ -111,7 +111,7 @@ def test_rise_45_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
 
 
 @given(texts=DIALOGUE)
-def test_trap_15_content_cannot_forge_a_role_marker_or_an_end_of_turn(chat: ChatFormat, texts: list[str]) -> None:
+def test_content_cannot_forge_a_role_marker_or_an_end_of_turn(chat: ChatFormat, texts: list[str]) -> None:
     def specials(contents: list[str]) -> list[int]:
         roles = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(contents)]
         return [i for i in chat.encode(roles).ids if i < len(SPECIAL)]
@@ -198,7 +198,7 @@ def test_a_template_may_refuse_some_dialogues_only(tokenizer: Tokenizer) -> None
         chat.encode([Message(role="user", content="a"), Message(role="user", content="b")])
 
 
-def test_rise_45_the_template_is_the_model_s_own_a_named_one_or_a_file(tmp_path: Path) -> None:
+def test_the_template_is_the_model_s_own_a_named_one_or_a_file(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "model")
     own = ChatFormat.load(tmp_path / "model")
     messages = [Message(role="user", content="Hi")]
@@ -236,7 +236,7 @@ def test_padding_has_an_id_of_its_own(tokenizer: Tokenizer) -> None:
     assert without.pad_id == without.end_id
 
 
-def test_rise_36_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
+def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     rise = ChatFormat.load(tmp_path, "rise")
     turns = [("user", "example"), ("assistant", "worked"), ("user", "problem")]

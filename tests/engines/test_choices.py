@@ -73,7 +73,7 @@ def expected(folder: Path, choice: Choice, ids: list[int] | None, temperature: f
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("allowed", [LABELS, None])
-def test_reflect_rl_36_a_choice_carries_the_full_softmax_renormalised_over_what_is_allowed(
+def test_a_choice_carries_the_full_softmax_renormalised_over_what_is_allowed(
     engine: TransformersEngine, folder: Path, allowed: tuple[str, ...] | None, temperature: float
 ) -> None:
     ids = None if allowed is None else [engine.chat.content_ids(Message(role="user", content=x))[0] for x in allowed]
@@ -86,7 +86,7 @@ def test_reflect_rl_36_a_choice_carries_the_full_softmax_renormalised_over_what_
         assert allowed is None or answer.text in allowed
 
 
-def test_reflect_rl_42_choices_of_different_lists_do_not_depend_on_who_else_is_asked(folder: Path) -> None:
+def test_choices_of_different_lists_do_not_depend_on_who_else_is_asked(folder: Path) -> None:
     requests = [ask(i, allowed=LABELS[: 2 + i % 4]) for i in range(20)] + [ask(i, allowed=None) for i in range(4)]
     requests += [ask(i, choice=False, allowed=None, max_tokens=9) for i in range(6)]
     together = run(make_engine(folder), requests)
@@ -98,7 +98,7 @@ def test_reflect_rl_42_choices_of_different_lists_do_not_depend_on_who_else_is_a
     )
 
 
-def test_reflect_rl_34_a_choice_among_outputs_that_are_not_one_token_each_is_refused(
+def test_a_choice_among_outputs_that_are_not_one_token_each_is_refused(
     engine: TransformersEngine,
 ) -> None:
     for allowed in (("0", "12"), ("0", "0"), ()):
@@ -109,7 +109,7 @@ def test_reflect_rl_34_a_choice_among_outputs_that_are_not_one_token_each_is_ref
     assert run(engine, [ask(0)])[0].text in LABELS
 
 
-def test_reflect_rl_34_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_are_kept_free(
+def test_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_are_kept_free(
     engine: TransformersEngine,
 ) -> None:
     long = [Message(role="user", content="Tom reads 12 pages a day. " * 30)]
@@ -122,7 +122,7 @@ def test_reflect_rl_34_a_prompt_too_long_loses_its_left_side_and_the_new_tokens_
     assert short == run(engine, [ask(0)])[0]
 
 
-def test_reflect_rl_42_an_engine_over_a_trainers_weights_follows_them_and_leaves_them_trainable(folder: Path) -> None:
+def test_an_engine_over_a_trainers_weights_follows_them_and_leaves_them_trainable(folder: Path) -> None:
     model = load_causal_lm(folder)
     live = make_engine(folder, model)
     before = run(live, [ask(1), ask(2)])

@@ -68,7 +68,7 @@ def test_the_first_error_ends_the_run_as_itself_and_cancels_the_rest(error: Exce
 
 
 @given(st.lists(st.integers()), st.integers(1, 9))
-def test_rise_22_shards_are_disjoint_and_together_everything(tasks: list[int], count: int) -> None:
+def test_shards_are_disjoint_and_together_everything(tasks: list[int], count: int) -> None:
     parts = [shard_of(list(enumerate(tasks)), (index, count)) for index in range(count)]
     assert sorted(task for part in parts for task in part) == list(enumerate(tasks))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1

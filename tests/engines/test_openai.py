@@ -106,7 +106,7 @@ PASSING: dict[str, Step] = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_rise_18_a_fault_that_passes_is_retried(fault: str) -> None:
+def test_a_fault_that_passes_is_retried(fault: str) -> None:
     with endpoint(PASSING[fault], PASSING[fault]) as server:
         [completions], engine = run(server, ask("hi"))
     assert completions == [Completion("hi #0", "stop")]
@@ -117,7 +117,7 @@ def test_rise_18_a_fault_that_passes_is_retried(fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_rise_19_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
+def test_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
     def step(seen: Seen) -> Reply:
         return PASSING[fault](seen) if seen.body["messages"][-1]["content"] == "bad" else echo(seen)
 
@@ -132,7 +132,7 @@ def test_rise_19_a_fault_that_stays_fails_its_request_only(fault: str) -> None:
     assert (engine.stats.retries, engine.stats.failures, engine.stats.completions) == (2, 1, 2)
 
 
-def test_rise_18_a_call_that_takes_too_long_is_given_up_and_tried_again() -> None:
+def test_a_call_that_takes_too_long_is_given_up_and_tried_again() -> None:
     release = threading.Event()
 
     def hang(_: Seen) -> Reply:
@@ -146,7 +146,7 @@ def test_rise_18_a_call_that_takes_too_long_is_given_up_and_tried_again() -> Non
     assert engine.stats.retries == 1
 
 
-def test_rise_18_the_endpoints_own_pause_is_kept() -> None:
+def test_the_endpoints_own_pause_is_kept() -> None:
     arrivals = []
 
     def note(seen: Seen) -> Reply:
@@ -315,7 +315,7 @@ def test_allowed_answers_are_refused_not_ignored() -> None:
     assert server.seen == []
 
 
-def test_rise_43_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Path) -> None:
+def test_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.cfg"
     file.write_text('# keys\nOTHER_KEY: "no"\nOPENAI_API_KEY: "sk-file"\nTEACHER=\'sk-teacher\'\n', encoding="utf-8")
     assert find_key("OPENAI_API_KEY", str(file), {"OPENAI_API_KEY": "sk-env"}) == "sk-env"
@@ -325,7 +325,7 @@ def test_rise_43_a_key_is_found_in_the_environment_then_in_the_file(tmp_path: Pa
     assert find_key(None, None, {"OPENAI_API_KEY": "sk-env"}) is None
 
 
-def test_rise_43_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
+def test_a_missing_key_names_the_variable_and_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys.cfg"
     for place in (None, str(file)):
         with pytest.raises(UserError, match="TEACHER is not set"):
@@ -358,7 +358,7 @@ def test_an_address_that_is_no_plain_one_is_refused_without_repeating_secrets(ur
 
 
 @pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 429, 500])
-def test_rise_43_the_key_is_in_no_error_repr_count_or_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_key_is_in_no_error_repr_count_or_log(status: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     with endpoint(then=fail(status, f"you sent {KEY}")) as server:
         [error], engine = run(server, ask())

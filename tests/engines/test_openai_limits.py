@@ -43,7 +43,7 @@ def test_one_redirect_after_answers_is_a_fault_that_passes_and_is_never_followed
 
 
 @pytest.mark.parametrize("status", [402, 429])
-def test_rise_19_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> None:
+def test_a_quota_that_is_used_up_ends_the_stage_at_once(status: int) -> None:
     body = json.dumps({"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}).encode()
     with endpoint(echo, then=lambda _: Reply(status, body)) as server:
 
@@ -107,7 +107,7 @@ def azure_api(seen: Seen) -> Reply:
         ("/chat/completions?api-version=2024-10-21", {}),
     ],
 )
-def test_reflect_rl_52_azure_is_asked_with_its_version_and_its_own_header(tail: str, changes: dict[str, Any]) -> None:
+def test_azure_is_asked_with_its_version_and_its_own_header(tail: str, changes: dict[str, Any]) -> None:
     with endpoint(then=azure_api) as server:
         server.url += f"/openai/deployments/gpt{tail}"
         [completions], _ = run(server, ask("2+2?"), **changes)

@@ -24,7 +24,7 @@ def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
     return partial(all_three, tmp_path)
 
 
-def test_reflect_rl_30_what_opens_the_taxis_file_is_what_is_said():
+def test_what_opens_the_taxis_file_is_what_is_said():
     env, text = EnumeratedTaxi(), taxi_module.__doc__
     env.reset(61)
     env.step("0")
@@ -46,7 +46,7 @@ def _every_taxi_reflection():
             yield env, env.explain(last, state, draw), last
 
 
-def test_reflect_rl_30_taxis_teacher_never_tells_the_action():
+def test_taxis_teacher_never_tells_the_action():
     said = set()
     for env, text, last in _every_taxi_reflection():
         assert not env.reveals(text), text
@@ -70,14 +70,14 @@ def test_reflect_rl_30_taxis_teacher_never_tells_the_action():
         ("The north is free, the passenger waits there.", False),
     ],
 )
-def test_reflect_rl_30_what_counts_as_telling(text, told):
+def test_what_counts_as_telling(text, told):
     env = EnumeratedTaxi()
     env.reset(61)  # the passenger is one row north
     assert ACTIONS[best_action(starts()[61])] == "move north"
     assert env.reveals(text) is told
 
 
-def test_reflect_rl_30_what_is_said_of_the_way_suffices_to_find_it():
+def test_what_is_said_of_the_way_suffices_to_find_it():
     """Whoever knows where the target lies and what is in the way can't be misled: equal words, equally good action."""
     good: dict[tuple[int, int, str, bool], set[int]] = {}
     for state in range(500):
@@ -92,7 +92,7 @@ def test_reflect_rl_30_what_is_said_of_the_way_suffices_to_find_it():
     assert sum(not actions for actions in good.values()) == 0
 
 
-def test_reflect_rl_06_teachers_tell_a_wrong_action_from_a_helpful_one(each):
+def test_teachers_tell_a_wrong_action_from_a_helpful_one(each):
     for env in each():
         task = env.task_ids()[0]
         env.reset(task)
@@ -105,7 +105,7 @@ def test_reflect_rl_06_teachers_tell_a_wrong_action_from_a_helpful_one(each):
         assert env.explain(None, 0) == env.explain(None, 0)
 
 
-def test_reflect_rl_06_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
+def test_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
     env = explore(tmp_path)
     for task in env.task_ids():
         env.reset(task)

@@ -39,7 +39,7 @@ def begin(world: World, task: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop"])
-def test_agent_r_35_37_params_make_the_embedded_environment(name: Any) -> None:
+def test_params_make_the_embedded_environment(name: Any) -> None:
     params = text_env(name=name, **{"products": 300} if name == "webshop" else {})
     env, world = params.make(), params.world()
     assert isinstance(world, EmbeddedWorld)
@@ -47,7 +47,7 @@ def test_agent_r_35_37_params_make_the_embedded_environment(name: Any) -> None:
     assert begin(world, 7) == env.reset(7)
 
 
-def test_agent_r_35_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path) -> None:
+def test_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp_path: Path) -> None:
     texts = {text_env(seed=seed).make().reset(300) for seed in (1, 2, 1)}
     assert len(texts) == 2
     book = tmp_path / "book.json"
@@ -59,13 +59,13 @@ def test_agent_r_35_textcraft_takes_its_seed_and_its_recipes_from_the_params(tmp
         text_env(recipes=str(tmp_path / "nowhere.json")).make()
 
 
-def test_agent_r_37_webshop_takes_its_catalogue_from_the_params() -> None:
+def test_webshop_takes_its_catalogue_from_the_params() -> None:
     texts = {text_env(name="webshop", products=300, catalogue_seed=s).make().reset(0) for s in (1, 2, 1)}
     assert len(texts) == 2
 
 
 @pytest.mark.parametrize("name", ["textcraft", "webshop", "sciworld"])
-def test_agent_r_38_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
+def test_a_server_in_the_params_makes_a_remote_world(name: Any) -> None:
     world = text_env(name=name, server="http://127.0.0.1:9", server_concurrency=3, server_timeout=2.0).world()
     assert isinstance(world, ReplayWorld)
     assert world.name == name
@@ -92,7 +92,7 @@ def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_agent_r_38_serve_serves_the_params_environment_until_interrupted() -> None:
+def test_serve_serves_the_params_environment_until_interrupted() -> None:
     with served("--env", "textcraft", "--port", "0") as (line, process):
         assert line.startswith("textcraft at http://127.0.0.1:"), process.stderr and process.stderr.read()
         url = line.split()[2].rstrip(",")

@@ -30,7 +30,7 @@ async def grow(world: World, task: int, nodes: int = 40) -> list[Any]:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 7])
-def test_agent_r_09_trees_by_replay_are_the_trees_by_snapshot(slots: int) -> None:
+def test_trees_by_replay_are_the_trees_by_snapshot(slots: int) -> None:
     copies = Copies()
 
     async def forest(world: World) -> list[Any]:
@@ -45,7 +45,7 @@ def test_agent_r_09_trees_by_replay_are_the_trees_by_snapshot(slots: int) -> Non
     assert copies.live == 0
 
 
-def test_agent_r_09_a_copy_that_stands_there_is_not_replayed() -> None:
+def test_a_copy_that_stands_there_is_not_replayed() -> None:
     copies = Copies()
 
     async def work() -> ReplayWorld:
@@ -58,7 +58,7 @@ def test_agent_r_09_a_copy_that_stands_there_is_not_replayed() -> None:
     assert (stats.steps, stats.direct, stats.replayed, stats.resets) == (3, 3, 0, 1)
 
 
-def test_agent_r_09_a_copy_on_the_way_plays_only_the_rest() -> None:
+def test_a_copy_on_the_way_plays_only_the_rest() -> None:
     copies = Copies()
 
     async def work() -> ReplayWorld:
@@ -77,7 +77,7 @@ def test_agent_r_09_a_copy_on_the_way_plays_only_the_rest() -> None:
     assert (stats.steps, stats.direct, stats.replayed, stats.resets) == (7, 5, 3, 3)
 
 
-def test_agent_r_09_the_nearest_copy_goes_and_another_task_is_no_way() -> None:
+def test_the_nearest_copy_goes_and_another_task_is_no_way() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -94,7 +94,7 @@ def test_agent_r_09_the_nearest_copy_goes_and_another_task_is_no_way() -> None:
     assert copies.of(4) == ["reset 1", "sing", "mix", "drop"], "the same actions in another task lead elsewhere"
 
 
-def test_agent_r_09_a_replay_that_shows_something_else_is_counted() -> None:
+def test_a_replay_that_shows_something_else_is_counted() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -113,7 +113,7 @@ def test_agent_r_09_a_replay_that_shows_something_else_is_counted() -> None:
     run(work())
 
 
-def test_agent_r_09_a_replay_that_ends_early_fails() -> None:
+def test_a_replay_that_ends_early_fails() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -127,7 +127,7 @@ def test_agent_r_09_a_replay_that_ends_early_fails() -> None:
     run(work())
 
 
-def test_agent_r_09_nothing_can_be_done_in_an_episode_that_is_over() -> None:
+def test_nothing_can_be_done_in_an_episode_that_is_over() -> None:
     copies = Copies()
 
     async def work() -> None:

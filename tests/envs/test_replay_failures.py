@@ -12,7 +12,7 @@ from selfimprove.envs.replay import ReplayWorld, Slot
 from tests.envs.remote.bakery import Copies, Copy, bakery, run, walk
 
 
-def test_agent_r_09_a_failed_copy_is_replaced_and_the_state_replayed() -> None:
+def test_a_failed_copy_is_replaced_and_the_state_replayed() -> None:
     async def before(copy: int, call: str) -> None:
         if (copy, call) == (1, "mix"):
             raise EnvError("forgotten")
@@ -31,7 +31,7 @@ def test_agent_r_09_a_failed_copy_is_replaced_and_the_state_replayed() -> None:
     assert (world.stats.failures, world.stats.replayed, copies.live) == (1, 2, 1)
 
 
-def test_agent_r_09_a_second_failure_ends_the_episode_and_no_other() -> None:
+def test_a_second_failure_ends_the_episode_and_no_other() -> None:
     async def before(copy: int, call: str) -> None:
         if call == "mix":
             raise EnvError(f"copy {copy} broke")
@@ -52,7 +52,7 @@ def test_agent_r_09_a_second_failure_ends_the_episode_and_no_other() -> None:
     assert (copies.most, copies.live) == (1, 0)
 
 
-def test_agent_r_09_what_a_user_can_mend_is_not_tried_again() -> None:
+def test_what_a_user_can_mend_is_not_tried_again() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -67,7 +67,7 @@ def test_agent_r_09_what_a_user_can_mend_is_not_tried_again() -> None:
     assert copies.live == 0
 
 
-def test_agent_r_09_a_copy_that_cannot_be_made_is_tried_once_more() -> None:
+def test_a_copy_that_cannot_be_made_is_tried_once_more() -> None:
     copies, tries = Copies(), []
 
     async def make() -> Slot:
@@ -87,7 +87,7 @@ def test_agent_r_09_a_copy_that_cannot_be_made_is_tried_once_more() -> None:
     assert len(tries) == 2
 
 
-def test_agent_r_09_waiting_calls_are_served_in_order_and_a_slow_copy_delays_none_of_them() -> None:
+def test_waiting_calls_are_served_in_order_and_a_slow_copy_delays_none_of_them() -> None:
     gate = asyncio.Event()
     order: list[int] = []
 
@@ -114,7 +114,7 @@ def test_agent_r_09_waiting_calls_are_served_in_order_and_a_slow_copy_delays_non
 
 
 @pytest.mark.parametrize("hops", range(12))
-def test_agent_r_09_a_cancelled_call_keeps_no_place_and_its_copy_is_not_trusted(hops: int) -> None:
+def test_a_cancelled_call_keeps_no_place_and_its_copy_is_not_trusted(hops: int) -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -135,7 +135,7 @@ def test_agent_r_09_a_cancelled_call_keeps_no_place_and_its_copy_is_not_trusted(
     assert (copies.most, copies.live) == (1, 0)
 
 
-def test_agent_r_09_close_waits_for_calls_in_progress_and_ends_those_that_wait() -> None:
+def test_close_waits_for_calls_in_progress_and_ends_those_that_wait() -> None:
     copies = Copies()
 
     async def work() -> None:
@@ -155,7 +155,7 @@ def test_agent_r_09_close_waits_for_calls_in_progress_and_ends_those_that_wait()
     run(work())
 
 
-def test_agent_r_09_a_copy_that_will_not_close_harms_nobody() -> None:
+def test_a_copy_that_will_not_close_harms_nobody() -> None:
     class Stubborn(Copy):
         async def step(self, action: str) -> Step:
             raise EnvError("broke")

@@ -64,7 +64,7 @@ def merged(adapter: Path, out: Path, adapter_of: str | None = None) -> Path:
     return with_full_weights(adapter, BaseParams(model=str(adapter), adapter_of=adapter_of), out)
 
 
-def test_spin_25_an_adapter_is_merged_into_the_base_that_it_names(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_the_base_that_it_names(base: Path, adapter: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -79,14 +79,14 @@ def test_spin_25_an_adapter_is_merged_into_the_base_that_it_names(base: Path, ad
     assert not (full / "adapter_config.json").exists()
 
 
-def test_spin_25_adapter_of_names_the_base_where_the_config_does_not(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_adapter_of_names_the_base_where_the_config_does_not(base: Path, adapter: Path, tmp_path: Path) -> None:
     change(adapter, base_model_name_or_path=None)
     with pytest.raises(UserError, match=r"does not say of which model this is an adapter; name it with adapter_of"):
         merged(adapter, tmp_path / "full")
     assert weights(merged(adapter, tmp_path / "full", str(base)))
 
 
-def test_spin_25_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> None:
+def test_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> None:
     change(adapter, base_model_name_or_path="owner/name", revision=None)
     with pytest.raises(
         UserError, match=r"adapter of 'owner/name', which is no folder here; .* adapter_of: name@commit"
@@ -99,7 +99,7 @@ def test_spin_25_a_base_on_the_hub_is_pinned(adapter: Path, tmp_path: Path) -> N
         merged(adapter, tmp_path / "full")
 
 
-def test_spin_25_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_path: Path) -> None:
     out = tmp_path / "full"
     with pytest.raises(UserError, match=r"holds no adapter \(adapter_config.json\); remove adapter_of"):
         merged(base, out, str(base))
@@ -128,7 +128,7 @@ def test_spin_25_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path
         merged(adapter, out)
 
 
-def test_spin_25_a_run_starts_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
+def test_a_run_starts_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
     base = bench.folder / "models" / "base" / "rise"
     adapter = make_adapter(base, tmp_path / "adapter")
     folder = bench.copy(tmp_path / "run", {"base": {"rise": {"model": str(adapter)}}})

@@ -138,7 +138,7 @@ def test_laying_an_overlay_twice_changes_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("name", names(ROOT / "profiles"))
-def test_reflect_rl_25_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterations(name: str) -> None:
+def test_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterations(name: str) -> None:
     params = spelled_out(profile(name))["reflect_rl"]
     tasks = params["tasks"]["train"] or 1680  # null (gpt2-xl): .7 of at most 12 repositories x 100 files x 2 questions
     least = 3 if params["env"]["name"] == "taxi" else tasks  # taxi's three levels each have all tasks

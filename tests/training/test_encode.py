@@ -32,7 +32,7 @@ THREE_TURNS = [
 ]  # fmt: skip
 
 
-def test_rise_33_only_the_final_attempt_and_its_end_of_turn_are_learnt(chat: ChatFormat) -> None:
+def test_only_the_final_attempt_and_its_end_of_turn_are_learnt(chat: ChatFormat) -> None:
     [one], counters = encode_examples([Example(id="a", messages=THREE_TURNS)], chat, 500)
     learnt = [token for token, weight in zip(one.ids, one.token_weights, strict=True) if weight]
     assert chat.decode(learnt) == "3 + 4 = 7. \\boxed{7}"

@@ -103,7 +103,7 @@ def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
     ],
     ids=["fork", "ddp", "zero2-two-nodes", "zero3-two-nodes"],
 )
-def test_rise_36_two_processes_give_the_losses_and_weights_of_one(
+def test_two_processes_give_the_losses_and_weights_of_one(
     tiny: Path, dialogues: Maker, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     examples = dialogues(31)  # of which 6 are held out

@@ -46,18 +46,18 @@ def total(scales: list[float], logits: list[torch.Tensor]) -> float:
     )
 
 
-def test_rise_34_the_loss_is_the_batch_mean_of_weight_times_mean_token_loss() -> None:
+def test_the_loss_is_the_batch_mean_of_weight_times_mean_token_loss() -> None:
     logits, nll = losses_by_hand()
     assert total(example_scales(BATCH, "example_mean", "none"), logits) == pytest.approx(by_definition(nll), rel=1e-6)
 
 
-def test_rise_34_weights_are_those_of_the_paper_and_their_mean_is_reported() -> None:
+def test_weights_are_those_of_the_paper_and_their_mean_is_reported() -> None:
     scales = example_scales(BATCH, "example_mean", "none")
     assert pytest.approx((12.1825, 0.0821), abs=1e-4) == (RIGHT, WRONG)
     assert effective_weight(BATCH, scales) == pytest.approx((RIGHT + 1 + WRONG) / 3)
 
 
-def test_rise_35_normalised_weights_keep_their_ratios_and_average_one() -> None:
+def test_normalised_weights_keep_their_ratios_and_average_one() -> None:
     logits, nll = losses_by_hand()
     for reduction in ("example_mean", "token_mean"):
         plain = example_scales(BATCH, reduction, "none")

@@ -56,9 +56,7 @@ def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
 
 
 @given(LENGTHS, LAYOUT, st.sampled_from([1.0, 2.5]))
-def test_spin_44_with_whole_epochs_no_step_crosses_one(
-    lengths: list[int], layout: dict[str, int], epochs: float
-) -> None:
+def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[str, int], epochs: float) -> None:
     plan = make_plan(lengths, epochs=epochs, whole_epochs=True, **layout)
     n, size = len(lengths), layout["batch_size"]
     full = int(epochs)

@@ -54,7 +54,7 @@ class Runs:
         return report
 
 
-def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
+def test_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
 ) -> None:
     runs = Runs(tmp_path, tiny, dialogues(20))
@@ -88,7 +88,7 @@ def test_rise_37_killed_at_any_moment_a_run_ends_with_the_same_bytes_and_losses(
         assert runs.report(broken) == runs.report(whole)
 
 
-def test_rise_37_forked_processes_die_with_their_stage_and_resume_to_the_same_bytes(
+def test_forked_processes_die_with_their_stage_and_resume_to_the_same_bytes(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path
 ) -> None:
     runs = Runs(tmp_path, tiny, dialogues(20))
@@ -105,7 +105,7 @@ def test_rise_37_forked_processes_die_with_their_stage_and_resume_to_the_same_by
     assert runs.report("killed") == runs.report("unbroken")
 
 
-def test_spin_41_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_scored_twice(
+def test_killed_at_any_moment_self_play_ends_with_the_same_bytes_and_nothing_is_scored_twice(
     tiny: Path, duels: Callable[..., list[Pair]], tmp_path: Path
 ) -> None:
     params = {**PARAMS, "validation": 0.2, "optimizer": "adamw"}

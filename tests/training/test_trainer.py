@@ -173,7 +173,7 @@ def test_training_lowers_the_loss(tiny: Path, dialogues: Maker, tmp_path: Path) 
     assert report.loss[-1][1] < 0.5 * report.loss[0][1]
 
 
-def test_rise_35_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     plain = run(tiny, dialogues(16), tmp_path / "plain", PARAMS)
     normal = run(tiny, dialogues(16), tmp_path / "normal", PARAMS, weight_normalization="batch")
     assert normal.mean_weight == pytest.approx(1.0)
@@ -211,7 +211,7 @@ KNOBS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", KNOBS, ids=str)
-def test_rise_36_every_knob_changes_the_losses(
+def test_every_knob_changes_the_losses(
     tiny: Path, dialogues: Maker, tmp_path: Path, plain_losses: list[float], changes: dict[str, Any]
 ) -> None:
     report = run(tiny, dialogues(16), tmp_path, tuned(**changes))
@@ -220,7 +220,7 @@ def test_rise_36_every_knob_changes_the_losses(
     assert dtype == changes.get("dtype", "float32")
 
 
-def test_rise_36_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     examples = dialogues(8)
     plain = run(tiny, examples, tmp_path / "plain", PARAMS)
     saving = run(tiny, examples, tmp_path / "saving", tuned(gradient_checkpointing=True))
@@ -228,7 +228,7 @@ def test_rise_36_gradient_checkpointing_only_saves_memory(tiny: Path, dialogues:
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention": "segments"}, {"lora": {"rank": 4}}], ids=str)
-def test_rise_36_gradient_checkpointing_computes_each_layer_a_second_time(
+def test_gradient_checkpointing_computes_each_layer_a_second_time(
     tiny: Path, dialogues: Maker, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """That is how it saves memory: a layer's activations are dropped, and computed again in the backward pass."""
@@ -246,7 +246,7 @@ def test_rise_36_gradient_checkpointing_computes_each_layer_a_second_time(
     assert passes[True] == 2 * passes[False] > 0
 
 
-def test_rise_36_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
+def test_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     params = tuned(lora=LoraConfig(rank=4, alpha=8, dropout=0.1).model_dump(), lr=1e-2, epochs=4)
     report = run(tiny, dialogues(16), tmp_path, params)
     before, after = load(tiny).state_dict(), load(full_weights(tmp_path / "model")).state_dict()
@@ -257,9 +257,7 @@ def test_rise_36_lora_moves_its_targets_by_its_rank(tiny: Path, dialogues: Maker
     assert report.loss[-1][1] < report.loss[0][1]
 
 
-def test_rise_36_rope_is_scaled_linearly_where_length_exceeds_the_model(
-    tiny: Path, dialogues: Maker, tmp_path: Path
-) -> None:
+def test_rope_is_scaled_linearly_where_length_exceeds_the_model(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     assert (rope_factor(512, 512), rope_factor(513, 512), rope_factor(2048, 512)) == (None, 2, 4)
     report = run(tiny, dialogues(8), tmp_path, tuned(max_length=1000, epochs=1))
     rope = json.loads((tmp_path / "model" / "config.json").read_text())["rope_parameters"]
@@ -337,7 +335,7 @@ def test_weights_that_the_last_step_overflows_are_not_written(tiny: Path, dialog
     assert not (tmp_path / "model").exists()
 
 
-def test_rise_36_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
+def test_examples_held_out_are_measured_after_each_epoch_and_never_learnt(
     tiny: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     examples = dialogues(20)
@@ -375,7 +373,7 @@ def test_holding_everything_out_is_refused(tiny: Path, dialogues: Maker, tmp_pat
         run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
 
 
-def test_rise_36_warm_up_is_a_share_of_the_steps_or_so_many(tiny: Path, tmp_path: Path) -> None:
+def test_warm_up_is_a_share_of_the_steps_or_so_many(tiny: Path, tmp_path: Path) -> None:
     job = Job(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1)
     assert join(job).get_warmup_steps(470) == 47
     job.params = tuned(warmup_ratio=0.1, warmup_steps=100)  # FireAct's

@@ -100,9 +100,7 @@ def test_the_plot_s_table_has_a_line_a_row_and_turn(results: Path) -> None:
     assert table[-1]["accuracy"] == pytest.approx(0.7)
 
 
-def test_rise_13_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(
-    results: Path, tmp_path: Path
-) -> None:
+def test_with_an_oracle_tables_and_plots_show_what_is_solved_by_each_turn(results: Path, tmp_path: Path) -> None:
     for row in ROWS:
         file = results / row / "metrics.json"
         metrics = json.loads(file.read_text())

@@ -211,7 +211,7 @@ def test_stop_strings_cut_text_and_ids(engine: TransformersEngine) -> None:
         assert part.logprobs == (whole.logprobs or [])[: len(ids)]
 
 
-def test_spin_25_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) -> None:
+def test_a_stop_string_that_is_kept_ends_the_text(engine: TransformersEngine) -> None:
     """As SPIN's flat trajectories need it: what the policy wrote up to and with the stop string, and its tokens."""
     plain = run(engine, [ask(6, n=10, max_tokens=60)])[0]
     kept = run(engine, [ask(6, n=10, max_tokens=60, stop=("e",), keep_stop=True)])[0]

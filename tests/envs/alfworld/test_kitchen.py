@@ -27,7 +27,7 @@ def commands_at(played: KitchenGame, *before: str) -> set[str]:
     return {command(played, deed) for deed in deeds(played, scene)}
 
 
-def test_reflect_rl_31_the_episode_that_opens_the_file_is_what_happens():
+def test_the_episode_that_opens_the_file_is_what_happens():
     text = module.__doc__.split("::\n\n", 1)[1].split("\n\nThe rules and", 1)[0]
     number = int(re.search(r"game (\d+)", module.__doc__)[1])
     env = Kitchen()
@@ -39,7 +39,7 @@ def test_reflect_rl_31_the_episode_that_opens_the_file_is_what_happens():
     assert (step.reward, step.done) == (1, True)
 
 
-def test_reflect_rl_31_wording_is_alfworlds():
+def test_wording_is_alfworlds():
     played = game("pick_and_place", "apple", "drawer", apple_2="fridge 1", apple_1="fridge 1", knife_1="countertop 1")
     assert answers(played, "look", "inventory") == [
         "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a cabinet 1, "
@@ -67,7 +67,7 @@ def test_reflect_rl_31_wording_is_alfworlds():
     assert answers(played, *taken[:2], "close fridge 1", "help")[-2] == "You close the fridge 1."
 
 
-def test_reflect_rl_31_what_was_done_to_a_thing_can_be_examined():
+def test_what_was_done_to_a_thing_can_be_examined():
     played = game("clean", "apple", "drawer", apple_1="countertop 1")
     wash, heat, cool = (
         ("go to sinkbasin 1", "clean apple 1 with sinkbasin 1"),
@@ -88,7 +88,7 @@ def test_reflect_rl_31_what_was_done_to_a_thing_can_be_examined():
         assert answers(played, *taken)[-1] == words
 
 
-def test_reflect_rl_31_slicing_needs_a_knife_in_hand_and_the_thing_in_reach():
+def test_slicing_needs_a_knife_in_hand_and_the_thing_in_reach():
     played = game("clean", "apple", "drawer", knife_1="countertop 1", apple_2="countertop 1", apple_1="fridge 1")
     knife = ("go to countertop 1", "take knife 1 from countertop 1")
     assert "slice apple 2 with knife 1" not in commands_at(played, knife[0])
@@ -102,7 +102,7 @@ def test_reflect_rl_31_slicing_needs_a_knife_in_hand_and_the_thing_in_reach():
     assert answers(played, *washed)[-1] == "This is a clean sliced apple 2."
 
 
-def test_reflect_rl_31_admissible_commands_are_what_the_place_the_hand_and_the_doors_allow():
+def test_admissible_commands_are_what_the_place_the_hand_and_the_doors_allow():
     played = game("heat", "apple", "drawer", apple_1="fridge 1", fork_1="sinkbasin 1", desklamp_1="countertop 1")
     always = {"look", "inventory", "help"}
     assert commands_at(played) == always | {f"go to {name}" for name in ROOM}
@@ -143,7 +143,7 @@ PUT = "go to cabinet 1|open cabinet 1|move mug 2 to cabinet 1"
         ("look_in_light", "use desklamp 1|go to cabinet 1|go to countertop 1|take mug 2", 4),
     ],
 )
-def test_reflect_rl_31_each_kind_of_goal_is_won_when_it_is_reached(kind: str, way: str, won_at: int | None):
+def test_each_kind_of_goal_is_won_when_it_is_reached(kind: str, way: str, won_at: int | None):
     """Commands by their beginnings; those that have become impossible (a door open already) are passed over."""
     place = LAMP if kind == "look_in_light" else "cabinet"
     played = game(kind, "mug", place, **dict.fromkeys(("mug_2", "mug_1", "plate_1", "desklamp_1"), "countertop 1"))
@@ -158,7 +158,7 @@ def test_reflect_rl_31_each_kind_of_goal_is_won_when_it_is_reached(kind: str, wa
     assert won == [i + 1 == won_at for i in range(len(won))]
 
 
-def test_reflect_rl_31_light_shines_only_where_the_lamp_stands():
+def test_light_shines_only_where_the_lamp_stands():
     played = game("look_in_light", "mug", LAMP, mug_1="sinkbasin 1", desklamp_1="countertop 1")
     way = ("go to countertop 1", "use desklamp 1", "go to sinkbasin 1", "take mug 1 from sinkbasin 1")
     path = follow(played, *way, "go to countertop 1")
@@ -166,7 +166,7 @@ def test_reflect_rl_31_light_shines_only_where_the_lamp_stands():
     assert [deed.verb for deed in plan(played, path[3][0])] == ["go"]
 
 
-def test_reflect_rl_31_state_is_the_first_text_then_every_action_with_its_observation():
+def test_state_is_the_first_text_then_every_action_with_its_observation():
     assert state_text("Room.", []) + action_list([("0", "look"), ("a", "help")]) == (
         "Room.\n\nThe actions you can take now is:\nAction 0: look\nAction a: help"
     )
@@ -178,7 +178,7 @@ def test_reflect_rl_31_state_is_the_first_text_then_every_action_with_its_observ
     )
 
 
-def test_reflect_rl_31_horizon_cuts_and_time_passes_when_nothing_happens():
+def test_horizon_cuts_and_time_passes_when_nothing_happens():
     env = Kitchen(horizon=3)
     env.reset(0)
     steps = [env.step(action) for action in ("look", "fly", "look")]

@@ -176,7 +176,7 @@ def ground(tmp_path_factory):
     return folder
 
 
-def test_reflect_rl_12_ten_thousand_commands_in_hostile_trees(ground):
+def test_ten_thousand_commands_in_hostile_trees(ground):
     ran = {"commands": 0, "successes": 0, "files read": 0}
 
     @settings(

@@ -46,13 +46,13 @@ def make(engine, repos, seed=0, **options):
         *((f"a.{suffix}", "text") for suffix in ("md", "yaml", "json", "txt")),
     ],
 )
-def test_reflect_rl_03_each_kind_of_file_has_its_prompt(path, kind):
+def test_each_kind_of_file_has_its_prompt(path, kind):
     assert kind_of(path) == kind
     assert len({PROMPTS[kind], *PROMPTS.values()}) == 3
     assert "QUERY" in PROMPTS[kind]
 
 
-def test_reflect_rl_02_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo):
+def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo):
     [shown] = [excerpt for excerpt in excerpts(repo, 0) if excerpt.path == "core/hub.py"]
     [message] = prompt(repo, shown, 3)
     assert message.role == "user"
@@ -60,7 +60,7 @@ def test_reflect_rl_02_the_prompt_holds_the_repository_the_path_and_the_excerpt(
     assert message.content.endswith(f"Repository: eventlib\nFile: core/hub.py\nContent:\n{shown.text}")
 
 
-def test_reflect_rl_02_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(make_folder):
+def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(make_folder):
     word = "word "
     files = {
         "49.txt": (word * 49).strip(),
@@ -81,7 +81,7 @@ def test_reflect_rl_02_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_
     assert shown["long.csv"] == "\n".join(files["long.csv"].split("\n")[:20])
 
 
-def test_reflect_rl_02_at_most_so_many_files_are_drawn_by_the_seed(make_folder):
+def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder):
     repo = Repo.open(make_folder("r", {f"{i}.txt": TEXT for i in range(130)}))
     drawn = [[excerpt.path for excerpt in excerpts(repo, seed)] for seed in (0, 0, 1)]
     assert len(set(drawn[0])) == 100
@@ -112,7 +112,7 @@ def test_reflect_rl_02_at_most_so_many_files_are_drawn_by_the_seed(make_folder):
         ("", []),
     ],
 )
-def test_reflect_rl_02_answers_are_read_whole_and_once(text, pairs):
+def test_answers_are_read_whole_and_once(text, pairs):
     assert parse_pairs(text) == [Pair(*pair) for pair in pairs]
 
 
@@ -120,7 +120,7 @@ line = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), m
 
 
 @given(st.lists(st.tuples(line, line), max_size=5), st.sampled_from(["{}:", "{} {n}:", "**{}**:", "{n}. {}:"]))
-def test_reflect_rl_02_what_a_model_writes_in_the_form_is_read_back(pairs, form):
+def test_what_a_model_writes_in_the_form_is_read_back(pairs, form):
     text = "".join(
         f"{form.format('QUERY', n=n)} q{query}q\n{form.format('ANSWER', n=n)} a{answer}a\n"
         for n, (query, answer) in enumerate(pairs)
@@ -135,7 +135,7 @@ def test_reflect_rl_02_what_a_model_writes_in_the_form_is_read_back(pairs, form)
 
 
 @given(st.text(max_size=300))
-def test_reflect_rl_02_any_text_is_read(text):
+def test_any_text_is_read(text):
     for query, answer in parse_pairs(text):
         assert query
         assert answer
@@ -153,11 +153,11 @@ def test_reflect_rl_02_any_text_is_read(text):
         ("It is `hub.py`.", True),
     ],
 )
-def test_reflect_rl_02_questions_that_name_their_target_are_told(query, named):
+def test_questions_that_name_their_target_are_told(query, named):
     assert names_file(query, "core/hub.py") is named
 
 
-def test_reflect_rl_02_tasks_of_any_engine_name_file_way_and_model(repo):
+def test_tasks_of_any_engine_name_file_way_and_model(repo):
     seen = []
 
     def answer(request, index):
@@ -179,7 +179,7 @@ def test_reflect_rl_02_tasks_of_any_engine_name_file_way_and_model(repo):
     assert again == made
 
 
-def test_reflect_rl_04_a_question_about_two_files_is_about_neither(repo):
+def test_a_question_about_two_files_is_about_neither(repo):
     def answer(request, index):
         return ONE + ("QUERY: Only here?\nANSWER: x" if "File: run.sh" in request.messages[0].content else "")
 
@@ -188,7 +188,7 @@ def test_reflect_rl_04_a_question_about_two_files_is_about_neither(repo):
     assert made.counts["duplicates"] == made.counts["files"] == made.counts["pairs"] - 1
 
 
-def test_reflect_rl_02_what_fails_is_counted_and_costs_nothing_else(repo):
+def test_what_fails_is_counted_and_costs_nothing_else(repo):
     class Failing(ScriptedEngine):
         async def generate(self, request):
             if "README" in request.messages[0].content:
@@ -207,7 +207,7 @@ def test_reflect_rl_02_what_fails_is_counted_and_costs_nothing_else(repo):
     assert made.counts["tasks"] == len(made.tasks) == made.counts["files"] - 3 > 0
 
 
-def test_reflect_rl_02_nothing_to_ask_and_nothing_answered_are_the_users_error(repo, make_folder):
+def test_nothing_to_ask_and_nothing_answered_are_the_users_error(repo, make_folder):
     with pytest.raises(UserError, match="hold no QUERY and ANSWER that can be used; name another model"):
         make(ScriptedEngine(lambda request, index: "no"), {"eventlib": repo})
     short = Repo.open(make_folder("r", {"a.txt": "too short to ask about"}))
@@ -224,7 +224,7 @@ def test_reflect_rl_02_nothing_to_ask_and_nothing_answered_are_the_users_error(r
         make(Refused(lambda request, index: ONE), {"eventlib": repo})
 
 
-def test_reflect_rl_01_what_was_dropped_is_counted_by_reason(make_folder):
+def test_what_was_dropped_is_counted_by_reason(make_folder):
     kept = {"a.py": TEXT, "precision.py": TEXT, "doc/b.md": TEXT}
     dropped = {".x.py": "hidden", "_x.py": "hidden", "tests/a.py": "ignored", "ci.yml": "ignored", "é.py": "not ASCII"}
     dropped |= {"a.png": "suffix", "README": "suffix", "s.py": "short"}
@@ -241,7 +241,7 @@ def test_reflect_rl_01_what_was_dropped_is_counted_by_reason(make_folder):
     assert (row.name, row.files, row.bytes) == ("r", 3, 3 * len(TEXT))
 
 
-def test_reflect_rl_01_the_inventory_says_what_was_read_wherever_it_lay(make_folder, tmp_path):
+def test_the_inventory_says_what_was_read_wherever_it_lay(make_folder, tmp_path):
     [row] = filter_repo(make_folder("x/lib", {"a.py": TEXT, "d/b.py": TEXT})).rows
     shutil.copytree(tmp_path / "x", tmp_path / "y")
     [copied] = filter_repo(tmp_path / "y" / "lib").rows

@@ -35,11 +35,11 @@ MATH = ("boxed", "fbox")
         (r"\boxed{a\\}", "a\\\\"),
     ],
 )
-def test_rise_04_last_complete_box(text, content):
+def test_last_complete_box(text, content):
     assert last_box(text) == content
 
 
-def test_rise_04_fbox_counts_for_math_only():
+def test_fbox_counts_for_math_only():
     text = r"\boxed{1}, rather \fbox{2}"
     assert last_box(text, MATH) == "2"
     assert last_box(text) == "1"

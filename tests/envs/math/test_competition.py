@@ -60,11 +60,11 @@ def problem(solution):
         ("", ""),
     ],
 )
-def test_rise_02_hendrycks_normal_forms(text, normal):
+def test_hendrycks_normal_forms(text, normal):
     assert hendrycks.normalise(text) == normal
 
 
-def test_rise_02_what_has_no_normal_form_is_compared_raw():
+def test_what_has_no_normal_form_is_compared_raw():
     for text in (r"5 \text{ m} 3 \text{ cm}", r"\sqrt", r"\frac"):
         with pytest.raises(ValueError):
             hendrycks.normalise(text)
@@ -72,14 +72,14 @@ def test_rise_02_what_has_no_normal_form_is_compared_raw():
         assert not hendrycks.equivalent(text, "5")
 
 
-def test_rise_02_trap_5_missing_answers_equal_nothing():
+def test_trap_5_missing_answers_equal_nothing():
     assert not hendrycks.equivalent(None, None)
     assert not hendrycks.equivalent(None, "5")
     assert not hendrycks.equivalent("5", None)
     assert not Math().equivalent(None, None)
 
 
-def test_rise_02_rewards_are_zero_and_one():
+def test_rewards_are_zero_and_one():
     env, half = Math(), problem(r"It is $\boxed{\frac{1}{2}}$.")
     assert half.gold == r"\frac{1}{2}"
     for attempt, reward in [
@@ -95,7 +95,7 @@ def test_rise_02_rewards_are_zero_and_one():
     assert env.grade("no box", half).answer is None
 
 
-def test_rise_03_trap_4_nested_braces_are_not_cut():
+def test_trap_4_nested_braces_are_not_cut():
     root = problem(r"\boxed{\frac{\sqrt{3}}{2}}")
     assert root.gold == r"\frac{\sqrt{3}}{2}"
     assert Math().grade(r"\boxed{\frac{\sqrt{3}}{9}}", root).reward == 0

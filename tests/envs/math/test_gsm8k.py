@@ -55,7 +55,7 @@ CLIPS = Problem(
         ("#### <<1+1=2>>", None),  # annotations are never computed
     ],
 )
-def test_rise_03_gold_numbers_with_commas_and_signs(answer, gold):
+def test_gold_numbers_with_commas_and_signs(answer, gold):
     assert parse_gold(answer) == gold
 
 
@@ -123,13 +123,13 @@ def test_rise_03_gold_numbers_with_commas_and_signs(answer, gold):
         ("١٨", None, None),
     ],
 )
-def test_rise_04_attempts_strict_and_robust(box, strict, robust):
+def test_attempts_strict_and_robust(box, strict, robust):
     attempt = rf"Some steps. The answer is \boxed{{{box}}}."
     assert extract_strict(attempt) == extract(attempt, "strict") == strict
     assert extract_robust(attempt) == extract(attempt) == robust
 
 
-def test_rise_04_last_box_decides_even_when_it_cannot_be_read():
+def test_last_box_decides_even_when_it_cannot_be_read():
     assert extract_robust(r"\boxed{18} or \boxed{dunno}") is None
     assert extract_strict(r"\boxed{18} or \boxed{18.0}") is None
     assert extract_robust("#### 72") is None  # only the gold answer uses ####
@@ -155,13 +155,13 @@ def test_rise_04_last_box_decides_even_when_it_cannot_be_read():
         ("boxed{}", None, None),
     ],
 )
-def test_rise_04_which_box_counts_strict_and_robust(attempt, strict, robust):
+def test_which_box_counts_strict_and_robust(attempt, strict, robust):
     assert extract_strict(attempt) == strict
     assert extract_robust(attempt) == robust
 
 
 @given(st.lists(st.sampled_from([*r"0189,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
-def test_rise_04_strict_reads_what_the_original_s_pattern_and_int_read(text):
+def test_strict_reads_what_the_original_s_pattern_and_int_read(text):
     boxes = re.findall(r"boxed\{([^}]+)\}", text)
     try:
         original = str(int(boxes[-1].replace(",", "")))
@@ -209,7 +209,7 @@ def test_rise_04_strict_reads_what_the_original_s_pattern_and_int_read(text):
         (r"18^\circ 30'", None),
     ],
 )
-def test_rise_04_robust_reads_a_dressed_number_and_no_formula(box, robust):
+def test_robust_reads_a_dressed_number_and_no_formula(box, robust):
     assert extract_robust(rf"So \boxed{{{box}}}.") == robust
 
 
@@ -227,11 +227,11 @@ def test_rise_04_robust_reads_a_dressed_number_and_no_formula(box, robust):
         ("", -1.0),
     ],
 )
-def test_rise_01_rewards_minus_one_zero_one(attempt, reward):
+def test_rewards_minus_one_zero_one(attempt, reward):
     assert Gsm8k().grade(attempt, CLIPS).reward == reward
 
 
-def test_rise_01_trap_1_a_boxed_one_does_not_match_a_gold_of_1080():
+def test_trap_1_a_boxed_one_does_not_match_a_gold_of_1080():
     problem = Problem("p", "q", "#### 1,080", parse_gold("#### 1,080") or "")
     assert Gsm8k().grade(r"\boxed{1}", problem).reward == 0
     assert Gsm8k().grade(r"\boxed{1,080}", problem).reward == 1
@@ -285,7 +285,7 @@ def test_ids_come_from_content_and_survive_reordering():
     assert [p.id for p in twice] == [forwards["q1"], forwards["q1"] + "-2", "own"]
 
 
-def test_rise_45_environments_are_named_explicitly_and_unknown_options_refused():
+def test_environments_are_named_explicitly_and_unknown_options_refused():
     assert make_env("gsm8k").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == 1
     assert make_env("gsm8k", "strict").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == -1
     for arguments in (("MATH",), ("gsm8k", "loose"), ("gsm8k", "robust", "extended"), ("math", "strict")):

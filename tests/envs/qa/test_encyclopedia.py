@@ -30,7 +30,7 @@ def search(world):
     return LocalSearch(world.paragraphs)
 
 
-def test_spin_12_the_expert_finds_every_paragraph_and_solves_every_panel(world, search):
+def test_the_expert_finds_every_paragraph_and_solves_every_panel(world, search):
     text = {paragraph.title: paragraph.text for paragraph in world.paragraphs}
     assert {panel: len(quests) for panel, quests in world.panels.items()} == COUNTS
     for quests in world.panels.values():
@@ -43,7 +43,7 @@ def test_spin_12_the_expert_finds_every_paragraph_and_solves_every_panel(world, 
 
 @pytest.mark.parametrize("params", [{"people": 60, "distractors": 0}, {"people": 700, "distractors": 500}])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_spin_12_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
+def test_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
     small = make_encyclopedia(EncyclopediaParams(**params), {"train": 60, "dev": 15, "test": 30}, seed=seed)
     search = LocalSearch(small.paragraphs)
     text = {paragraph.title: paragraph.text for paragraph in small.paragraphs}

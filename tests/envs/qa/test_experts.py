@@ -29,7 +29,7 @@ def read(tmp_path, rows, **options):
     return read_experts(file, **options)
 
 
-def test_spin_31_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
+def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
     (expert,), audit = read(tmp_path, [alpaca("What is Tolma?", GOOD)])
     assert expert.question.question == "What is Tolma?"
     assert expert.question.gold == expert.answer == "a town"
@@ -41,7 +41,7 @@ def test_spin_31_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
     assert (audit.read, audit.kept, audit.dropped, audit.repaired) == (1, 1, {}, {})
 
 
-def test_spin_31_chat_rows_give_the_same_experts(tmp_path):
+def test_chat_rows_give_the_same_experts(tmp_path):
     parts = [
         ("user", "What is Tolma?"),
         ("assistant", "Thought: I need Tolma.\nAction: search[Tolma]"),
@@ -55,7 +55,7 @@ def test_spin_31_chat_rows_give_the_same_experts(tmp_path):
     assert read(tmp_path, [chat])[0] == read(tmp_path, [alpaca("What is Tolma?", GOOD)])[0]
 
 
-def test_spin_31_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path):
+def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path):
     options = "A. making\nB. eating\nC. crying\nD. noting\n"
     rows = [alpaca("Question: What is D?", options + GOOD.replace("a town]", "D]"))]
     rows += [alpaca("Is it so", "or not?\n" + GOOD), alpaca("Which?\n" + options.strip(), GOOD)]
@@ -94,14 +94,14 @@ def test_spin_31_option_lines_that_slipped_into_the_output_are_moved_back(tmp_pa
         ({}, "malformed row"),
     ],
 )
-def test_spin_31_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path, row, reason):
+def test_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path, row, reason):
     experts, audit = read(tmp_path, [alpaca("What is Tolma?", GOOD), row])
     assert len(experts) == audit.kept == 1
     assert audit.dropped == {reason: 1}
     assert audit.places == {reason: [1]}
 
 
-def test_spin_31_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path):
+def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path):
     rows = [alpaca("q", "Thought: t\nAction: finish[x]" + ENDED), alpaca("r", GOOD)]
     experts, audit = read(tmp_path, rows)
     assert (len(experts), audit.without_search, audit.dropped) == (2, 1, {})
@@ -111,14 +111,14 @@ def test_spin_31_answers_without_a_search_are_counted_and_dropped_on_request(tmp
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1]", json.dumps([alpaca("q", "nothing")])])
-def test_spin_31_a_file_without_a_usable_row_is_one_sentence(tmp_path, content):
+def test_a_file_without_a_usable_row_is_one_sentence(tmp_path, content):
     (tmp_path / "experts.json").write_text(content)
     with pytest.raises(UserError, match=r"experts\.json"):
         read_experts(tmp_path / "experts.json")
 
 
 @given(st.text(max_size=60) | st.lists(st.sampled_from(GOOD.splitlines()), max_size=8).map("\n".join))
-def test_spin_31_any_output_is_kept_whole_or_dropped(tmp_path_factory, output):
+def test_any_output_is_kept_whole_or_dropped(tmp_path_factory, output):
     folder = tmp_path_factory.mktemp("experts")
     experts, audit = read(folder, [alpaca("What is Tolma?", GOOD), alpaca("q", output)])
     assert audit.read == 2 == audit.kept + sum(audit.dropped.values())
@@ -141,7 +141,7 @@ ROW = {
 }
 
 
-def test_spin_31_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer():
+def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer():
     search = LocalSearch(context_paragraphs([("here", ROW)]))
     expert = demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
     assert [part.action for part in expert.rounds] == ["search[The Gate]", "search[Mara Venn]", "finish[Tolma]"]
@@ -151,7 +151,7 @@ def test_spin_31_a_scripted_expert_searches_each_gold_title_and_finishes_with_th
     assert expert == demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
 
 
-def test_spin_31_scripted_experts_that_would_guess_are_left_out_and_counted():
+def test_scripted_experts_that_would_guess_are_left_out_and_counted():
     corpus = context_paragraphs([("here", ROW)])
     lost = {**ROW, "id": "5b", "supporting_facts": [["The Gate", 0], ["Mara Vann", 0]]}
     experts, audit = hotpotqa_experts([read_question(row, "here") for row in (ROW, lost)], LocalSearch(corpus))
@@ -160,7 +160,7 @@ def test_spin_31_scripted_experts_that_would_guess_are_left_out_and_counted():
     assert audit.places == {"paragraph not found": [1]}
 
 
-def test_spin_31_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
+def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
     one = ExpertAudit(file="a.json", read=4, kept=2, without_search=1, repaired={"options": 1}, dropped={"failed": 2})
     theirs = {"repaired": {"options": 2}, "dropped": {"failed": 1}, "places": {"failed": [0]}}
     other = ExpertAudit(file="b", read=3, kept=2, **theirs)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("setup", "any_of_five", "both_of_ten"), [("title_text", 0.950, 0.758), ("plain", 0.874, 0.5)])
-def test_spin_12_retrieval_quality_on_the_first_500_dev_questions(setup, any_of_five, both_of_ten):
+def test_retrieval_quality_on_the_first_500_dev_questions(setup, any_of_five, both_of_ten):
     search = LocalSearch(read_corpus(HOTPOTQA / "dev500_corpus.jsonl"), setup=setup)
     questions = [read_question(row, place) for place, row in read_records(HOTPOTQA / "dev500_questions.jsonl")]
     found = [(set(question.titles), search.ranked(question.question, 10)) for question in questions]
@@ -43,13 +43,13 @@ def test_spin_12_retrieval_quality_on_the_first_500_dev_questions(setup, any_of_
         ("strategyqa", "train", FIREACT / "tasks", 2821),
     ],
 )
-def test_spin_01_02_04_every_gold_answer_is_rewarded(task, split, folder, count):
+def test_every_gold_answer_is_rewarded(task, split, folder, count):
     questions = load_questions(task, split, folder)
     assert len(questions) == len({question.id for question in questions}) == count
     assert [q.question for q in questions if score(q.gold, q).reward != 1 or score(q.gold, q).f1 != 1] == []
 
 
-def test_spin_06_07_the_released_runs_are_marked_alike():
+def test_the_released_runs_are_marked_alike():
     questions = load_questions("hotpotqa", "dev", HOTPOTQA)
     order = task_order(len(questions))[:500]
     differing = Counter()
@@ -79,7 +79,7 @@ def test_spin_06_07_the_released_runs_are_marked_alike():
         ),
     ],
 )
-def test_spin_31_the_released_expert_files(file, read, repaired, dropped):
+def test_the_released_expert_files(file, read, repaired, dropped):
     experts, audit = read_experts(FIREACT / file)
     assert (audit.read, audit.kept, sum(audit.repaired.values())) == (read, len(experts), repaired)
     assert audit.dropped == dropped
@@ -89,7 +89,7 @@ def test_spin_31_the_released_expert_files(file, read, repaired, dropped):
         assert not expert.question.question.endswith("\n")
 
 
-def test_spin_31_both_formats_hold_the_same_experts():
+def test_both_formats_hold_the_same_experts():
     one, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     other, _ = read_experts(FIREACT / "gpt_format/hotpotqa.jsonl")
     assert [expert.rounds for expert in one] == [expert.rounds for expert in other]
@@ -97,7 +97,7 @@ def test_spin_31_both_formats_hold_the_same_experts():
     assert questions[0] == questions[1]
 
 
-def test_spin_31_scripted_experts_of_300_training_questions_have_read_every_paragraph():
+def test_scripted_experts_of_300_training_questions_have_read_every_paragraph():
     rows = list(read_records(HOTPOTQA / "train300_context.jsonl"))
     corpus = context_paragraphs(rows)
     text = {paragraph.title: cut_near(paragraph.text) for paragraph in corpus}
@@ -109,7 +109,7 @@ def test_spin_31_scripted_experts_of_300_training_questions_have_read_every_para
         assert expert.source == "scripted"
 
 
-def test_spin_13_replay_gives_every_query_of_the_experts_what_it_found():
+def test_replay_gives_every_query_of_the_experts_what_it_found():
     search = ReplaySearch(read_snippets(FIREACT / "search_snippets.jsonl"), cut=10_000)
     experts, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     asked = [part for expert in experts for part in expert.rounds[:-1] if part.observation != "None"]

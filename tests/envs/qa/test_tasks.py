@@ -17,7 +17,7 @@ def question(task, gold):
     return Question(id="q", task=task, question="?", gold=gold)
 
 
-def test_spin_01_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
+def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
     rows = [{"question": f"q{i}", "answer": f"a{i}", "type": "bridge"} for i in range(5)]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     dev = load_questions("hotpotqa", "dev", tmp_path)
@@ -31,7 +31,7 @@ def test_spin_01_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
         load_questions("hotpotqa", "train", tmp_path)
 
 
-def test_spin_01_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path):
+def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path):
     rows = [{"question": q, "answer": "a"} for q in ("x", "y", "x")]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     ids = [q.id for q in load_questions("hotpotqa", "dev", tmp_path)]
@@ -40,7 +40,7 @@ def test_spin_01_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp
     assert {q.id for q in load_questions("hotpotqa", "dev", tmp_path)} == set(ids)
 
 
-def test_spin_01_supporting_titles_each_once_in_the_order_of_the_facts():
+def test_supporting_titles_each_once_in_the_order_of_the_facts():
     row = {"id": "5a", "question": "q", "answer": "a", "supporting_facts": [["B", 0], ["A", 1], ["B", 2]]}
     assert read_question(row, "here").titles == ["B", "A"]
     assert read_question(row, "here").id == "hotpotqa-5a"
@@ -69,11 +69,11 @@ def test_spin_01_supporting_titles_each_once_in_the_order_of_the_facts():
         ("no-one knows", "no", 0),
     ],
 )
-def test_spin_02_strategyqa_first_word_decides(answer, gold, reward):
+def test_strategyqa_first_word_decides(answer, gold, reward):
     assert score(answer, question("strategyqa", gold)).reward == reward
 
 
-def test_spin_02_strategyqa_reads_booleans(tmp_path):
+def test_strategyqa_reads_booleans(tmp_path):
     rows = [{"qid": "e0", "question": "Will it?", "answer": False}, {"question": "Is it?", "answer": True}]
     (tmp_path / "strategyqa_dev.json").write_text(json.dumps(rows))
     assert [q.gold for q in load_questions("strategyqa", "dev", tmp_path)] == ["no", "yes"]
@@ -115,12 +115,12 @@ def test_spin_02_strategyqa_reads_booleans(tmp_path):
         ("B2", ""),
     ],
 )
-def test_spin_03_mmlu_a_leading_letter_by_itself_decides(answer, letter):
+def test_mmlu_a_leading_letter_by_itself_decides(answer, letter):
     assert letter_of(answer) == letter
     assert score(answer, question("mmlu", "B")).reward == float(letter == "B")
 
 
-def test_spin_03_mmlu_files_are_sorted_and_options_lettered(tmp_path):
+def test_mmlu_files_are_sorted_and_options_lettered(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "virology_test.csv").write_text("Why?,no,yes,maybe,never,B\n")
     (tmp_path / "test" / "anatomy_test.csv").write_text('"What, then?",1,2,"3, or 4",5,D\nWhen?,1,2,3,4,A\n')
@@ -134,7 +134,7 @@ def test_spin_03_mmlu_files_are_sorted_and_options_lettered(tmp_path):
         load_questions("mmlu", "dev", tmp_path)
 
 
-def test_spin_04_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
+def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
     (tmp_path / "bamboogle_test.csv").write_text('Question,Answer\nWhen?,"April 30, 1789"\nWho?,the Owl\n')
     questions = load_questions("bamboogle", "test", tmp_path)
     assert [q.gold for q in questions] == ["April 30, 1789", "the Owl"]
@@ -145,7 +145,7 @@ def test_spin_04_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
         load_questions("bamboogle", "test", tmp_path)
 
 
-def test_spin_05_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path):
+def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path):
     with pytest.raises(UserError, match=r"no task 'squad'.*hotpotqa, strategyqa, bamboogle, mmlu"):
         load_questions("squad", "dev", tmp_path)
     for task in TASKS:
@@ -153,13 +153,13 @@ def test_spin_05_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[]", '["x"]', '[{"question": "q"}]', '[{"question": " "}]'])
-def test_spin_05_a_malformed_file_is_one_sentence_that_names_it(tmp_path, content):
+def test_a_malformed_file_is_one_sentence_that_names_it(tmp_path, content):
     (tmp_path / "dev_simplified.json").write_text(content)
     with pytest.raises(UserError, match=r"dev_simplified\.json"):
         load_questions("hotpotqa", "dev", tmp_path)
 
 
-def test_spin_23_the_original_order_is_pythons_shuffle_by_233():
+def test_the_original_order_is_pythons_shuffle_by_233():
     expected = list(range(7405))
     random.Random(233).shuffle(expected)
     assert task_order(7405) == expected

@@ -54,7 +54,7 @@ def fails(world: ReplayWorld, *actions: str, error: type[Exception] = EnvError) 
     return str(caught.value)
 
 
-def test_agent_r_38_a_server_that_is_down_is_one_sentence() -> None:
+def test_a_server_that_is_down_is_one_sentence() -> None:
     with hostile_server(script()) as server:
         pass
     says = fails(remote("textcraft", server.url), error=UserError)
@@ -63,7 +63,7 @@ def test_agent_r_38_a_server_that_is_down_is_one_sentence() -> None:
     assert "null" in says
 
 
-def test_agent_r_38_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_come_back() -> None:
+def test_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_come_back() -> None:
     async def work() -> None:
         with our_server("textcraft", textcraft) as url:
             world = remote("textcraft", url)
@@ -89,7 +89,7 @@ def test_agent_r_38_a_server_that_goes_away_ends_episodes_not_the_stage_and_may_
     run(work())
 
 
-def test_agent_r_38_a_slow_step_is_never_sent_again_to_the_same_environment() -> None:
+def test_a_slow_step_is_never_sent_again_to_the_same_environment() -> None:
     later = threading.Event()
 
     def slow_once(fields: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def test_agent_r_38_a_slow_step_is_never_sent_again_to_the_same_environment() ->
     assert world.stats.failures == 1
 
 
-def test_agent_r_38_a_server_that_is_always_slow_ends_the_episode() -> None:
+def test_a_server_that_is_always_slow_ends_the_episode() -> None:
     later = threading.Event()
     with hostile_server(script(step=lambda fields: later.wait(10) and None)) as server:
         assert "no answer within 0.6 s" in fails(remote("textcraft", server.url, timeout=0.6))
@@ -130,9 +130,7 @@ def test_agent_r_38_a_server_that_is_always_slow_ends_the_episode() -> None:
         (Reply({"observation": "cut", "reward": 0, "done": False}, cut=True), "the connection broke"),
     ],
 )
-def test_agent_r_38_a_step_that_fails_is_taken_on_a_fresh_environment_and_then_ends_the_episode(
-    reply: Reply, says: str
-) -> None:
+def test_a_step_that_fails_is_taken_on_a_fresh_environment_and_then_ends_the_episode(reply: Reply, says: str) -> None:
     with hostile_server(script(step=reply)) as server:
         assert says in fails(remote("textcraft", server.url))
         steps = [fields["id"] for call, fields in server.seen if call == "POST /step"]
@@ -141,7 +139,7 @@ def test_agent_r_38_a_step_that_fails_is_taken_on_a_fresh_environment_and_then_e
         assert run(one_step(remote("textcraft", server.url), "look")).observation == "did look"
 
 
-def test_agent_r_38_a_server_that_forgets_the_environment_does_not_end_the_episode() -> None:
+def test_a_server_that_forgets_the_environment_does_not_end_the_episode() -> None:
     async def work() -> None:
         with our_server("webshop", webshop) as url:
             env, world = webshop(), remote("webshop", url, concurrency=1)
@@ -161,7 +159,7 @@ def test_agent_r_38_a_server_that_forgets_the_environment_does_not_end_the_episo
     run(work())
 
 
-def test_agent_r_38_creating_and_resetting_are_tried_again() -> None:
+def test_creating_and_resetting_are_tried_again() -> None:
     def shaky(times: int) -> Callable[[dict[str, Any]], Any]:
         left = [times]
 
@@ -178,7 +176,7 @@ def test_agent_r_38_creating_and_resetting_are_tried_again() -> None:
         assert server.paths() == ["POST /create"] * 4 + ["POST /reset"] * 4 + ["POST /step", "POST /close"]
 
 
-def test_agent_r_38_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
+def test_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
     with hostile_server(script(reset=Reply({"observation": "x"}, cut=True))) as server:
         assert "the connection broke" in fails(remote("textcraft", server.url))
         assert [fields["id"] for call, fields in server.seen if call == "POST /reset"] == [0, 1]
@@ -192,18 +190,18 @@ def test_agent_r_38_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
         (Reply({"detail": "Not Found"}, status=404), "is no AgentGym server (status 404 for /create)"),
     ],
 )
-def test_agent_r_38_a_server_without_environments_is_one_sentence(reply: Reply, says: str) -> None:
+def test_a_server_without_environments_is_one_sentence(reply: Reply, says: str) -> None:
     with hostile_server(script(create=reply)) as server:
         assert says in fails(remote("textcraft", server.url), error=UserError)
 
 
-def test_agent_r_38_another_environments_server_is_noticed() -> None:
+def test_another_environments_server_is_noticed() -> None:
     with our_server("webshop", webshop) as url:
         assert "not this environment's protocol" in fails(remote("textcraft", url))
 
 
 @pytest.mark.parametrize("action", ["get 1 oak log", "Action: look", "\ud800 \x00\n\t “ü”", "", "x" * 10_000])
-def test_agent_r_38_the_bare_action_is_sent_as_it_is(action: str) -> None:
+def test_the_bare_action_is_sent_as_it_is(action: str) -> None:
     with hostile_server(script(step={"observation": "\ud800", "reward": 0, "done": False})) as server:
         step = run(one_step(remote("textcraft", server.url), action))
         assert [fields["action"] for call, fields in server.seen if call == "POST /step"] == [action]
@@ -222,7 +220,7 @@ def test_agent_r_38_the_bare_action_is_sent_as_it_is(action: str) -> None:
         ("webshop", -1, 0.0, True),
     ],
 )
-def test_agent_r_08_38_scores_are_normalised_and_negative_ones_are_disasters(
+def test_scores_are_normalised_and_negative_ones_are_disasters(
     name: str, raw: float, reward: float, disaster: bool
 ) -> None:
     def play(call: str, fields: dict[str, Any]) -> Reply:
@@ -239,13 +237,13 @@ def test_agent_r_08_38_scores_are_normalised_and_negative_ones_are_disasters(
     assert (step.reward, step.done, step.info["raw_score"], step.info["disaster"]) == (reward, disaster, raw, disaster)
 
 
-def test_agent_r_36_the_first_observation_opens_with_the_task() -> None:
+def test_the_first_observation_opens_with_the_task() -> None:
     with our_server("sciworld", Laboratory) as url:
         observation = run(remote("sciworld", url).reset(2))[1]
     assert observation == "Your task is to melt ice.\nVariation 2.\nA table, after 0 moves."
 
 
-def test_agent_r_37_an_older_webshop_has_no_close_and_prints_the_score() -> None:
+def test_an_older_webshop_has_no_close_and_prints_the_score() -> None:
     def play(call: str, fields: dict[str, Any]) -> Reply:
         if call == "POST /create":
             return Reply(48_950_076)
@@ -288,7 +286,7 @@ def test_agent_r_37_an_older_webshop_has_no_close_and_prints_the_score() -> None
         "http://host:99999",
     ],
 )
-def test_agent_r_38_an_address_that_is_none_is_refused_and_keeps_its_secrets(address: str) -> None:
+def test_an_address_that_is_none_is_refused_and_keeps_its_secrets(address: str) -> None:
     with pytest.raises(UserError, match=r"agent_r\.env\.server") as caught:
         remote("textcraft", address)
     assert "secret" not in str(caught.value)

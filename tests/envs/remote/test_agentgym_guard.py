@@ -93,6 +93,6 @@ def test_what_only_a_web_page_sends_is_refused(url: str, headers: dict[str, str]
     assert httpx.get(f"{url}/list_envs").json() == []
 
 
-def test_agent_r_25_create_needs_no_body(url: str) -> None:
+def test_create_needs_no_body(url: str) -> None:
     assert httpx.post(f"{url}/create").json()["id"] == 0
     assert httpx.post(f"{url}/create", json={}).json()["id"] == 1

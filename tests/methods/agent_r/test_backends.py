@@ -43,7 +43,7 @@ def acted(make: Callable[[], Engine]) -> tuple[Episode, Tree]:
     return asyncio.run(both())
 
 
-def test_agent_r_40_an_endpoint_acts_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_acts_and_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     def actor(seen: Seen) -> Reply:
@@ -58,7 +58,7 @@ def test_agent_r_40_an_endpoint_acts_and_searches(monkeypatch: pytest.MonkeyPatc
         assert any(seen.body["n"] == 3 for seen in server.seen)  # the samples of a node are one call
 
 
-def test_agent_r_40_a_local_model_acts_and_searches_the_same_each_time(tmp_path: Path) -> None:
+def test_a_local_model_acts_and_searches_the_same_each_time(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     settings = {"engine": "transformers", "slots": 8, "context": 512, "prefill_rows": 2, "prefill_block": 16}
 

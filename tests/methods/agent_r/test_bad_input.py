@@ -40,7 +40,7 @@ def with_convert(**convert: Any) -> dict[str, Any]:
 # The environment's own needs
 
 
-def test_agent_r_36_without_java_one_sentence_says_so(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_without_java_one_sentence_says_so(agent_bench: Workbench, tmp_path: Path) -> None:
     """With packages that say they are there, and no Java wherever it is looked for."""
     folder = agent_bench.copy(tmp_path / "bench", with_env(name="sciworld"))
     for package in ("scienceworld", "py4j"):
@@ -63,7 +63,7 @@ def one(output: str, **ingredients: str) -> dict[str, Any]:
         ({"a.json": {"type": "minecraft:crafting_shapeless", "ingredients": [{"item": "log"}]}}, "'result' is missing"),
     ],
 )
-def test_agent_r_35_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_one_sentence(
+def test_a_recipe_book_with_a_cycle_an_unknown_item_or_a_missing_key_is_one_sentence(
     agent_bench: Workbench, tmp_path: Path, book: dict[str, Any], said: str
 ) -> None:
     folder = agent_bench.copy(tmp_path / "bench", with_env(recipes="my/book.json"))
@@ -78,7 +78,7 @@ def chain(length: int, **last: Any) -> dict[str, Any]:
     return {f"{i}.json": one(f"part_{i + 1}", item=f"part_{i}") for i in range(length)} | last
 
 
-def test_agent_r_35_an_edited_recipe_book_is_read_again(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_an_edited_recipe_book_is_read_again(agent_bench: Workbench, tmp_path: Path) -> None:
     small = {"train": 3, "dev": 1, "test": 2, "demonstrations": 3, "judge_examples": 3}
     searches = {name: {"generate": {"tasks": 3}} for name in ("iter1", "iter2")}
     changes = {"env": {"recipes": "book.json"}, "tasks": small, "iterations": searches}
@@ -90,7 +90,7 @@ def test_agent_r_35_an_edited_recipe_book_is_read_again(agent_bench: Workbench, 
         assert f"the {name}" in (folder / "data/agent_r/texts.jsonl").read_text()
 
 
-def test_agent_r_13_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path) -> None:
     files = {"train": "my/train.json", "test": "my/test.json"}
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"tasks": {"files": files}}})
     assert "my/test.json does not exist" in refused(agent_bench, folder, "data")
@@ -117,9 +117,7 @@ def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path:
 # Thresholds and shares
 
 
-def test_agent_r_20_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
+def test_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(agent_bench: Workbench, tmp_path: Path) -> None:
     full = {"judge_style": "full"}
     other = with_convert(**full)
     sentence = refused(agent_bench, agent_bench.copy(tmp_path / "other", other), "data")
@@ -140,7 +138,7 @@ def test_agent_r_20_judgements_are_shown_in_the_form_that_the_actor_is_asked_in(
     assert min(map(len, judgements[1])) > max(map(len, judgements[0])), "the full prompt explains what to do"
 
 
-def test_agent_r_18_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_thresholds_that_keep_nothing_say_what_there_was(agent_bench: Workbench, tmp_path: Path) -> None:
     trees = read_jsonl(agent_bench.folder / TREES, Tree)
     rewarded = [tree for tree in trees if tree.root.value]
     leaves = sum(len(tree.leaves()) for tree in rewarded)
@@ -175,9 +173,7 @@ def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples
         assert sorted(lines_of(own / f"{name}.jsonl")) == sorted(lines_of(parent / f"{name}.jsonl")) != [], name
 
 
-def test_agent_r_28_kinds_that_are_left_out_do_not_take_the_controls_their_data(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
+def test_kinds_that_are_left_out_do_not_take_the_controls_their_data(agent_bench: Workbench, tmp_path: Path) -> None:
     """The control on good trajectories needs them, whether or not the iteration itself mixes them in."""
     sets = []
     for mix in ({}, {"good": 0.0}):
@@ -190,9 +186,7 @@ def test_agent_r_28_kinds_that_are_left_out_do_not_take_the_controls_their_data(
     assert 0 < len(sets[1]["direct"]) < len(sets[0]["direct"])
 
 
-def test_agent_r_28_a_file_of_chats_that_is_missing_or_malformed_is_named(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
+def test_a_file_of_chats_that_is_missing_or_malformed_is_named(agent_bench: Workbench, tmp_path: Path) -> None:
     mix = {"general": 0.5, "general_file": "chats.jsonl"}
     folder = agent_bench.copy(tmp_path / "bench", with_convert(mix=mix, judge="scripted"))
     assert "chats.jsonl does not exist" in refused(agent_bench, folder, "convert", "iter2")

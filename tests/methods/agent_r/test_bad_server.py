@@ -59,7 +59,7 @@ def served(fail: Callable[[Room], Reply | None]) -> Callable[[str, dict[str, Any
     return reply
 
 
-def test_agent_r_38_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
     with hostile_server(served(lambda room: None)) as server:
         pass
     folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
@@ -68,7 +68,7 @@ def test_agent_r_38_a_server_that_is_down_at_the_start_is_one_sentence(agent_ben
     assert "start the server there" in sentence
 
 
-def test_agent_r_38_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
+def test_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Workbench, tmp_path: Path) -> None:
     later = threading.Event()
 
     def slow(call: str, fields: dict[str, Any]) -> Reply:
@@ -90,7 +90,7 @@ def test_agent_r_38_a_server_too_slow_to_begin_is_one_sentence(agent_bench: Work
         (Reply({"observation": "", "reward": 0, "done": False}, cut=True), "the connection broke"),
     ],
 )
-def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
+def test_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_on(
     agent_bench: Workbench, tmp_path: Path, reply: Reply, said: str
 ) -> None:
     """Half of the tasks fail at every step; the trees of the others are as without a server."""
@@ -110,7 +110,7 @@ def test_agent_r_38_episodes_that_a_server_fails_are_blocked_and_the_rest_goes_o
     assert json.loads((folder / "results/agent_r/iter2/generate.json").read_text())["blocked"] == 3
 
 
-def test_agent_r_09_38_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
+def test_a_server_that_forgets_environments_in_mid_episode_gives_the_same_trees(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     """Every environment is forgotten after nine steps; a way to a node has eight at most."""
@@ -125,9 +125,7 @@ def test_agent_r_09_38_a_server_that_forgets_environments_in_mid_episode_gives_t
     assert (folder / TREES).read_bytes() == (agent_bench.folder / TREES).read_bytes()
 
 
-def test_agent_r_09_a_server_that_answers_anew_each_time_is_counted_and_told(
-    agent_bench: Workbench, tmp_path: Path
-) -> None:
+def test_a_server_that_answers_anew_each_time_is_counted_and_told(agent_bench: Workbench, tmp_path: Path) -> None:
     """The second sight of a step differs from the first, as on a server that was restarted with other data."""
     sights = itertools.count()
 
@@ -145,7 +143,7 @@ def test_agent_r_09_a_server_that_answers_anew_each_time_is_counted_and_told(
     assert embedded["diverged"] == 0
 
 
-def test_agent_r_38_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
+def test_trees_that_a_server_blocked_leave_nothing_to_train_on_and_the_sentence_says_so(
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     with hostile_server(served(lambda room: Reply({"error": "broken"}) if room.steps else None)) as server:

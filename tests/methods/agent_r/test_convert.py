@@ -70,25 +70,25 @@ def kinds(converted: Converted) -> dict[str, list[str]]:
     return found
 
 
-def test_agent_r_21_pairs_are_revised_at_the_transition_point() -> None:
+def test_pairs_are_revised_at_the_transition_point() -> None:
     assert kinds(made([TREE], Says("x"))) == {
         "revision": ["k!ABCD", "abx!CD", "abx!K"],
         "good": ["ABCD", "K"],
     }
 
 
-def test_agent_r_21_a_bad_verdict_in_the_initial_part_does_not_end_the_walk() -> None:
+def test_a_bad_verdict_in_the_initial_part_does_not_end_the_walk() -> None:
     assert kinds(made([TREE], Says("aby")))["revision"] == ["k!ABCD", "abxy!CD", "a!K"]
 
 
-def test_agent_r_24_direct_revision_asks_nobody() -> None:
+def test_direct_revision_asks_nobody() -> None:
     judge = Says("x")
     assert kinds(made([TREE], judge, revise=False))["revision"] == ["k!ABCD", "abxy!CD", "abxy!K"]
     assert judge.asked == []
     assert asyncio.run(convert([TREE], None, None, ConvertParams(revise=False), 0)).stats["revision_examples"] == 3
 
 
-def test_agent_r_19_good_only() -> None:
+def test_good_only() -> None:
     converted = made([TREE], data_type="good")
     assert kinds(converted) == {"good": ["ABCD", "K"]}
     assert [sorted(row) for row in converted.rows] == [["revise", "revise_log", "task_num"]] * 2
@@ -102,7 +102,7 @@ def test_an_example_ends_with_its_last_reply_and_keeps_ids() -> None:
     assert example.source == f"corridor-1:{leaf_of(TREE, 'abxy')}>{leaf_of(TREE, 'abcd')}"
 
 
-def test_agent_r_25_the_tokens_learnt_are_those_of_the_revision_turn_and_the_good_steps(tmp_path: Path) -> None:
+def test_the_tokens_learnt_are_those_of_the_revision_turn_and_the_good_steps(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     chat = ChatFormat.load(tmp_path)
     example = made([by_hand(PATHS)], Says("x")).own[1]  # abx!CD
@@ -119,7 +119,7 @@ def test_agent_r_25_the_tokens_learnt_are_those_of_the_revision_turn_and_the_goo
     assert counters.cut_attempts == 0
 
 
-def test_agent_r_20_a_real_small_model_judges_and_its_nonsense_is_counted(tmp_path: Path) -> None:
+def test_a_real_small_model_judges_and_its_nonsense_is_counted(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path, context=160)
     config = TransformersEngineConfig(engine="transformers", slots=4, context=160)
     cfg = ConvertParams(judge_style="short", judge_max_tokens=8)
@@ -147,7 +147,7 @@ def test_each_action_is_judged_once_however_many_pairs_share_it() -> None:
     assert Counter(judge.asked) == Counter([("corridor-1", i) for i in {i for _, i in judge.asked}] * 2)
 
 
-def test_agent_r_42_figures_of_the_bad_segments_and_of_the_judge() -> None:
+def test_figures_of_the_bad_segments_and_of_the_judge() -> None:
     stats = made([TREE], Says("x")).stats
     # abx -> x; k -> k, never judged bad; abx against k -> a b x
     assert stats["revision_lengths"] == {"1": 2, "3": 1}
@@ -160,7 +160,7 @@ def test_agent_r_42_figures_of_the_bad_segments_and_of_the_judge() -> None:
     )  # fmt: skip
 
 
-def test_agent_r_20_unparsable_answers_are_counted() -> None:
+def test_unparsable_answers_are_counted() -> None:
     async def mumbles(tree: Tree, index: int) -> Judgement:
         return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0)
 
@@ -177,7 +177,7 @@ def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:
         made([TREE], Says(fails="akx"), mix={"good": 0.0})
 
 
-def test_agent_r_23_thoughts_vary_over_pairs_trees_and_seeds() -> None:
+def test_thoughts_vary_over_pairs_trees_and_seeds() -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(30)]
 
     def thoughts(seed: int) -> list[str]:
@@ -205,7 +205,7 @@ def test_the_result_does_not_depend_on_concurrency_or_on_when_answers_come() -> 
     assert [one.source for one in other.examples] != [one.source for one in results[0].examples]
 
 
-def test_agent_r_18_thresholds_that_keep_nothing_are_explained() -> None:
+def test_thresholds_that_keep_nothing_are_explained() -> None:
     with pytest.raises(UserError, match=r"1 trees \(0 of them with root value 0\), 3 leaves, 0 good ones \(above"):
         made([TREE], alpha=1.0)
     with pytest.raises(UserError, match=r"0 pairs \(above beta 1 apart\); lower alpha or beta"):
@@ -217,7 +217,7 @@ def test_agent_r_18_thresholds_that_keep_nothing_are_explained() -> None:
     assert kinds(made([TREE], beta=1.0)) == {"good": ["ABCD", "K"]}  # no pair, but good trajectories
 
 
-def test_agent_r_28_weights_repeat_and_draw() -> None:
+def test_weights_repeat_and_draw() -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]  # 30 pairs, 20 good leaves
     converted = made(trees, mix={"revision": 2.5, "good": 0.25})
     counts = Counter(example.source for example in converted.own if example.id.startswith("revision"))
@@ -241,7 +241,7 @@ def chats(folder: Path, count: int) -> str:
     return str(folder / "chats.jsonl")
 
 
-def test_agent_r_28_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path) -> None:
+def test_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path) -> None:
     trees = [by_hand(PATHS, tree_id=f"corridor-{i}") for i in range(10)]
     converted = made(trees, mix={"general": 0.2, "general_file": chats(tmp_path, 7)})
     general = [example for example in converted.examples if example.id.startswith("general")]
@@ -251,12 +251,12 @@ def test_agent_r_28_general_chats_are_a_share_of_the_agent_s_data(tmp_path: Path
     assert converted.warnings == []
 
 
-def test_agent_r_28_without_general_chats_there_is_a_warning() -> None:
+def test_without_general_chats_there_is_a_warning() -> None:
     assert made([TREE]).warnings == [GENERAL_OFF]
     assert made([TREE]).stats["general_examples"] == 0
 
 
-def test_agent_r_28_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_malformed_file_of_chats_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"convert\.mix\.general_file is not set"):
         made([TREE], mix={"general": 0.2})
     with pytest.raises(UserError, match=r"gone\.jsonl does not exist"):
@@ -283,7 +283,7 @@ def test_earlier_examples_join_only_if_they_accumulate() -> None:
     assert made([TREE], earlier=old, accumulate=True, alpha=1.0).examples == old  # nothing new, but something
 
 
-def test_agent_r_29_trees_of_several_environments_are_converted_together() -> None:
+def test_trees_of_several_environments_are_converted_together() -> None:
     crafted = by_hand(PATHS, tree_id="textcraft-1").model_copy(update={"env": "textcraft"})
     converted = made([TREE, crafted, by_hand({"a": 0.0}, tree_id="corridor-9")], Says("x"))
     assert converted.stats["environments"] == {
@@ -294,7 +294,7 @@ def test_agent_r_29_trees_of_several_environments_are_converted_together() -> No
     assert "environments" not in made([TREE]).stats
 
 
-def test_agent_r_44_replay_keeps_what_still_scores_and_says_what_share() -> None:
+def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
     trees = grown(range(10), seed=2)
     judge = ScriptedJudge({"corridor": Corridor()})
     world = EmbeddedWorld(Corridor())
@@ -321,7 +321,7 @@ def test_agent_r_44_replay_keeps_what_still_scores_and_says_what_share() -> None
     assert any(row["revise_log"] not in [old["revise_log"] for old in spliced.rows] for row in played.rows)
 
 
-def test_agent_r_44_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:
+def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:
     class Broken(EmbeddedWorld):
         async def reset(self, task_id: int):
             raise EnvError("gone")

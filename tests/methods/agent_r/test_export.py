@@ -57,7 +57,7 @@ def every(node: dict) -> list[dict]:
     return [node, *(below for child in node["children"] for below in every(child))]
 
 
-def test_agent_r_11_each_node_has_the_originals_fields_and_its_own_conversation():
+def test_each_node_has_the_originals_fields_and_its_own_conversation():
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     nodes = every(data)
@@ -72,7 +72,7 @@ def test_agent_r_11_each_node_has_the_originals_fields_and_its_own_conversation(
         assert len(node["recent_actions"]) == node["depth"] == (len(node["state"]) - 4) / 2
 
 
-def test_agent_r_11_puct_value_is_the_nodes_score():
+def test_puct_value_is_the_nodes_score():
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     assert data["puct_value"] == data["value"] / data["visits"]  # no bonus at the root
@@ -85,7 +85,7 @@ def test_agent_r_11_puct_value_is_the_nodes_score():
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_agent_r_11_trees_come_back(task, seed, dives, n_gen):
+def test_trees_come_back(task, seed, dives, n_gen):
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen), seed=seed)
     assert Tree.model_validate_json(dump_line(tree)) == tree  # our own line keeps everything
     data = json.loads(json.dumps(to_json(tree)))
@@ -103,7 +103,7 @@ def test_agent_r_11_trees_come_back(task, seed, dives, n_gen):
     assert seen(back) == seen(tree)
 
 
-def test_agent_r_16_given_actions_are_the_roots_recent_actions():
+def test_given_actions_are_the_roots_recent_actions():
     tree = grow(FAR, prior=[said("right"), "Thought 1: It.\nAction 1: take key"])
     data = to_json(tree)
     given_pairs = [["right", "You are in room 1 of 5."], ["take key", "You have the key."]]
@@ -113,7 +113,7 @@ def test_agent_r_16_given_actions_are_the_roots_recent_actions():
     assert to_json(from_json(data, "x", env="corridor", task_id=FAR)) == data
 
 
-def test_agent_r_17_leaves_are_listed_depth_first_and_sorted_by_their_mean_value():
+def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value():
     data = original(
         entry(value=0.0, obs="a"),
         entry(value=1.5, obs="b", visits=2, children=[entry(value=1.0, obs="c"), entry(value=0.5, obs="d")]),
@@ -127,14 +127,14 @@ def test_agent_r_17_leaves_are_listed_depth_first_and_sorted_by_their_mean_value
     assert sorted(path[-1] for path in leaf_paths(tree)) == tree.leaves()
 
 
-def test_agent_r_17_a_root_that_has_ended_is_its_only_leaf():
+def test_a_root_that_has_ended_is_its_only_leaf():
     assert leaf_paths(from_json(original(), "x", env="textcraft", task_id=3)) == [[0]]
     assert leaf_paths(from_json(original(is_terminal=False), "x", env="textcraft", task_id=3)) == []
     lost = grow(FAR, scripted("right"), params(n_gen=1, dives=1, max_depth=1))
     assert leaf_paths(lost) == [[0, 1, 2]]
 
 
-def test_trap_10_scores_of_the_originals_scienceworld_trees_are_normalised():
+def test_scores_of_the_originals_scienceworld_trees_are_normalised():
     data = original(entry(value=60.0, env_score=60), value=60.0)
     tree = from_json(data, "x", env="sciworld", task_id=3, full_score=100)
     assert (tree.root.value, tree.nodes[1].value, tree.nodes[1].reward) == (0.6, 0.6, 0.6)
@@ -194,7 +194,7 @@ def command(*words: object) -> None:
 
 
 @pytest.mark.parametrize("form", ["xtuner", "openai"])
-def test_agent_r_25_26_conversations_go_there_and_back_with_their_loss_flags(tmp_path, form):
+def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path, form):
     messages = [
         Message(role="user", content="Craft."),
         Message(role="assistant", content="No.", weight=0.0),
@@ -208,7 +208,7 @@ def test_agent_r_25_26_conversations_go_there_and_back_with_their_loss_flags(tmp
     assert example.messages == messages
 
 
-def test_agent_r_27_a_log_becomes_examples(tmp_path):
+def test_a_log_becomes_examples(tmp_path):
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone.", "loss": True}]
     write_rows(tmp_path / "log.jsonl", [{"task_num": "7", "revise_log": said, "revise": True}])
     command("import-conversations", tmp_path / "log.jsonl", tmp_path / "back.jsonl", "--from", "log")
@@ -217,7 +217,7 @@ def test_agent_r_27_a_log_becomes_examples(tmp_path):
     assert example.source == "7"
 
 
-def test_agent_r_33_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path):
+def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path):
     def turn(model):
         return Turn(model=model, attempts=[Attempt(text="Action: x", reward=0.5)], chosen=0, observation="so")
 

@@ -45,7 +45,7 @@ def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
-def test_agent_r_27_a_pair_is_logged_in_the_original_s_schema_with_the_judge_s_feedback() -> None:
+def test_a_pair_is_logged_in_the_original_s_schema_with_the_judge_s_feedback() -> None:
     turn = ROW["revise_log"][8]
     assert turn["content"].endswith("\nAction: wait")
     assert {
@@ -70,13 +70,13 @@ def test_agent_r_27_a_pair_is_logged_in_the_original_s_schema_with_the_judge_s_f
     ]  # fmt: skip
 
 
-def test_agent_r_27_direct_revision_has_no_feedback() -> None:
+def test_direct_revision_has_no_feedback() -> None:
     cfg = ConvertParams(revise=False)
     (row,) = asyncio.run(convert([TREE], None, None, cfg, 0)).rows
     assert (row["revise"], row["revise_feedback"]) == (False, [])
 
 
-def test_agent_r_27_a_good_trajectory_is_logged_in_the_original_s_schema() -> None:
+def test_a_good_trajectory_is_logged_in_the_original_s_schema() -> None:
     assert good_row(TREE, leaf_of(TREE, "ab"), revise=False) == {
         "task_num": "1",
         "revise_log": [*OPENED, agent("a", True), user("saw a"), agent("b", True), user("saw ab")],
@@ -84,14 +84,14 @@ def test_agent_r_27_a_good_trajectory_is_logged_in_the_original_s_schema() -> No
     }
 
 
-def test_agent_r_27_a_log_reads_back_as_the_example_it_was_made_with() -> None:
+def test_a_log_reads_back_as_the_example_it_was_made_with() -> None:
     again = from_log(json.loads(json.dumps(ROW)), "log.jsonl, line 1")
     assert again.messages[:-1] == EXAMPLE.messages  # the log has the last observation too
     assert again.messages[-1] == Message(role="user", content="saw ab")
     assert again.source == "1"
 
 
-def test_agent_r_26_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
+def test_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
     turn = ROW["revise_log"][8]["content"]
     assert to_xtuner(EXAMPLE) == {
         "conversation": [
@@ -106,7 +106,7 @@ def test_agent_r_26_turns_for_xtuner_carry_the_flag_on_every_turn() -> None:
     }  # fmt: skip
 
 
-def test_agent_r_25_no_format_loses_the_loss_flags() -> None:
+def test_no_format_loses_the_loss_flags() -> None:
     """The original's converter does, and then bad steps are trained on."""
     weights = [m.weight for m in EXAMPLE.messages if m.role == "assistant"]
     assert weights == [0, 0, 0, 1, 1]
@@ -115,7 +115,7 @@ def test_agent_r_25_no_format_loses_the_loss_flags() -> None:
         assert again.messages == EXAMPLE.messages
 
 
-def test_agent_r_25_openai_messages_have_a_boolean_on_every_reply() -> None:
+def test_openai_messages_have_a_boolean_on_every_reply() -> None:
     rows = to_openai(EXAMPLE)["messages"]
     assert [row.get("loss") for row in rows] == [None, None, False, None, False, None, False, None, True, None, True]
     assert [sorted(row) for row in rows[:3]] == [["content", "role"], ["content", "role"], ["content", "loss", "role"]]
@@ -141,12 +141,12 @@ DIALOGUES = st.tuples(TEXT, st.lists(st.tuples(TEXT, TEXT, st.booleans()), min_s
 
 
 @given(DIALOGUES)
-def test_agent_r_26_any_dialogue_survives_both_formats(example: Example) -> None:
+def test_any_dialogue_survives_both_formats(example: Example) -> None:
     assert from_xtuner(json.loads(json.dumps(to_xtuner(example))), "e") == example
     assert from_openai(json.loads(json.dumps(to_openai(example))), "e") == example
 
 
-def test_agent_r_26_messages_between_replies_are_joined_and_those_after_the_last_left_out() -> None:
+def test_messages_between_replies_are_joined_and_those_after_the_last_left_out() -> None:
     messages = [
         Message(role="user", content="a"), Message(role="user", content="b"),
         Message(role="assistant", content="c", weight=1.0), Message(role="assistant", content="d", weight=0.5),
@@ -156,7 +156,7 @@ def test_agent_r_26_messages_between_replies_are_joined_and_those_after_the_last
     assert [(t["input"], t["output"], t["output_with_loss"]) for t in turns] == [("a\nb", "c", True), ("", "d", True)]
 
 
-def test_agent_r_26_what_xtuner_has_no_place_for_is_refused() -> None:
+def test_what_xtuner_has_no_place_for_is_refused() -> None:
     for messages, said in (
         ([("user", "a", 0.0)], "has no reply"),
         ([("user", "a", 0.0), ("system", "b", 0.0), ("assistant", "c", 1.0)], "no place for a later system message"),

@@ -67,7 +67,7 @@ CRAFT = TextCraft(RecipeBook.load(None))
         ("Judgement: \x00\x1b[2J", None),
     ],
 )
-def test_agent_r_20_a_verdict_is_read_from_both_spellings_and_nothing_else(reply: str, verdict: str | None) -> None:
+def test_a_verdict_is_read_from_both_spellings_and_nothing_else(reply: str, verdict: str | None) -> None:
     assert parse_verdict(reply) == verdict
     assert judgement_of(reply) == Judgement(verdict=verdict or "uncertain", text=reply, parsed=verdict is not None)
 
@@ -94,28 +94,28 @@ def test_agent_r_20_a_verdict_is_read_from_both_spellings_and_nothing_else(reply
         ("Not only good but needed", "good"),
     ],
 )
-def test_agent_r_20_a_negation_holds_up_to_the_label_within_its_clause(line: str, verdict: str) -> None:
+def test_a_negation_holds_up_to_the_label_within_its_clause(line: str, verdict: str) -> None:
     assert parse_verdict(f"Judgement: {line}") == verdict
 
 
 @given(st.text(max_size=300))
-def test_agent_r_20_any_text_is_read_without_failing(text: str) -> None:
+def test_any_text_is_read_without_failing(text: str) -> None:
     assert parse_verdict(text) in (None, *VERDICTS)
 
 
 @given(st.text(max_size=200), st.sampled_from(VERDICTS), st.sampled_from(["Judgement", "Judgment"]))
-def test_agent_r_20_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason, verdict, word) -> None:
+def test_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason, verdict, word) -> None:
     assert parse_verdict(answer(reason, verdict).replace("Judgement", word)) == verdict
     assert parse_verdict(f"{word}: Not good.\n{reason}\n{word}: {verdict}") == verdict
 
 
-def test_agent_r_20_a_long_reply_is_read_fast() -> None:
+def test_a_long_reply_is_read_fast() -> None:
     assert parse_verdict("not " * 20_000 + "Judgement: " + "not " * 20_000) is None
     assert parse_verdict("judgement: good " * 5_000) == "good"
     assert parse_verdict("Judgement: " + "not good or bad and " * 5_000) == "uncertain"
 
 
-def test_agent_r_20_the_prompt_has_task_log_current_action_definitions_and_form() -> None:
+def test_the_prompt_has_task_log_current_action_definitions_and_form() -> None:
     history = [Did("get 1 log", "Got 1 log"), Did("inventory", "Inventory: [log] (1)")]
     (message,) = judge_prompt("textcraft", "Goal: craft stick.", history, Did("get 9 stone", "Got 9 stone"))
     assert message.role == "user"
@@ -130,7 +130,7 @@ def test_agent_r_20_the_prompt_has_task_log_current_action_definitions_and_form(
     assert places == sorted(places)
 
 
-def test_agent_r_20_each_environment_has_its_own_wording() -> None:
+def test_each_environment_has_its_own_wording() -> None:
     said = {
         name: judge_prompt(name, "T", [], Did("a", "o"))[0].content
         for name in ("textcraft", "webshop", "sciworld", "corridor")
@@ -140,7 +140,7 @@ def test_agent_r_20_each_environment_has_its_own_wording() -> None:
     assert [name for name, text in said.items() if "shop" in text] == ["webshop"]
 
 
-def test_agent_r_20_the_short_prompt_is_one_line_of_task_and_the_last_steps() -> None:
+def test_the_short_prompt_is_one_line_of_task_and_the_last_steps() -> None:
     task = "Crafting commands:\ncraft 1 a using 1 b\n\nGoal: craft a."
     history = [Did(f"get {i} b", f"Got {i} b") for i in range(5)]
     (message,) = judge_prompt("textcraft", task, history, Did("craft 1 a using 1 b", "Crafted 1 a"), "short")
@@ -174,7 +174,7 @@ def ask(engine: Fitting, tree: Tree, index: int, **params: object) -> Judgement:
     return asyncio.run(ActorJudge(engine, ConvertParams(**params), 5)(tree, index))
 
 
-def test_agent_r_20_the_actor_judges_the_node_with_all_steps_before_it() -> None:
+def test_the_actor_judges_the_node_with_all_steps_before_it() -> None:
     tree = by_hand({"abcd": 0.0, "x": 1.0})
     engine = Fitting("So.\nJudgement: Bad", 10**6)
     assert ask(engine, tree, leaf_of(tree, "abc"), judge_max_tokens=77).verdict == "bad"
@@ -186,7 +186,7 @@ def test_agent_r_20_the_actor_judges_the_node_with_all_steps_before_it() -> None
     assert (request.max_tokens, request.temperature, request.n) == (77, 0.0, 1)
 
 
-def test_agent_r_20_steps_given_before_the_root_are_part_of_the_log() -> None:
+def test_steps_given_before_the_root_are_part_of_the_log() -> None:
     tree = by_hand({"a": 0.0})
     tree.prompt += [
         Message(role="assistant", content="Thought: x\nAction: look"), Message(role="user", content="A wall.")
@@ -196,7 +196,7 @@ def test_agent_r_20_steps_given_before_the_root_are_part_of_the_log() -> None:
     assert "Action: look\nObservation: A wall.\n\nCurrent action: a" in engine.asked[0].messages[0].content
 
 
-def test_agent_r_20_a_log_too_long_loses_its_oldest_steps_whole() -> None:
+def test_a_log_too_long_loses_its_oldest_steps_whole() -> None:
     tree = by_hand({"abcdefgh": 0.0})
     last = leaf_of(tree, "abcdefgh")
     engine = Fitting("Judgement: Good", 10**6)
@@ -220,7 +220,7 @@ def test_agent_r_20_a_log_too_long_loses_its_oldest_steps_whole() -> None:
     assert "(7 earlier steps are left out)" in engine.asked[0].messages[0].content
 
 
-def test_agent_r_20_noise_is_named_by_tree_and_node() -> None:
+def test_noise_is_named_by_tree_and_node() -> None:
     tree = by_hand({"ab": 0.0, "ac": 1.0})
     twin = tree.model_copy(update={"id": "corridor-2", "seed": "0/corridor-2"})
     engine = Fitting("Judgement: Good", 10**6)
@@ -240,26 +240,24 @@ def walk(verdicts: str, branch: int) -> tuple[str, list[str], bool]:
     return "".join(verdicts[i] for i in done.path), [j.verdict for j in done.judgements], done.found
 
 
-def test_agent_r_21_the_walk_stops_after_the_first_bad_step_and_keeps_it() -> None:
+def test_the_walk_stops_after_the_first_bad_step_and_keeps_it() -> None:
     assert walk("gugb" + "gb", 0) == ("gugb", ["good", "uncertain", "good", "bad"], True)
     assert walk("b", 0) == ("b", ["bad"], True)
 
 
-def test_agent_r_21_never_bad_is_the_whole_path() -> None:
+def test_never_bad_is_the_whole_path() -> None:
     assert walk("guug", 0) == ("guug", ["good", "uncertain", "uncertain", "good"], False)
     assert walk("", 0) == ("", [], False)
 
 
-def test_agent_r_21_a_verdict_before_the_branch_cannot_end_the_walk() -> None:
+def test_a_verdict_before_the_branch_cannot_end_the_walk() -> None:
     assert walk("bbgbg", 2) == ("bbgb", ["bad", "bad", "good", "bad"], True)
     assert walk("bbgug", 2) == ("bbgug", ["bad", "bad", "good", "uncertain", "good"], False)
     assert walk("gbb", 1) == ("gb", ["good", "bad"], True)
 
 
 @given(st.text("gbu", max_size=12), st.integers(0, 12))
-def test_agent_r_21_what_is_kept_ends_with_the_first_bad_step_at_or_after_the_branch(
-    verdicts: str, branch: int
-) -> None:
+def test_what_is_kept_ends_with_the_first_bad_step_at_or_after_the_branch(verdicts: str, branch: int) -> None:
     kept, asked, found = walk(verdicts, branch)
     at = verdicts.find("b", branch)
     assert kept == (verdicts if at < 0 else verdicts[: at + 1])
@@ -285,7 +283,7 @@ def verdicts_of(env, tree: Tree) -> list[str]:
     return [asyncio.run(judge(tree, i)).verdict for i in range(1, len(tree.nodes))]
 
 
-def test_agent_r_21_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
+def test_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
     env = Corridor()
     key_in_2_door_in_1 = 11
     tree = played(
@@ -300,7 +298,7 @@ def test_agent_r_21_the_expert_s_verdict_is_the_length_of_its_plan() -> None:
     assert verdicts_of(env, played(env, 0, "jump", "right")) == ["bad", "bad"]  # fatal; the episode is over
 
 
-def test_agent_r_21_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> None:
+def test_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> None:
     env = Corridor()
     trees = [played(env, task, "right", "left", "take key") for task in (11, 0, 13)]
     judge = ScriptedJudge({env.name: env}, keep=2)
@@ -311,7 +309,7 @@ def test_agent_r_21_the_scripted_judge_asks_in_any_order_and_of_many_trees() -> 
     assert len(judge._known) == 2  # no more trees are remembered than may be
 
 
-def test_agent_r_21_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_wasteful_is_bad() -> None:
+def test_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_wasteful_is_bad() -> None:
     task = next(i for i in CRAFT.task_ids() if (CRAFT.reset(i), len(CRAFT.expert()))[1] >= 4)
     CRAFT.reset(task)
     plan = [move.action for move in CRAFT.expert()]
@@ -319,7 +317,7 @@ def test_agent_r_21_in_textcraft_what_is_needed_is_good_and_what_is_refused_or_w
     assert verdicts_of(CRAFT, played(CRAFT, task, "inventory", "dance", plan[-1])) == ["uncertain", "bad", "bad"]
 
 
-def test_agent_r_20_judge_examples_ask_as_the_judge_does_and_answer_in_its_form() -> None:
+def test_judge_examples_ask_as_the_judge_does_and_answer_in_its_form() -> None:
     made = judge_examples(CRAFT, CRAFT.task_ids()[:40], 90, seed=2)
     assert len(made) == 90
     assert Counter(parse_verdict(one.messages[1].content) for one in made) == dict.fromkeys(VERDICTS, 30)
@@ -334,7 +332,7 @@ def test_agent_r_20_judge_examples_ask_as_the_judge_does_and_answer_in_its_form(
     assert len(set(first)) == 3  # mixed
 
 
-def test_agent_r_20_judge_examples_depend_on_seed_and_style_only() -> None:
+def test_judge_examples_depend_on_seed_and_style_only() -> None:
     tasks = CRAFT.task_ids()[:20]
     made = judge_examples(CRAFT, tasks, 30, seed=2)
     assert judge_examples(TextCraft(RecipeBook.load(None)), tasks, 30, seed=2) == made

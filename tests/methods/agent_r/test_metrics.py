@@ -61,7 +61,7 @@ def mean(metric: dict) -> float:
     return metric["mean"]
 
 
-def test_agent_r_41_score_success_steps_and_invalid_actions() -> None:
+def test_score_success_steps_and_invalid_actions() -> None:
     metrics = evaluate_metrics([episode("abc", 1.0, task=1), episode("axxa", 0.4, task=2), episode("", task=3)])
     assert metrics["score"]["mean"] == pytest.approx(140 / 3)  # times 100
     assert metrics["score"]["se"] == pytest.approx(math.sqrt((53.3333**2 + 6.6667**2 + 46.6667**2) / 2 / 3), rel=1e-4)
@@ -73,7 +73,7 @@ def test_agent_r_41_score_success_steps_and_invalid_actions() -> None:
     assert mean(metrics["blocked"]) == 0
 
 
-def test_agent_r_41_success_is_the_maximum_and_nothing_near_it() -> None:
+def test_success_is_the_maximum_and_nothing_near_it() -> None:
     assert [is_success(episode("a", reward)) for reward in (1.0, 0.999, 100.0, 0.0)] == [True, False, False, False]
     assert final_score(episode("a", -1.0)) == 0
     blocked = episode("ab", 0.5, status="blocked")
@@ -82,7 +82,7 @@ def test_agent_r_41_success_is_the_maximum_and_nothing_near_it() -> None:
     assert mean(evaluate_metrics([blocked, episode("a", task=2)])["blocked"]) == 0.5
 
 
-def test_agent_r_41_environments_are_reported_each_and_averaged_with_equal_weight() -> None:
+def test_environments_are_reported_each_and_averaged_with_equal_weight() -> None:
     played = [episode("a", 1.0, task=i) for i in range(3)] + [episode("ab", 0.0, task=3)]
     played += [episode("abc", 0.5, task=i, env="webshop") for i in range(2)]
     metrics = evaluate_metrics(played)
@@ -97,7 +97,7 @@ def test_agent_r_41_environments_are_reported_each_and_averaged_with_equal_weigh
     assert "average" not in evaluate_metrics(played[:4])
 
 
-def test_agent_r_42_runs_of_repeated_actions_by_length() -> None:
+def test_runs_of_repeated_actions_by_length() -> None:
     assert repeated_runs("aabccca") == [2, 3]
     assert repeated_runs("abab") == []
     assert repeated_runs("") == []
@@ -107,7 +107,7 @@ def test_agent_r_42_runs_of_repeated_actions_by_length() -> None:
     assert metrics["repeated"]["mean"] == pytest.approx(4 / 10)
 
 
-def test_agent_r_42_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> None:
+def test_the_revision_length_is_the_bad_segment_before_each_revision_turn() -> None:
     assert revision_lengths(episode("abcwd")) == [3]
     assert revision_lengths(episode("abwcdew")) == [2, 3]
     assert revision_lengths(episode("wabww")) == [2]  # nothing stands before the first, nor before the last
@@ -122,7 +122,7 @@ def test_agent_r_42_the_revision_length_is_the_bad_segment_before_each_revision_
     assert mean(metrics["revision_revised"]) == 1.0
 
 
-def test_agent_r_41_given_turns_are_no_steps_of_the_policy() -> None:
+def test_given_turns_are_no_steps_of_the_policy() -> None:
     metrics = evaluate_metrics(
         [episode("a", task=2)], [episode("xxab", 1.0, given=2), episode("xxxx", given=4, task=3)]
     )
@@ -162,7 +162,7 @@ def test_real_episodes_are_read_as_they_were_played() -> None:
     assert metrics["revision_lengths"] == {"2": 1}
 
 
-def test_agent_r_41_result_rows_are_the_original_s() -> None:
+def test_result_rows_are_the_original_s() -> None:
     row = eval_row(played(0, "take key", "wait", "open door"), "tiny")
     assert list(row) == ["task_id", "env_score", "model_name", "step_num", "state"]
     assert (row["task_id"], row["env_score"], row["model_name"], row["step_num"]) == (0, 1.0, "tiny", 3)
@@ -215,11 +215,11 @@ def test_search_metrics_of_searched_trees() -> None:
         ("A", {}),
     ],
 )
-def test_agent_r_42_loops_of_blocks_are_counted_by_length_and_repetitions(said, found):
+def test_loops_of_blocks_are_counted_by_length_and_repetitions(said, found):
     every = {length: found.get(length, []) for length in (1, 2, 3, 4)}
     assert repeated_blocks(said.split()) == every
 
 
 @given(st.lists(st.sampled_from("ABC"), max_size=30))
-def test_agent_r_42_blocks_of_one_action_are_the_repeated_runs(actions):
+def test_blocks_of_one_action_are_the_repeated_runs(actions):
     assert repeated_blocks(actions)[1] == repeated_runs(actions)

@@ -19,12 +19,12 @@ def picked(tree: Tree, seed: int = 0, **params: object) -> tuple[list[str], list
     return [name[i] for i in selection.good], [f"{name[p.good]}>{name[p.bad]}" for p in selection.pairs]
 
 
-def test_agent_r_17_leaves_come_best_first_and_equal_ones_depth_first() -> None:
+def test_leaves_come_best_first_and_equal_ones_depth_first() -> None:
     tree = by_hand(PATHS)
     assert [letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)] == ["ba", "aa", "bb", "c", "ab"]
 
 
-def test_agent_r_18_good_is_above_alpha_and_a_pair_is_more_than_beta_apart() -> None:
+def test_good_is_above_alpha_and_a_pair_is_more_than_beta_apart() -> None:
     tree = by_hand(PATHS)
     assert picked(tree, alpha=0.5, beta=0.2) == (
         ["ba", "aa", "bb"],
@@ -35,7 +35,7 @@ def test_agent_r_18_good_is_above_alpha_and_a_pair_is_more_than_beta_apart() -> 
     assert picked(tree, alpha=0.9, beta=0.0) == ([], [])
 
 
-def test_agent_r_18_inclusive_keeps_what_is_exactly_at_a_threshold() -> None:
+def test_inclusive_keeps_what_is_exactly_at_a_threshold() -> None:
     tree = by_hand({"a": 1.0, "b": 0.5, "c": 0.0})
     assert picked(tree, alpha=1.0, beta=0.5) == ([], [])  # strict, alpha 1 keeps nothing
     assert picked(tree, alpha=1.0, beta=0.5, inclusive=True) == (["a"], ["a>b", "a>c"])
@@ -43,7 +43,7 @@ def test_agent_r_18_inclusive_keeps_what_is_exactly_at_a_threshold() -> None:
     assert picked(tree, alpha=0.0, beta=0.5, inclusive=True) == (["a", "b", "c"], ["a>b", "a>c", "b>c"])
 
 
-def test_agent_r_18_alpha_is_for_the_sum_and_beta_for_the_means() -> None:
+def test_alpha_is_for_the_sum_and_beta_for_the_means() -> None:
     tree = by_hand({"a": 0.4, "b": 0.0})
     leaf = tree.nodes[leaf_of(tree, "a")]
     leaf.visits, leaf.value = 2, 0.8  # as if search had come twice
@@ -53,7 +53,7 @@ def test_agent_r_18_alpha_is_for_the_sum_and_beta_for_the_means() -> None:
     assert picked(tree, alpha=0.0, beta=0.0, inclusive=True)[0] == ["a", "b"]  # unvisited: mean value 0
 
 
-def test_agent_r_18_a_tree_whose_root_value_is_zero_is_left_out() -> None:
+def test_a_tree_whose_root_value_is_zero_is_left_out() -> None:
     tree = by_hand({"a": 0.0, "b": 0.0})
     assert picked(tree, alpha=0.0, beta=0.0, inclusive=True) == ([], [])
     counts = select(tree, ConvertParams(alpha=0.0, inclusive=True), 0).counts
@@ -66,7 +66,7 @@ def test_a_tree_that_is_only_a_root_has_no_trajectory() -> None:
     assert picked(tree, alpha=0.0, beta=0.0) == ([], [])
 
 
-def test_agent_r_18_max_pairs_per_tree_draws_by_the_seed_and_keeps_the_order() -> None:
+def test_max_pairs_per_tree_draws_by_the_seed_and_keeps_the_order() -> None:
     tree = by_hand({"abcdefghij"[i]: i / 10 for i in range(10)})
     everything = picked(tree, alpha=0.0, beta=0.1)[1]
     drawn = {seed: picked(tree, seed, alpha=0.0, beta=0.1, max_pairs_per_tree=5)[1] for seed in range(60)}
@@ -80,7 +80,7 @@ def test_agent_r_18_max_pairs_per_tree_draws_by_the_seed_and_keeps_the_order() -
     assert picked(twin, 3, alpha=0.0, beta=0.1, max_pairs_per_tree=5)[1] != drawn[3]
 
 
-def test_agent_r_18_counts_add_up_over_trees_and_the_error_tells_them() -> None:
+def test_counts_add_up_over_trees_and_the_error_tells_them() -> None:
     trees = [by_hand(PATHS), by_hand({"a": 0.0, "b": 0.0}), by_hand({"a": 0.2, "b": 0.1})]
     trees[2].status = "blocked"
     selections, counts = select_all(trees, ConvertParams(max_pairs_per_tree=4), 0)
@@ -98,7 +98,7 @@ def test_agent_r_18_counts_add_up_over_trees_and_the_error_tells_them() -> None:
 
 
 @pytest.mark.parametrize("inclusive", [False, True])
-def test_agent_r_18_pairs_of_searched_trees_hold_what_is_promised(inclusive: bool) -> None:
+def test_pairs_of_searched_trees_hold_what_is_promised(inclusive: bool) -> None:
     cfg = ConvertParams(alpha=0.5, beta=0.5, inclusive=inclusive)
     found = 0
     for tree in grown(range(6)):

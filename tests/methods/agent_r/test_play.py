@@ -27,7 +27,7 @@ def assess(task, actor, *, env=None, bad=(), **changes) -> Episode:
     return asyncio.run(play(task, EmbeddedWorld(env or Corridor()), actor, cfg, 7, bad))
 
 
-def test_agent_r_33_plays_until_done():
+def test_plays_until_done():
     actor = speaking("right", "take key", "right", "right", "open door", "left")
     one = assess(FAR, actor)
     assert [turn.attempt.answer for turn in one.turns] == ["right", "take key", "right", "right", "open door"]
@@ -42,20 +42,20 @@ def test_agent_r_33_plays_until_done():
     assert len(last.messages) == 4 + 2 * 4
 
 
-def test_agent_r_33_ends_after_max_steps_with_the_last_score():
+def test_ends_after_max_steps_with_the_last_score():
     one = assess(FAR, speaking("right", "take key", "look"), max_steps=4)
     assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
     assert [turn.attempt.valid for turn in one.turns] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("env", [Corridor, Raw])
-def test_agent_r_33_a_negative_score_is_zero_and_stops(env):
+def test_a_negative_score_is_zero_and_stops(env):
     one = assess(NEAR, speaking("take key", "jump", "open door"), env=env())
     assert one.rewards == [0.5, 0]
     assert one.status == "unsolved"
 
 
-def test_agent_r_43_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
+def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
     env = Corridor()
     one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_steps=3)
     assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
@@ -63,7 +63,7 @@ def test_agent_r_43_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
     assert len(one.turns) == 3
 
 
-def test_agent_r_34_revision_evaluation_goes_on_from_given_replies():
+def test_revision_evaluation_goes_on_from_given_replies():
     actor = speaking("take key", "open door")
     bad = [said("right"), "Thought 1: Back.\nAction 1: left"]
     one = assess(NEAR, actor, bad=bad, max_steps=2)  # the given steps are none of the policy's
@@ -77,13 +77,13 @@ def test_agent_r_34_revision_evaluation_goes_on_from_given_replies():
     assert one.id == assess(NEAR, speaking("look"), bad=bad).id != assess(NEAR, actor, bad=bad[:1]).id
 
 
-def test_agent_r_34_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy():
+def test_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy():
     actor = speaking("take key")
     one = assess(NEAR, actor, bad=[said("jump"), said("left")])
     assert (actor.asked, len(one.turns), one.rewards, one.status) == ([], 1, [0.0], "unsolved")
 
 
-def test_agent_r_10_trap_3_a_long_history_is_cut_for_the_model_only():
+def test_trap_3_a_long_history_is_cut_for_the_model_only():
     class Narrow(Script):
         def fits(self, messages, max_tokens):
             return len(messages) <= 8

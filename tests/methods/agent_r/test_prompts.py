@@ -43,7 +43,7 @@ def test_the_opening_is_the_originals():
 @pytest.mark.parametrize(
     ("room", "shown"), [(99, [0, 1, 2]), (12, [0, 1, 2]), (11, [1, 2]), (7, [2]), (4, [2]), (3, [])]
 )
-def test_agent_r_10_trap_3_the_oldest_action_goes_with_its_own_observation(room, shown):
+def test_trap_3_the_oldest_action_goes_with_its_own_observation(room, shown):
     messages = dialogue(3)
     kept = trim(messages, Narrow(HEAD + 5 + room), 5)
     assert [m.content for m in kept[4:]] == [text for k in shown for text in (f"a{k}", f"o{k}")]
@@ -52,7 +52,7 @@ def test_agent_r_10_trap_3_the_oldest_action_goes_with_its_own_observation(room,
 
 
 @given(st.integers(0, 4), st.integers(0, 80))
-def test_agent_r_10_trap_3_short_histories_are_cut_without_harm(pairs, room):
+def test_trap_3_short_histories_are_cut_without_harm(pairs, room):
     messages, engine = dialogue(pairs), Narrow(room)
     kept = trim(messages, engine, 5)
     assert kept == messages[:4] + messages[len(messages) - (len(kept) - 4) :]

@@ -62,7 +62,7 @@ def test_agent_r_action_parsing_of_ten_thousand_characters(reply, action):
         ("\n", ""),
     ],
 )
-def test_agent_r_trap_13_the_stored_reply_keeps_the_colon(reply, stored):
+def test_the_stored_reply_keeps_the_colon(reply, stored):
     assert stored_reply(reply) == stored
 
 

@@ -42,36 +42,36 @@ def shown(messages: list[Message]) -> str:
     return text
 
 
-def test_agent_r_22_a_splice_is_initial_bad_steps_revision_turn_and_the_good_steps_that_differ() -> None:
+def test_a_splice_is_initial_bad_steps_revision_turn_and_the_good_steps_that_differ() -> None:
     assert shown(splice(TREE, GOOD, BAD[:3], "I erred.")) == "abx!CD"
     assert shown(splice(TREE, GOOD, BAD[:4], "I erred.")) == "abxy!CD"
 
 
-def test_agent_r_24_direct_revision_comes_after_the_whole_bad_path() -> None:
+def test_direct_revision_comes_after_the_whole_bad_path() -> None:
     assert shown(splice(TREE, GOOD, BAD, "I erred.")) == "abxyz!CD"
 
 
-def test_agent_r_22_paths_that_part_at_once_share_nothing() -> None:
+def test_paths_that_part_at_once_share_nothing() -> None:
     other = TREE.path(leaf_of(TREE, "k"))
     assert branch_point(GOOD, other) == 0
     assert branch_point(GOOD, BAD) == branch_point(BAD, GOOD) == 2
     assert shown(splice(TREE, GOOD, other, "I erred.")) == "k!ABCD"
 
 
-def test_agent_r_22_observations_stand_where_they_were_made() -> None:
+def test_observations_stand_where_they_were_made() -> None:
     messages = splice(TREE, GOOD, BAD[:3], "I erred.")
     assert messages[:4] == PROMPT
     assert [m.role for m in messages[4:]] == ["assistant", "user"] * 6
     assert [m.content for m in messages[5::2]] == ["saw a", "saw ab", "saw abx", "ok.", "saw abc", "saw abcd"]
 
 
-def test_agent_r_23_the_revision_turn_thinks_and_waits_and_is_answered_ok() -> None:
+def test_the_revision_turn_thinks_and_waits_and_is_answered_ok() -> None:
     reply, answered = splice(TREE, GOOD, BAD[:3], "I erred.")[10:12]
     assert reply.content == revision_reply("I erred.") == "Thought: I erred.\nAction: wait"
     assert (answered.role, answered.content) == ("user", "ok.")
 
 
-def test_agent_r_23_there_are_ten_thoughts_short_and_in_the_first_person() -> None:
+def test_there_are_ten_thoughts_short_and_in_the_first_person() -> None:
     assert len(set(REVISION_THOUGHTS)) == len(REVISION_THOUGHTS) == 10
     for thought in REVISION_THOUGHTS:
         assert re.search(r"\b(I|my|me)\b", thought, re.IGNORECASE)
@@ -81,7 +81,7 @@ def test_agent_r_23_there_are_ten_thoughts_short_and_in_the_first_person() -> No
         assert "Action" not in thought
 
 
-def test_agent_r_23_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
+def test_every_thought_is_reached_and_trees_do_not_share_a_sequence() -> None:
     sequences = [tuple(choose_thought(0, f"tree-{t}", pair) for pair in range(12)) for t in range(40)]
     counts = Counter(thought for sequence in sequences for thought in sequence)
     assert set(counts) == set(REVISION_THOUGHTS)  # the original reaches ten of its twenty
@@ -91,7 +91,7 @@ def test_agent_r_23_every_thought_is_reached_and_trees_do_not_share_a_sequence()
     assert [choose_thought(seed, "t", 1) for seed in range(30)] != [choose_thought(0, "t", 1)] * 30
 
 
-def test_agent_r_25_learnt_are_the_revision_turn_and_what_follows_and_nothing_else() -> None:
+def test_learnt_are_the_revision_turn_and_what_follows_and_nothing_else() -> None:
     messages = splice(TREE, GOOD, BAD[:3], "I erred.")
     learnt = [i for i, m in enumerate(messages) if m.weight]
     assert learnt == [10, 12, 14]
@@ -100,14 +100,14 @@ def test_agent_r_25_learnt_are_the_revision_turn_and_what_follows_and_nothing_el
     assert messages[2].weight == 0
 
 
-def test_agent_r_25_of_a_good_trajectory_every_reply_of_the_agent_is_learnt() -> None:
+def test_of_a_good_trajectory_every_reply_of_the_agent_is_learnt() -> None:
     messages = whole(TREE, GOOD)
     assert shown(messages) == "ABCD"
     assert [m.weight for m in messages[:4]] == [0] * 4
     assert all(m.weight == 0 for m in messages if m.role == "user")
 
 
-def test_agent_r_25_steps_before_the_root_and_weights_left_in_a_tree_are_context() -> None:
+def test_steps_before_the_root_and_weights_left_in_a_tree_are_context() -> None:
     tree = by_hand({"a": 1.0})
     tree.prompt = [
         *(m.model_copy(update={"weight": 1.0}) for m in PROMPT),
@@ -124,7 +124,7 @@ def test_ids_stay_as_generated() -> None:
 
 
 @given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.data())
-def test_agent_r_22_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(shared, good, bad, data) -> None:
+def test_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(shared, good, bad, data) -> None:
     stem = "sssss"[:shared]
     tree = by_hand({stem + "ggggg"[:good]: 1.0, stem + "bbbbb"[:bad]: 0.0})
     good_path = tree.path(leaf_of(tree, stem + "ggggg"[:good]))
@@ -170,7 +170,7 @@ def lived(task_id: int, good: list[str], bad: list[str], alpha: float = 0.9) -> 
 KEY_1_DOOR_1 = 6
 
 
-def test_agent_r_44_a_splice_that_still_scores_is_kept_with_fresh_observations() -> None:
+def test_a_splice_that_still_scores_is_kept_with_fresh_observations() -> None:
     kept = lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["look"])  # "look" stumbles to the left: room 0
     assert kept is not None
     assert [m.content for m in kept[5::2]] == [
@@ -180,7 +180,7 @@ def test_agent_r_44_a_splice_that_still_scores_is_kept_with_fresh_observations()
     assert [m.token_ids for m in kept[4::2]] == [[4], None, [1], [2], [3]]
 
 
-def test_agent_r_44_a_splice_that_no_longer_scores_is_dropped() -> None:
+def test_a_splice_that_no_longer_scores_is_dropped() -> None:
     # After two steps to the right the good steps take the key nowhere.
     assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["right", "right"]) is None
     # With the key alone it scores 0.5.
@@ -189,12 +189,12 @@ def test_agent_r_44_a_splice_that_no_longer_scores_is_dropped() -> None:
     assert lived(KEY_1_DOOR_1, actions, ["look"], alpha=0.5) is None
 
 
-def test_agent_r_44_an_episode_that_ends_in_the_bad_steps_leaves_nothing_to_learn() -> None:
+def test_an_episode_that_ends_in_the_bad_steps_leaves_nothing_to_learn() -> None:
     assert lived(KEY_1_DOOR_1, ["right", "take key", "open door"], ["jump"], alpha=-1) is None
     assert lived(0, ["take key", "open door"], ["left", "take key", "open door"], alpha=0.1) is None
 
 
-def test_agent_r_44_an_episode_that_ends_early_in_the_good_steps_ends_the_sample() -> None:
+def test_an_episode_that_ends_early_in_the_good_steps_ends_the_sample() -> None:
     # The bad steps have taken the key already: of the good ones, the first two change nothing.
     kept = lived(0, ["left", "open door", "take key", "open door"], ["take key"])
     assert kept is not None
@@ -204,7 +204,7 @@ def test_agent_r_44_an_episode_that_ends_early_in_the_good_steps_ends_the_sample
     assert kept[-1].content == "You have opened the door."
 
 
-def test_agent_r_44_steps_given_before_the_root_are_given_again() -> None:
+def test_steps_given_before_the_root_are_given_again() -> None:
     tree, good, bad = corridor_tree(KEY_1_DOOR_1, ["take key", "open door"], ["hm"])
     tree.prompt = [
         *tree.prompt, Message(role="assistant", content="Thought: t\nAction: right"), Message(role="user", content="?")

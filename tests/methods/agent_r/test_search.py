@@ -31,7 +31,7 @@ def hand_made(*children: Node) -> Tree:
     return Tree(id="t", env="corridor", task_id=0, prompt=[], nodes=nodes, seed="0/t")
 
 
-def test_agent_r_01_uct_is_the_mean_reward_and_the_bonus():
+def test_uct_is_the_mean_reward_and_the_bonus():
     root, child = Node(visits=7, value=2.0), Node(parent=0, visits=3, value=1.5)
     assert uct(child, root, 0.25) == 0.5 + 0.25 * math.sqrt(math.log(7) / 3)
     assert uct(child, root, 0.0) == 0.5
@@ -41,7 +41,7 @@ def test_agent_r_01_uct_is_the_mean_reward_and_the_bonus():
     assert uct(Node(parent=0, visits=2, value=1.0), Node(), 0.25) == 0.5  # ln 0: no bonus
 
 
-def test_agent_r_02_unvisited_children_go_before_the_best_and_all_of_them_tie():
+def test_unvisited_children_go_before_the_best_and_all_of_them_tie():
     best = Node(parent=0, visits=2, value=2.0)
     assert best_children(hand_made(best, Node(parent=0), Node(parent=0)), 0, 0.25) == [2, 3]
     good, better = Node(parent=0, visits=2, value=1.0), Node(parent=0, visits=3, value=1.6)
@@ -50,7 +50,7 @@ def test_agent_r_02_unvisited_children_go_before_the_best_and_all_of_them_tie():
     assert best_children(hand_made(good, better, good.model_copy()), 0, 9.0) == [1, 3]
 
 
-def test_agent_r_02_ties_are_uniform_and_seeded():
+def test_ties_are_uniform_and_seeded():
     chosen = Counter()
     for seed in range(300):
         tree = grow(FAR, scripted("right", "left", "look"), params(dives=1, max_depth=1), seed=seed)
@@ -59,7 +59,7 @@ def test_agent_r_02_ties_are_uniform_and_seeded():
     assert grow(FAR, seed=5) == grow(FAR, seed=5)
 
 
-def test_agent_r_03_terminal_children_are_never_selected_and_ended_nodes_turn_terminal():
+def test_terminal_children_are_never_selected_and_ended_nodes_turn_terminal():
     ended = Node(parent=0, visits=1, value=1.0, terminal=True)
     assert best_children(hand_made(ended, Node(parent=0, visits=4)), 0, 0.25) == [2]
     assert best_children(hand_made(ended), 0, 0.25) == []
@@ -73,7 +73,7 @@ def test_agent_r_03_terminal_children_are_never_selected_and_ended_nodes_turn_te
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_agent_r_01_03_06_every_tree_adds_up(task, seed, dives, n_gen, max_depth):
+def test_every_tree_adds_up(task, seed, dives, n_gen, max_depth):
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen, max_depth=max_depth), seed=seed)
     assert 1 <= tree.dives <= dives
     assert tree.dives == dives or tree.root.terminal
@@ -108,7 +108,7 @@ def test_agent_r_01_03_06_every_tree_adds_up(task, seed, dives, n_gen, max_depth
 # --- expansion --------------------------------------------------------------------------------------------------------
 
 
-def test_agent_r_04_the_samples_of_a_node_are_one_request():
+def test_the_samples_of_a_node_are_one_request():
     actor = Script()
     tree = grow(FAR, actor, params(n_gen=5, temperature=0.7, top_p=0.9, max_tokens=50, stop=["\n\n"]))
     expanded = [node for node in tree.nodes if node.children]
@@ -119,7 +119,7 @@ def test_agent_r_04_the_samples_of_a_node_are_one_request():
     assert len({str(request.seed) for request in actor.asked}) == len(actor.asked)
 
 
-def test_agent_r_04_a_node_is_asked_with_its_own_conversation():
+def test_a_node_is_asked_with_its_own_conversation():
     actor = Script()
     tree = grow(FAR, actor, params(dives=4))
     conversations = {
@@ -128,7 +128,7 @@ def test_agent_r_04_a_node_is_asked_with_its_own_conversation():
     assert {tuple((m.role, m.content) for m in request.messages) for request in actor.asked} == conversations
 
 
-def test_agent_r_05_replies_with_the_same_text_are_one_child_the_first():
+def test_replies_with_the_same_text_are_one_child_the_first():
     samples = [said("right"), "Thought 1: So be it.\nAction 1: right  ", said("left"), said("right")]
     actor = Script(lambda request, index: samples[index])
     tree = grow(FAR, actor, params(n_gen=4, dives=1, max_depth=1))
@@ -138,7 +138,7 @@ def test_agent_r_05_replies_with_the_same_text_are_one_child_the_first():
     assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # another text, though the same action
 
 
-def test_agent_r_06_terminal_children_are_backed_up_at_once():
+def test_terminal_children_are_backed_up_at_once():
     tree = grow(NEAR, scripted("take key", "jump", "open door"), params(dives=1, max_depth=9))
     # Dive: the root's jump ends; then the one chosen next; every further jump is backed up to the root.
     jumps = [node for node in tree.nodes if node.disaster]
@@ -146,7 +146,7 @@ def test_agent_r_06_terminal_children_are_backed_up_at_once():
     assert tree.root.visits == len(tree.leaves()) >= len(jumps)
 
 
-def test_agent_r_06_backup_reaches_the_root_and_closes_what_has_ended():
+def test_backup_reaches_the_root_and_closes_what_has_ended():
     nodes = [
         Node(children=[1, 2]),
         Node(parent=0, children=[3]),
@@ -163,7 +163,7 @@ def test_agent_r_06_backup_reaches_the_root_and_closes_what_has_ended():
     ]
 
 
-def test_agent_r_07_the_depth_bound_allows_one_action_more_and_keeps_the_score():
+def test_the_depth_bound_allows_one_action_more_and_keeps_the_score():
     tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=3, dives=30))
     deepest = [node for node in tree.nodes if node.depth == 4]
     assert max(node.depth for node in tree.nodes) == 4
@@ -173,7 +173,7 @@ def test_agent_r_07_the_depth_bound_allows_one_action_more_and_keeps_the_score()
     assert not any(node.terminal for node in tree.nodes if node.depth == 3 and not node.children)
 
 
-def test_agent_r_08_a_disaster_counts_as_zero_and_ends():
+def test_a_disaster_counts_as_zero_and_ends():
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2))
     fallen = [node for node in tree.nodes if node.action == "jump"]
     assert fallen
@@ -181,19 +181,19 @@ def test_agent_r_08_a_disaster_counts_as_zero_and_ends():
     assert not any(node.disaster for node in tree.nodes if node.action != "jump")
 
 
-def test_agent_r_08_a_negative_score_is_clamped_whoever_passes_it_on():
+def test_a_negative_score_is_clamped_whoever_passes_it_on():
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2), env=Raw())
     assert any(node.disaster for node in tree.nodes)
     assert all(node.terminal and node.reward == 0 for node in tree.nodes if node.action == "jump")
 
 
-def test_agent_r_09_embedded_worlds_step_from_snapshots_and_never_replay():
+def test_embedded_worlds_step_from_snapshots_and_never_replay():
     env = Corridor()
     tree = grow(FAR, scripted("right", "take key", "look"), params(dives=5), env=env)
     assert (env.resets, env.steps) == (1, len(tree.nodes) - 1)
 
 
-def test_agent_r_16_a_root_with_given_actions_goes_on_from_them():
+def test_a_root_with_given_actions_goes_on_from_them():
     given_replies = [said("right"), "Thought 1: The key.\nAction 1: take key"]
     actor = Script()
     tree = grow(FAR, actor, prior=given_replies)
@@ -206,7 +206,7 @@ def test_agent_r_16_a_root_with_given_actions_goes_on_from_them():
     assert tree.id != grow(FAR).id
 
 
-def test_agent_r_16_given_actions_that_end_the_episode_leave_nothing_to_search():
+def test_given_actions_that_end_the_episode_leave_nothing_to_search():
     actor = Script()
     tree = grow(NEAR, actor, prior=[said("take key"), said("open door"), said("left")])
     assert (actor.asked, len(tree.nodes), tree.dives) == ([], 1, 0)
@@ -221,7 +221,7 @@ def test_agent_r_16_given_actions_that_end_the_episode_leave_nothing_to_search()
     )
 
 
-def test_agent_r_43_wait_is_answered_by_the_driver():
+def test_wait_is_answered_by_the_driver():
     env = Corridor()
     tree = grow(FAR, scripted("wait"), params(n_gen=1, dives=1, max_depth=2), env=env)
     assert [(n.observation, n.reward, n.valid, n.done) for n in tree.nodes[1:]] == [("ok.", 0.0, True, False)] * 3

@@ -75,7 +75,7 @@ def replaying(slots: int) -> ReplayWorld:
 
 
 @pytest.mark.parametrize("slots", [1, 5])
-def test_agent_r_09_replayed_worlds_give_the_same_trees(folder, slots):
+def test_replayed_worlds_give_the_same_trees(folder, slots):
     world = replaying(slots)
     snapshots = forest(engine_of(folder), range(6), concurrency=6)
     assert [dump_line(tree) for tree in forest(engine_of(folder), range(6), concurrency=6, world=world)] == [
@@ -99,7 +99,7 @@ def test_the_benchmarks_order_of_work_grows_the_same_trees():
         assert env.steps > len(tree.nodes)
 
 
-def test_agent_r_12_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
+def test_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
     whole = tmp_path / "whole.jsonl"
     with Journal(whole) as journal:
         trees = forest(JournaledEngine(engine_of(folder), journal, "actor"), range(4), concurrency=4)

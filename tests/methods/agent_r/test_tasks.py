@@ -45,7 +45,7 @@ def write(folder: Path, **files: object) -> dict[str, str]:
     return {name: str(folder / f"{name}.json") for name in files}
 
 
-def test_agent_r_13_panels_have_their_sizes_and_share_no_id() -> None:
+def test_panels_have_their_sizes_and_share_no_id() -> None:
     made = panels()
     assert {name: len(made[name]) for name in PANELS} == COUNTS
     everything = [i for name in PANELS for i in made[name]]
@@ -53,7 +53,7 @@ def test_agent_r_13_panels_have_their_sizes_and_share_no_id() -> None:
     assert made["test"] != sorted(made["test"])
 
 
-def test_agent_r_13_panels_are_the_same_in_another_process_and_others_under_another_seed() -> None:
+def test_panels_are_the_same_in_another_process_and_others_under_another_seed() -> None:
     here = {name: panel_hash(ids) for name, ids in panels().items()}
     program = (
         "import json, tests.methods.agent_r.test_tasks as t\n"
@@ -76,7 +76,7 @@ def test_too_few_tasks_are_said_by_panel() -> None:
         panels(demonstrations=5)
 
 
-def test_agent_r_13_own_lists_stay_apart(tmp_path: Path) -> None:
+def test_own_lists_stay_apart(tmp_path: Path) -> None:
     test, train = [3, 1, 4], list(range(5, 25))
     made = panels(files=write(tmp_path, train=train, test=test), test=3, train=9, dev=4, demonstrations=7)
     assert sorted(made["test"]) == sorted(test)
@@ -86,7 +86,7 @@ def test_agent_r_13_own_lists_stay_apart(tmp_path: Path) -> None:
     assert sorted(made["train"]) == [i for i in range(25) if i not in test]
 
 
-def test_agent_r_13_ids_in_both_lists_are_named(tmp_path: Path) -> None:
+def test_ids_in_both_lists_are_named(tmp_path: Path) -> None:
     files = write(tmp_path, train=list(range(12)), test=[20, 7, 3, 21])
     with pytest.raises(UserError, match="task 3, 7 in both the training file and the test file; take them out"):
         panels(files=files)
@@ -104,7 +104,7 @@ def test_agent_r_13_ids_in_both_lists_are_named(tmp_path: Path) -> None:
         ["corridor_7", "2"],
     ],
 )
-def test_agent_r_13_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) -> None:
+def test_every_published_shape_of_a_list_is_read(tmp_path: Path, value: object) -> None:
     assert read_ids(Path(write(tmp_path, ids=value)["ids"]), "corridor") == [7, 2]
 
 
@@ -137,7 +137,7 @@ def chosen(panel: list[int], **params: object) -> list[int]:
     return select(panel, SearchParams(**{"tasks": 3, **params}))
 
 
-def test_agent_r_14_ranges_of_places_and_of_ids() -> None:
+def test_ranges_of_places_and_of_ids() -> None:
     panel = [9, 2, 7, 4, 5, 0]
     assert chosen(panel) == [9, 2, 7]
     assert chosen(panel, offset=2) == [7, 4, 5]
@@ -147,7 +147,7 @@ def test_agent_r_14_ranges_of_places_and_of_ids() -> None:
     assert chosen(panel, min=5, max=8) == [7, 5]
 
 
-def test_agent_r_14_an_empty_range_and_a_panel_too_small_are_refused() -> None:
+def test_an_empty_range_and_a_panel_too_small_are_refused() -> None:
     with pytest.raises(UserError, match="3 tasks from place 4 on are asked for, the training panel has 6; ask for few"):
         chosen([9, 2, 7, 4, 5, 0], offset=4)
     with pytest.raises(UserError, match="the training panel has 0 in that range of ids"):
@@ -211,7 +211,7 @@ def test_the_tokenizer_s_texts_hold_all_messages_and_every_revision_thought() ->
     [("textcraft", "train_clean", (374, 100)), ("webshop", "train_clean", (3930, 200)),
      ("sciworld", "train_suggested", (207, 200))],
 )  # fmt: skip
-def test_agent_r_13_the_published_lists_are_read_and_share_no_id(env: str, train: str, counts: tuple) -> None:
+def test_the_published_lists_are_read_and_share_no_id(env: str, train: str, counts: tuple) -> None:
     lists = {name: read_ids(MIRROR / env / f"{env}_{name}.json", env) for name in (train, "test")}
     check_disjoint(lists)
     assert (len(lists[train]), len(lists["test"])) == counts
@@ -228,7 +228,7 @@ class Sciences(Corridor):
         return range(4639)
 
 
-def test_agent_r_15_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tmp_path: Path) -> None:
+def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tmp_path: Path) -> None:
     train, test = [100, 99, 98, 4140, 4141], [4136, 4200]
     files = write(tmp_path, train=train, test=test)
     counts = {"demonstrations": 0, "train": 3, "dev": 0, "test": 2}
@@ -243,6 +243,6 @@ def test_agent_r_15_the_loop_over_task_numbers_takes_its_variations_from_a_train
         build_panels(tasks, Sciences(), seed=3)
 
 
-def test_agent_r_14_a_range_of_ids_that_holds_none_is_refused() -> None:
+def test_a_range_of_ids_that_holds_none_is_refused() -> None:
     with pytest.raises(ValueError, match="no task id is from 7 on and below max 7; lower min or raise max"):
         SearchParams.model_validate({"tasks": 1, "min": 7, "max": 7})

@@ -43,7 +43,7 @@ def test_what_follows_the_slip_is_played_for_real_and_reaches_the_goal() -> None
         assert step.reward == 1
 
 
-def test_agent_r_23_all_ten_thoughts_are_drawn_and_the_draw_is_named_by_its_key() -> None:
+def test_all_ten_thoughts_are_drawn_and_the_draw_is_named_by_its_key() -> None:
     said = "\n".join(message.content for example in revisions() for message in example.messages)
     assert all(thought in said for thought in REVISION_THOUGHTS)
     assert demonstrate_revision(ENV, 300, 1) == demonstrate_revision(ENV, 300, 1)
@@ -55,7 +55,7 @@ def examples(kind: str, count: int) -> list[Example]:
     return [Example(id=f"{kind}{i}", messages=[said]) for i in range(count)]
 
 
-def test_agent_r_28_the_warm_start_is_mixed_in_by_its_share_and_starts_over_when_it_is_used_up() -> None:
+def test_the_warm_start_is_mixed_in_by_its_share_and_starts_over_when_it_is_used_up() -> None:
     revision, good, warm = examples("r", 6), examples("g", 4), examples("w", 8)
     kinds = mixed(revision, good, Mix(warm_start=0.5), 3, warm)
     assert len(kinds["warm_start"]) == 5

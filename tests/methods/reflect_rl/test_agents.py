@@ -27,14 +27,14 @@ def played(kind: str, answer=None, env=ENV, task: int = 61, episode: int = 0) ->
     return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
 
 
-def test_reflect_rl_54_the_expert_succeeds_where_the_horizon_allows():
+def test_the_expert_succeeds_where_the_horizon_allows():
     one = played("expert")
     assert (one.status, one.id) == ("solved", "taxi-61-full-0")
     assert [step.command for step in one.steps][-1] == "drop off passenger"
     assert one.cost == pytest.approx(0.05 * (len(one.steps) - 2) - 2)
 
 
-def test_reflect_rl_54_chance_is_named_by_the_key_and_nothing_else():
+def test_chance_is_named_by_the_key_and_nothing_else():
     one, same = played("random"), played("random")
     assert one == same
     agent = make_agent(Agent(kind="random"), None)
@@ -42,7 +42,7 @@ def test_reflect_rl_54_chance_is_named_by_the_key_and_nothing_else():
     assert others == set(ENV.labels)
 
 
-def test_reflect_rl_54_direct_is_one_request_a_step():
+def test_direct_is_one_request_a_step():
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -57,7 +57,7 @@ def test_reflect_rl_54_direct_is_one_request_a_step():
     assert "The actions you can take now is:\nAction 0" in requests[0].messages[1].content
 
 
-def test_reflect_rl_54_react_keeps_one_dialogue_and_alternates():
+def test_react_keeps_one_dialogue_and_alternates():
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -73,7 +73,7 @@ def test_reflect_rl_54_react_keeps_one_dialogue_and_alternates():
     assert len(requests[4].messages) == 2
 
 
-def test_reflect_rl_53_chat_asks_each_step_anew():
+def test_chat_asks_each_step_anew():
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -85,7 +85,7 @@ def test_reflect_rl_53_chat_asks_each_step_anew():
     assert len({request.seed for request in requests}) == 4
 
 
-def test_reflect_rl_54_an_answer_without_a_label_is_an_invalid_action():
+def test_an_answer_without_a_label_is_an_invalid_action():
     env = listed_env(name="alfworld", horizon=3).make()
     cfg = Agent(kind="direct", engine="chat")
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
@@ -94,7 +94,7 @@ def test_reflect_rl_54_an_answer_without_a_label_is_an_invalid_action():
     assert one.status == "unsolved"
 
 
-def test_reflect_rl_54_an_engine_that_fails_blocks_the_episode():
+def test_an_engine_that_fails_blocks_the_episode():
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -102,7 +102,7 @@ def test_reflect_rl_54_an_engine_that_fails_blocks_the_episode():
     assert (one.status, one.error, one.steps) == ("blocked", "the endpoint is down", [])
 
 
-def test_reflect_rl_51_every_task_is_played_at_each_level_several_times():
+def test_every_task_is_played_at_each_level_several_times():
     cfg = EvaluateParams(eval_reps=2, levels=["pickup", "full"])
     asked = games(ENV, [5, 3], cfg)
     assert asked == [Game(task, level, rep) for level in ("pickup", "full") for task in (5, 3) for rep in (0, 1)]
@@ -115,7 +115,7 @@ def test_reflect_rl_51_every_task_is_played_at_each_level_several_times():
         games(ENV, [], EvaluateParams())
 
 
-def test_reflect_rl_51_agents_name_their_episodes_as_models_do():
+def test_agents_name_their_episodes_as_models_do():
     from selfimprove.methods.reflect_rl.rollout import play
 
     cfg = EvaluateParams(max_new_tokens=5)

@@ -65,7 +65,7 @@ def exploring(repos: str, **tasks: Any) -> dict[str, Any]:
         ({"a.py": "short", "b.md": "äöü " * 9}, "nothing to explore"),
     ],
 )
-def test_reflect_rl_01_a_repository_with_nothing_to_explore(
+def test_a_repository_with_nothing_to_explore(
     reflect_bench: Workbench, tmp_path: Path, files: dict[str, str], said: str
 ) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos"))
@@ -76,9 +76,7 @@ def test_reflect_rl_01_a_repository_with_nothing_to_explore(
     assert "name a folder with readable text files" in sentence
 
 
-def test_reflect_rl_01_unreadable_files_are_counted_and_the_first_is_named(
-    reflect_bench: Workbench, tmp_path: Path
-) -> None:
+def test_unreadable_files_are_counted_and_the_first_is_named(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos"))
     (folder / "repos").mkdir()
     for name in ("b.py", "a.py"):
@@ -90,12 +88,12 @@ def test_reflect_rl_01_unreadable_files_are_counted_and_the_first_is_named(
     assert (row["files"], row["dropped"]) == (len(FILES), {"unreadable": 2})
 
 
-def test_reflect_rl_01_a_folder_of_repositories_that_is_not_there(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_folder_of_repositories_that_is_not_there(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("nowhere"))
     assert "nowhere: can't be listed (No such file or directory)" in refused(reflect_bench, folder, "data")
 
 
-def test_reflect_rl_04_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = exploring("repos")
     overlay["reflect_rl"]["agents"] = {"oracle": {"kind": "expert"}}
     folder = reflect_bench.copy(tmp_path / "bench", overlay)
@@ -108,7 +106,7 @@ def test_reflect_rl_04_a_task_whose_target_is_missing(reflect_bench: Workbench, 
         assert "restore the file or drop the task" in sentence
 
 
-def test_reflect_rl_04_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
     plant(folder / "repos/eventlib", FILES)
     (folder / "given.json").write_text(json.dumps([task_for("gone.py").model_dump(mode="json")]))
@@ -117,7 +115,7 @@ def test_reflect_rl_04_a_file_of_tasks_of_which_none_can_be_played(reflect_bench
     assert "given.json: not a whole JSON list of tasks" in refused(reflect_bench, folder, "data")
 
 
-def test_reflect_rl_04_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
+def test_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", exploring("repos", file="given.json"))
@@ -148,16 +146,14 @@ def asking(url: str, **more: Any) -> dict[str, Any]:
         (Reply(status=500), "the teacher failed at each of the 6 files"),
     ],
 )
-def test_reflect_rl_02_a_teacher_that_is_of_no_use(
-    reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str
-) -> None:
+def test_a_teacher_that_is_of_no_use(reflect_bench: Workbench, tmp_path: Path, reply: Reply, said: str) -> None:
     with endpoint(then=lambda seen: reply) as server:
         folder = reflect_bench.copy(tmp_path / "bench", asking(server.url, tries=2))
         plant(folder / "repos/eventlib", FILES)
         assert said in refused(reflect_bench, folder, "data")
 
 
-def test_reflect_rl_02_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path: Path) -> None:
     with endpoint() as server:
         pass
     folder = reflect_bench.copy(tmp_path / "bench", asking(server.url))
@@ -165,7 +161,7 @@ def test_reflect_rl_02_a_teacher_that_is_away(reflect_bench: Workbench, tmp_path
     assert f"no endpoint answers at {server.url}" in refused(reflect_bench, folder, "data")
 
 
-def test_reflect_rl_02_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
+def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:
     def teacher(seen: Seen) -> Reply:
@@ -208,7 +204,7 @@ def test_reflect_rl_bad_input_params_of_teachers_and_rewards(
 # Labels, reflectors, curricula, checkpoints
 
 
-def test_reflect_rl_34_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
+def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
     reflect_bench: Workbench, tmp_path: Path
 ) -> None:
     overlay = with_(env={"name": "alfworld", "labels": "full"}, evaluate={"levels": []})
@@ -222,23 +218,21 @@ def test_reflect_rl_34_labels_that_the_tokenizer_cannot_spell_are_named_and_fewe
         assert f"set reflect_rl.env.labels: single, the {len(LABELS['single'])} of one character" in sentence
 
 
-def test_reflect_rl_40_a_policy_that_reads_reflections_needs_somebody_who_reflects(
-    reflect_bench: Workbench, tmp_path: Path
-) -> None:
+def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = with_(iterations={"reflect_rl": {"reflect": False}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
     assert "'policy' has learnt to act on reflections, but the run has no reflection model" in sentence
     assert "name one as reflector" in sentence
 
 
-def test_reflect_rl_25_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = with_(iterations={"reflect_rl": {"rl": {"max_steps": 2}}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
     assert "2 iterations leave none for level 'pickup'" in sentence
     assert "raise max_steps" in sentence
 
 
-def test_reflect_rl_49_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     done(reflect_bench, folder, "data")
     for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
@@ -246,6 +240,6 @@ def test_reflect_rl_49_a_checkpoint_of_another_environment(reflect_bench: Workbe
         assert "models/reflect_rl/policy has learnt to act in taxi, not in alfworld" in sentence
 
 
-def test_reflect_rl_09_panels_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_panels_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     assert "train.jsonl, line 1: no task of alfworld" in refused(reflect_bench, folder, "generate")

@@ -28,7 +28,7 @@ def made() -> list[Trajectory]:
     return [one for one in found if one is not None]
 
 
-def test_reflect_rl_10_five_sets_of_the_same_steps(made):
+def test_five_sets_of_the_same_steps(made):
     sets = convert(made, ENV.instruction, SPACED)
     assert tuple(sets) == DATA_SETS
     steps = [step for one in made for step in one.steps]
@@ -38,7 +38,7 @@ def test_reflect_rl_10_five_sets_of_the_same_steps(made):
     assert sets["sft_policy_positive"] == sets["sft_policy"][: len(whole)]
 
 
-def test_reflect_rl_10_12_each_set_is_asked_as_in_play_and_learns_its_answer(made):
+def test_each_set_is_asked_as_in_play_and_learns_its_answer(made):
     sets = convert(made, ENV.instruction, SPACED)
     steps = [step for one in made for step in one.steps]
     for number, step in enumerate(steps):
@@ -54,7 +54,7 @@ def test_reflect_rl_10_12_each_set_is_asked_as_in_play_and_learns_its_answer(mad
             assert (said.role, said.content, said.weight) == ("assistant", answer, 1)
 
 
-def test_reflect_rl_10_failed_trajectories_are_not_learnt(made):
+def test_failed_trajectories_are_not_learnt(made):
     failed = made[0].model_copy(update={"status": "unsolved"})
     with pytest.raises(UserError, match=r"sft_reflection_positive is empty.*play more tasks"):
         convert([failed, *made[1:]], ENV.instruction, SPACED)
@@ -62,7 +62,7 @@ def test_reflect_rl_10_failed_trajectories_are_not_learnt(made):
     assert sets == convert(made, ENV.instruction, SPACED)
 
 
-def test_reflect_rl_10_what_never_varies_is_one_token(made):
+def test_what_never_varies_is_one_token(made):
     sets = convert(made, ENV.instruction, SPACED)
     rows = texts(sets, made, ENV.instruction, SPACED)
     fixed = [row["text"] for row in rows if row.get("fixed")]
@@ -73,7 +73,7 @@ def test_reflect_rl_10_what_never_varies_is_one_token(made):
     assert counts["examples"]["sft"] == len(sets["sft"])
 
 
-def test_reflect_rl_10_lists_that_vary_are_read_by_the_tokenizer():
+def test_lists_that_vary_are_read_by_the_tokenizer():
     env = listed_env(name="alfworld").make()
     (one,) = [asyncio.run(teach(Job(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))]
     assert one is not None

@@ -57,7 +57,7 @@ def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: Gene
 
 
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
-def test_reflect_rl_06_a_complete_trajectory_reflects_and_acts_to_the_end(name):
+def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
     env = listed_env(name=name, horizon=20).make()
     one = made(Job(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
@@ -71,7 +71,7 @@ def test_reflect_rl_06_a_complete_trajectory_reflects_and_acts_to_the_end(name):
     assert played.success
 
 
-def test_reflect_rl_07_a_negative_replays_errs_and_learns_only_what_corrects(explore):
+def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
     one = made(Job(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
     assert [step.reflection for step in one.steps[:2]] == ["", ""]
@@ -87,14 +87,14 @@ def test_reflect_rl_07_a_negative_replays_errs_and_learns_only_what_corrects(exp
     assert texts
 
 
-def test_reflect_rl_07_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore):
+def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore):
     found = [asyncio.run(teach(Job(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3)) for k in range(3)]
     assert found[2] is None  # only two other files are listed there
     assert {one.steps[1].done for one in found[:2]} == {"cat bus.py", "cat log.py"}
     assert asyncio.run(teach(Job(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
 
 
-def test_reflect_rl_30_exploring_acts_by_chance_and_learns_the_oracles_action():
+def test_exploring_acts_by_chance_and_learns_the_oracles_action():
     env, steps, wrong = taxi(), 0, 0
     for task in range(60):
         one = made(Job(task_id=task, negative=0), env)
@@ -110,14 +110,14 @@ def test_reflect_rl_30_exploring_acts_by_chance_and_learns_the_oracles_action():
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_reflect_rl_30_the_oracle_acts_as_often_as_the_params_say(probability):
+def test_the_oracle_acts_as_often_as_the_params_say(probability):
     cfg = GenerateParams(oracle_prob=probability, horizon=20)
     some = [made(Job(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
     always = all(step.done is None for one in some for step in one.steps)
     assert always == (probability == 1)
 
 
-def test_reflect_rl_30_levels_of_the_exploring_episodes_take_turns():
+def test_levels_of_the_exploring_episodes_take_turns():
     cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
     asked = jobs([7, 8, 9], cfg)
     assert [(job.task_id, job.info, job.level) for job in asked] == [
@@ -132,7 +132,7 @@ def test_reflect_rl_30_levels_of_the_exploring_episodes_take_turns():
     assert "X" in aboard.steps[0].pre
 
 
-def test_reflect_rl_30_no_secret_is_in_what_is_trained_on():
+def test_no_secret_is_in_what_is_trained_on():
     env = taxi()
     teacher = ChatTeacher(ScriptedEngine(_telltale), "telltale", CFG)
     for who in (ScriptedTeacher(), teacher):
@@ -160,7 +160,7 @@ def _telltale(request: Request, sample: int) -> str:
     return "The situation is difficult."
 
 
-def test_reflect_rl_06_a_telltale_is_asked_again_with_other_noise():
+def test_a_telltale_is_asked_again_with_other_noise():
     seen = []
 
     def answer(request: Request, sample: int) -> str:
@@ -175,7 +175,7 @@ def test_reflect_rl_06_a_telltale_is_asked_again_with_other_noise():
     assert len(set(seen[:3])) == 3
 
 
-def test_reflect_rl_52_a_chat_teacher_is_asked_in_two_turns(explore):
+def test_a_chat_teacher_is_asked_in_two_turns(explore):
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -196,7 +196,7 @@ def test_reflect_rl_52_a_chat_teacher_is_asked_in_two_turns(explore):
     assert (one.status, one.filename) == ("unsolved", "README.md")  # 1 was `id README.md`
 
 
-def test_reflect_rl_07_52_a_negative_is_one_dialogue_too(explore):
+def test_a_negative_is_one_dialogue_too(explore):
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -210,7 +210,7 @@ def test_reflect_rl_07_52_a_negative_is_one_dialogue_too(explore):
     assert second.messages[2].content == "bus.py says nothing of it."
 
 
-def test_reflect_rl_08_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
+def test_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
     asked = 0
 
     def answer(request: Request, sample: int) -> str:
@@ -230,7 +230,7 @@ def test_reflect_rl_08_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
     assert asked == calls == 4
 
 
-def test_reflect_rl_06_a_teacher_that_fails_blocks_its_trajectory_only(explore):
+def test_a_teacher_that_fails_blocks_its_trajectory_only(explore):
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -238,7 +238,7 @@ def test_reflect_rl_06_a_teacher_that_fails_blocks_its_trajectory_only(explore):
     assert (one.status, one.error) == ("blocked", "the endpoint is down")
 
 
-def test_reflect_rl_06_same_seed_same_words_other_seed_other_words():
+def test_same_seed_same_words_other_seed_other_words():
     env = taxi()
     one, same = (asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
     other = asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
@@ -270,7 +270,7 @@ def test_reflect_rl_06_same_seed_same_words_other_seed_other_words():
         ("", None),
     ],
 )
-def test_reflect_rl_54_labels_are_read_exactly_or_not_at_all(text, label):
+def test_labels_are_read_exactly_or_not_at_all(text, label):
     assert read_label(text, ("0", "1", "3", "12", "b")) == label
 
 
@@ -294,7 +294,7 @@ def test_reflect_rl_54_labels_are_read_exactly_or_not_at_all(text, label):
         ("3: right", "3"),
     ],
 )
-def test_reflect_rl_54_the_label_is_the_first_whole_number_after_the_word_action(text, label):
+def test_the_label_is_the_first_whole_number_after_the_word_action(text, label):
     assert read_label(text, ("0", "1", "2", "3", "4", "5")) == label
 
 
@@ -314,10 +314,10 @@ def test_reflect_rl_54_the_label_is_the_first_whole_number_after_the_word_action
         ("I think", None),
     ],
 )
-def test_reflect_rl_54_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text, label):
+def test_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text, label):
     assert read_label(text, LABELS["full"]) == label
 
 
 @given(st.text())
-def test_reflect_rl_54_whatever_is_said_is_a_listed_label_or_none(text):
+def test_whatever_is_said_is_a_listed_label_or_none(text):
     assert read_label(text, ("0", "12", "z")) in (None, "0", "12", "z")

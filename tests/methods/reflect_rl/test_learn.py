@@ -70,9 +70,7 @@ def log(job: RLJob) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}])
-def test_reflect_rl_36_the_rollouts_log_probabilities_are_the_trainers(
-    folder: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_the_rollouts_log_probabilities_are_the_trainers(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     run = _Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
     for iteration in range(3):  # before any update, and after some
         with asyncio.Runner() as runner:
@@ -87,7 +85,7 @@ def test_reflect_rl_36_the_rollouts_log_probabilities_are_the_trainers(
         assert (values - acted).abs().max() < 1e-5
 
 
-def test_reflect_rl_44_a_policy_learns_to_walk_to_the_end(folder: Path, tmp_path: Path) -> None:
+def test_a_policy_learns_to_walk_to_the_end(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(max_steps=14, episodes=24, lr=1e-2, replay_episodes=6), tasks=[0, 1, 2])
     learn(job)
     rows = log(job)
@@ -134,7 +132,7 @@ def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -
             assert last["generation"] in ("0", "1", "2")
 
 
-def test_reflect_rl_40_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
+def test_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = learn(make_job(folder, tmp_path / "a", params(max_steps=1), reflector=True))
@@ -157,7 +155,7 @@ def test_reflect_rl_40_the_frozen_reflector_is_hashed_and_a_changed_one_is_found
 
 
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}])
-def test_reflect_rl_40_52_an_endpoint_may_reflect_in_every_iteration_and_process(
+def test_an_endpoint_may_reflect_in_every_iteration_and_process(
     folder: Path, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     with endpoint(then=lambda seen: answer(f"So many: {len(seen.body['messages'][-1]['content'])}")) as server:
@@ -170,7 +168,7 @@ def test_reflect_rl_40_52_an_endpoint_may_reflect_in_every_iteration_and_process
     assert all(f"So many: {len(prompt.split('So many')[0])}" in prompt for prompt in prompts)
 
 
-def test_reflect_rl_40_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) -> None:
+def test_several_processes_would_each_load_a_vllm(folder: Path, tmp_path: Path) -> None:
     many = params(launcher={"kind": "fork", "processes": 2})
     job = make_job(folder, tmp_path, many, reflector=True, reflector_engine=VllmEngineConfig(engine="vllm"))
     with pytest.raises(UserError, match=r"each of the 2 processes .* a vLLM of its own; set rl.launcher to"):
@@ -178,7 +176,7 @@ def test_reflect_rl_40_several_processes_would_each_load_a_vllm(folder: Path, tm
     assert not job.checkpoints.exists()
 
 
-def test_reflect_rl_40_a_folder_is_named_by_its_files(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_is_named_by_its_files(folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     assert files_hash(copy) == files_hash(folder)
     with (copy / "model.safetensors").open("r+b") as file:
@@ -187,7 +185,7 @@ def test_reflect_rl_40_a_folder_is_named_by_its_files(folder: Path, tmp_path: Pa
     assert files_hash(copy) != files_hash(folder)
 
 
-def test_reflect_rl_47_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
+def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=8), tasks=[0, 1, 3, 4])
     run = _Run(job, 1, None)
     assert [phase.start for phase in run._schedule] == [0, 4]
@@ -203,7 +201,7 @@ def log_levels(job: RLJob) -> list[str]:
     return [row["level"] for row in log(job)] if job.log.exists() else []
 
 
-def test_reflect_rl_25_the_log_names_the_levels(folder: Path, tmp_path: Path) -> None:
+def test_the_log_names_the_levels(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=4), tasks=[0, 1, 3, 4])
     learn(job)
     assert log_levels(job) == ["near", "near", "far", "far"]
@@ -213,9 +211,7 @@ def test_reflect_rl_25_the_log_names_the_levels(folder: Path, tmp_path: Path) ->
     assert len(phases(Corridor(), [0, 1], 1, curriculum=True)) == 1  # a level without tasks is none
 
 
-def test_reflect_rl_34_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_labels_that_are_no_single_tokens_are_named_and_the_smaller_set_offered(folder: Path, tmp_path: Path) -> None:
     env = Corridor(labels=("0", "1", "12", "137"))
     with pytest.raises(UserError, match=r"\(12, 137\).*labels: single, the 62 of one character"):
         learn(make_job(folder, tmp_path, params(), env=env))
@@ -232,7 +228,7 @@ def test_fewer_slots_than_processes_are_refused(folder: Path, tmp_path: Path) ->
         learn(make_job(folder, tmp_path, params(launcher={"kind": "fork", "processes": 9})))
 
 
-def test_reflect_rl_49_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_the_mark(
+def test_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_the_mark(
     folder: Path, tmp_path: Path
 ) -> None:
     marked = make_tiny_model(tmp_path / "marked", hidden=32)
@@ -249,7 +245,7 @@ def test_reflect_rl_49_a_checkpoint_of_another_environment_is_refused_and_descen
         check_environment(job.out_dir, Corridor(labels=("0", "1")))
 
 
-def test_reflect_rl_56_only_the_newest_checkpoints_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(max_steps=9, save_total_limit=2))
     learn(job)
     assert sorted(one.name for one in job.checkpoints.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
@@ -263,7 +259,7 @@ def go(place: Path, runs: list[dict[str, Any]]) -> list[list[Any]]:
     return results
 
 
-def test_reflect_rl_50_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "pg": {**PARAMS, "gradient_accumulation_steps": 3, "curriculum": True},
         "ppo": {**PARAMS, "algorithm": "ppo", "critic": {"kind": "mlp", "every": 4, "shared": True}},
@@ -286,7 +282,7 @@ def test_reflect_rl_50_killed_at_any_moment_a_run_ends_with_the_same_bytes(folde
 
 
 @pytest.mark.parametrize("launcher", [{"kind": "single"}, {"kind": "fork", "processes": 2}], ids=["single", "fork"])
-def test_reflect_rl_50_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_from(
+def test_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_from(
     folder: Path, tmp_path: Path, launcher: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cfg = params(max_steps=12, save_steps=100, launcher=launcher)
@@ -316,7 +312,7 @@ def test_reflect_rl_50_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_n
     assert job.log.read_bytes() == unbroken.log.read_bytes()  # the damaged lines came back from the checkpoint
 
 
-def test_reflect_rl_42_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
     jobs = [
         make_job(folder, tmp_path / launcher["kind"], params(launcher=launcher, critic={"every": 2}, max_steps=3))
         for launcher in ({"kind": "single"}, {"kind": "fork", "processes": 2})

@@ -30,20 +30,20 @@ def points(*steps: float, success: float | None = 1.0) -> list[Point]:
     return [Point(step, success, 0.0, None) for step in steps]
 
 
-def test_reflect_rl_55_a_childs_offset_is_its_parents_plus_limit_over_accumulation():
+def test_a_childs_offset_is_its_parents_plus_limit_over_accumulation():
     parent = Log(points(1, 2, 3, 4, 5, 6), accumulation=2, limit=4)
     child = Log(points(1, 2, 3), accumulation=1, limit=2)
     grandchild = Log(points(1, 2), accumulation=1)
     assert [point.step for point in stitch([parent, child, grandchild])] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
-def test_reflect_rl_55_an_ancestor_counts_only_up_to_where_its_child_took_over():
+def test_an_ancestor_counts_only_up_to_where_its_child_took_over():
     parent = Log(points(1, 2, 3, success=0.0), limit=2)
     assert [(p.step, p.success) for p in stitch([parent, Log(points(1, success=1.0))])] == [(1, 0), (2, 0), (3, 1)]
 
 
 @given(st.lists(MAYBE, max_size=30), st.integers(0, 6))
-def test_reflect_rl_55_the_mean_is_centred_and_skips_what_is_missing(values, half):
+def test_the_mean_is_centred_and_skips_what_is_missing(values, half):
     means = centred_mean(values, 2 * half + 1)
     assert len(means) == len(values)
     for i, mean in enumerate(means):
@@ -53,7 +53,7 @@ def test_reflect_rl_55_the_mean_is_centred_and_skips_what_is_missing(values, hal
         assert means == values
 
 
-def test_reflect_rl_55_a_step_in_the_values_stays_where_it_is():
+def test_a_step_in_the_values_stays_where_it_is():
     """The original's curves lag by one sample."""
     values = [0.0] * 10 + [1.0] * 10
     means = centred_mean(values, 5)
@@ -63,7 +63,7 @@ def test_reflect_rl_55_a_step_in_the_values_stays_where_it_is():
         centred_mean(values, 4)
 
 
-def test_reflect_rl_55_curves_are_read_and_written_as_tables(tmp_path: Path):
+def test_curves_are_read_and_written_as_tables(tmp_path: Path):
     file = tmp_path / "curves.csv"
     file.write_text("step,success,cost,loss\n1,0.5,-1,\n2,1.0,-2,0.25\n")
     found = read_curve(file)
@@ -91,7 +91,7 @@ def original(folder: Path, steps: int, succ: float, save_steps: int, **setting: 
     return folder
 
 
-def test_reflect_rl_49_50_55_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
+def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
     original(tmp_path / "001_rl_finetune", 6, 0.0, 2, gradient_accumulation_steps=2)
     sft = tmp_path / "000_supervised_pretrain/checkpoint-9"
     sft.mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_reflect_rl_49_50_55_the_originals_runs_are_followed_to_their_ancestors(
     assert curve[0].loss == 0.5
 
 
-def test_reflect_rl_50_55_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path):
+def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path):
     run = original(tmp_path / "003_rl_finetune", 1000, 1.0, 100, gradient_accumulation_steps=1)
     assert [point.step for point in stitch(read_original(run))] == list(range(1, 1001))
     again = json.loads((run / "checkpoint-200/logs.json").read_text())
@@ -117,7 +117,7 @@ def test_reflect_rl_50_55_a_thousand_iterations_of_the_original_are_a_thousand_p
     assert len(curve) == 999  # iteration 100 was not logged
 
 
-def test_reflect_rl_55_bad_runs_are_refused_in_one_sentence(tmp_path: Path):
+def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path):
     with pytest.raises(UserError, match="has no checkpoint-K"):
         read_original(tmp_path)
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, load_dir="results/001_rl_finetune/checkpoint-2")

@@ -48,14 +48,14 @@ def load(**changes: object) -> ReflectRLParams:
     return load_section({name: params(**changes)}, name, ReflectRLParams, "params.yaml")
 
 
-def test_reflect_rl_51_rows_stand_in_the_tables_order():
+def test_rows_stand_in_the_tables_order():
     loaded = load()
     assert list(reflect_rl_rows(loaded)) == ["chance", "policy", "more_sft", "rl_only", "no_reflection", "reflect_rl"]
     assert reflect_rl_rows(loaded)["policy"] == "SFT only"
     assert main_row(loaded) == "reflect_rl"
 
 
-def test_reflect_rl_08_trap_a_reflector_is_implied_by_naming_it():
+def test_trap_a_reflector_is_implied_by_naming_it():
     loaded = load()
     assert loaded.reflector_of("reflect_rl") == loaded.reflector_of("policy") == loaded.reflector_of("more_sft")
     assert loaded.reflector_of("reflect_rl") == "reflector"
@@ -64,12 +64,12 @@ def test_reflect_rl_08_trap_a_reflector_is_implied_by_naming_it():
     )
 
 
-def test_reflect_rl_49_a_run_inherits_its_start_from_its_parent():
+def test_a_run_inherits_its_start_from_its_parent():
     runs = {"a": {"init": "plain"}, "b": {"init": "a"}, "c": {"init": "b"}}
     assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
 
 
-def test_reflect_rl_40_51_the_reflector_and_the_evaluations_may_have_engines_of_their_own():
+def test_the_reflector_and_the_evaluations_may_have_engines_of_their_own():
     remote = {"engine": "openai", "base_url": "http://x", "model": "m"}
     for reflector in (ENGINE, VLLM, remote):
         engines = {"policy": ENGINE, "reflector": reflector, "teacher": {"engine": "scripted"}, "fast": VLLM}

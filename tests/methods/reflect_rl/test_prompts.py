@@ -49,13 +49,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder, "text")
 
 
-def test_reflect_rl_40_the_reflection_model_reads_all_but_the_actions():
+def test_the_reflection_model_reads_all_but_the_actions():
     (message,) = reflection_prompt("Drive.\n", STATE)
     assert message.role == "user"
     assert message.content == "Drive.\n# Task\nFind it.\n # Analyze:\n"
 
 
-def test_reflect_rl_34_policies_read_the_specs_text():
+def test_policies_read_the_specs_text():
     with_reflection = policy_prompt("Drive.\n", STATE, "It is a.py.")[0].content
     assert with_reflection == (
         "Drive.\n# Task\nFind it.\n # Analyze:\nIt is a.py."
@@ -67,30 +67,30 @@ def test_reflect_rl_34_policies_read_the_specs_text():
     assert policy_prompt("Drive.\n", STATE, "")[0].content == with_reflection.replace("It is a.py.", "")
 
 
-def test_reflect_rl_34_sentencepiece_markers_lose_their_leading_space():
+def test_sentencepiece_markers_lose_their_leading_space():
     stripped = MARKERS["stripped"]
     assert reflection_prompt("", STATE, stripped)[0].content.endswith("Find it.\n# Analyze:\n")
     assert policy_prompt("", STATE, "R", stripped)[0].content.endswith("a.py\n# Action:\n")
 
 
 @given(st.text(), st.text(), st.sampled_from(list(MARKERS.values())))
-def test_reflect_rl_34_a_reflection_is_cut_at_the_act_marker(before, after, markers):
+def test_a_reflection_is_cut_at_the_act_marker(before, after, markers):
     cut = cut_reflection(before + markers.act + after, markers)
     assert markers.act.strip("\n") not in cut
     assert cut == cut.strip()
     assert before.strip().startswith(cut)
 
 
-def test_reflect_rl_34_a_marker_without_its_newline_ends_a_reflection_too():
+def test_a_marker_without_its_newline_ends_a_reflection_too():
     assert cut_reflection("It is near. # Action:3") == "It is near."
 
 
-def test_reflect_rl_34_a_marker_without_its_leading_blank_ends_a_reflection_too():
+def test_a_marker_without_its_leading_blank_ends_a_reflection_too():
     assert cut_reflection("The way is free.\n# Action:\n0") == "The way is free."
     assert cut_reflection("# Action:\n0") == ""
 
 
-def test_reflect_rl_34_under_text_the_tokens_are_the_plain_completions(gpt2):
+def test_under_text_the_tokens_are_the_plain_completions(gpt2):
     for reflection, label in ((None, "137"), ("The file may help.", "0"), ("", "b")):
         example = policy_example("x", "Drive.\n", STATE, reflection, label)
         whole = "".join(message.content for message in example.messages)
@@ -102,7 +102,7 @@ def test_reflect_rl_34_under_text_the_tokens_are_the_plain_completions(gpt2):
     assert gpt2.encode(example.messages).ids[:-1] == gpt2._tokens.encode(whole, add_special_tokens=False).ids
 
 
-def test_reflect_rl_39_what_is_asked_is_what_was_trained_token_for_token(gpt2):
+def test_what_is_asked_is_what_was_trained_token_for_token(gpt2):
     example = policy_example("x", "", STATE, "R", "1")
     asked = gpt2.encode(example.messages[:1], add_generation_prompt=True).ids
     encoded = gpt2.encode(example.messages)
@@ -114,7 +114,7 @@ def test_reflect_rl_39_what_is_asked_is_what_was_trained_token_for_token(gpt2):
     assert example.messages[1].weight == 1
 
 
-def test_reflect_rl_39_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2):
+def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2):
     messages = [Message(role="user", content=" <|endoftext|> \n"), Message(role="assistant", content=" x ")]
     ids = gpt2.encode(messages).ids
     assert ids.count(gpt2.end_id) == 1
@@ -122,7 +122,7 @@ def test_reflect_rl_39_text_renders_contents_as_they_are_and_cannot_be_forged(gp
     assert "text" in NAMED_TEMPLATES
 
 
-def test_reflect_rl_34_overlong_prompts_lose_their_left_side_never_the_answer(gpt2):
+def test_overlong_prompts_lose_their_left_side_never_the_answer(gpt2):
     example = policy_example("x", "", STATE._replace(pre="word " * 300), "R", "1")
     whole = gpt2.encode(example.messages)
     limit = 60

@@ -45,7 +45,7 @@ def formula(played: list[Trajectory], beta: float = 0.0) -> float:
     return sum(q * p for q, p in pairs) / len(pairs)
 
 
-def test_reflect_rl_44_the_loss_is_over_all_decisions_of_all_episodes_however_they_are_laid_out(tiny: Path) -> None:
+def test_the_loss_is_over_all_decisions_of_all_episodes_however_they_are_laid_out(tiny: Path) -> None:
     for layout in ({}, {"row_tokens": 500, "micro_batch_tokens": 9000}, {"row_tokens": 1, "micro_batch_tokens": 1}):
         learner, policy = make(tiny, entropy_coef=0.2, **layout)
         played = episodes(policy, [3, 1, 6, 2])
@@ -54,7 +54,7 @@ def test_reflect_rl_44_the_loss_is_over_all_decisions_of_all_episodes_however_th
         assert learner.tokens == sum(len(one.prompt) + 1 for e in played for one in e.decisions)
 
 
-def test_reflect_rl_44_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
+def test_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
     learner, policy = make(tiny, lr=1e-3, weight_decay=0.01, grad_clip=1e-3)
     played = episodes(policy, [4, 4])
     twin = make(tiny)[1]
@@ -73,7 +73,7 @@ def test_reflect_rl_44_an_update_is_adams_with_its_gradient_clipped(tiny: Path) 
         assert torch.allclose(value, twin.state()[name], atol=2e-4), name
 
 
-def test_reflect_rl_44_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
+def test_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
     learner, policy = make(tiny, schedule="linear", max_steps=4)
     before = weights_hash(policy.model)
     learner.train(episodes(policy, [2]), iteration=4, fresh=True)
@@ -82,7 +82,7 @@ def test_reflect_rl_44_a_linear_schedule_ends_at_nothing(tiny: Path) -> None:
     assert weights_hash(policy.model) != before
 
 
-def test_reflect_rl_48_accumulated_calls_are_one_update_over_fresh_and_replayed_together(tiny: Path) -> None:
+def test_accumulated_calls_are_one_update_over_fresh_and_replayed_together(tiny: Path) -> None:
     learner, policy = make(tiny, gradient_accumulation_steps=3)
     fresh, replayed = episodes(policy, [3, 2]), episodes(policy, [4], cost=-2.0)
     before = weights_hash(policy.model)
@@ -95,7 +95,7 @@ def test_reflect_rl_48_accumulated_calls_are_one_update_over_fresh_and_replayed_
     assert learner.train(fresh, iteration=1, fresh=True) is None  # counting has begun anew
 
 
-def test_reflect_rl_45_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny: Path) -> None:
+def test_ppo_takes_several_steps_on_one_batch_and_begins_as_policy_gradient(tiny: Path) -> None:
     params = {"algorithm": "ppo", "critic": {"shared": True}, "lr": 1e-3}
     one, policy = make(tiny, **params, ppo_epochs=1)
     played = episodes(policy, [3, 5])
@@ -110,7 +110,7 @@ def test_reflect_rl_45_ppo_takes_several_steps_on_one_batch_and_begins_as_policy
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
-def test_reflect_rl_46_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: str) -> None:
+def test_a_critic_begins_at_nothing_and_learns_what_states_cost(kind: str) -> None:
     critic = Critic(CriticParams(kind=kind, lr=0.05, every=2, epochs=300), 8, seed=1)
     torch.manual_seed(0)
     hidden = torch.randn(60, 8)
@@ -131,16 +131,14 @@ def test_reflect_rl_46_a_critic_begins_at_nothing_and_learns_what_states_cost(ki
     assert critic.state(Group())["seen"] == [[]]  # nothing that was learnt is kept
 
 
-def test_reflect_rl_46_the_loss_is_the_squared_error_in_hundreds() -> None:
+def test_the_loss_is_the_squared_error_in_hundreds() -> None:
     critic = Critic(CriticParams(every=1, epochs=1), 4, seed=1)
     critic.see(torch.ones(3, 4), torch.tensor([100.0, 200.0, -300.0]))
     assert critic.end_iteration(Group()) == pytest.approx((1 + 4 + 9) / 3)
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_reflect_rl_46_advantages_are_q_less_v_and_replayed_successes_teach_the_critic_nothing(
-    tiny: Path, shared: bool
-) -> None:
+def test_advantages_are_q_less_v_and_replayed_successes_teach_the_critic_nothing(tiny: Path, shared: bool) -> None:
     learner, policy = make(
         tiny, critic={"shared": shared, "lr": 0.5, "every": 1, "epochs": 50}, lr=1e-9, weight_decay=0.0
     )
@@ -154,7 +152,7 @@ def test_reflect_rl_46_advantages_are_q_less_v_and_replayed_successes_teach_the_
     assert values != pytest.approx(formula(played), abs=1e-4)  # V is subtracted now
 
 
-def test_reflect_rl_46_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
+def test_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
     learner, policy = make(tiny, critic={"shared": True, "every": 1})
     learner.train(episodes(policy, [3]), iteration=0, fresh=True)
     before = weights_hash(policy.model)
@@ -162,14 +160,14 @@ def test_reflect_rl_46_no_gradient_of_the_critic_reaches_the_body(tiny: Path) ->
     assert weights_hash(policy.model) == before
 
 
-def test_reflect_rl_16_without_a_critic_nothing_is_kept_of_what_was_learnt(tiny: Path, tmp_path: Path) -> None:
+def test_without_a_critic_nothing_is_kept_of_what_was_learnt(tiny: Path, tmp_path: Path) -> None:
     learner, policy = make(tiny)
     learner.train(episodes(policy, [3]), iteration=0, fresh=True)
     assert learner.end_iteration() is None
     assert learner.save(tmp_path)["waiting"] == []
 
 
-def test_reflect_rl_16_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -> None:
+def test_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -> None:
     learner, policy = make(tiny)
     before = weights_hash(policy.model)
     with pytest.raises(UserError, match=r"the loss of iteration 3 is nan and the gradient norm nan; lower rl.lr"):

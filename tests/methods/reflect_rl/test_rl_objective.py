@@ -23,20 +23,18 @@ numbers = st.floats(-5, 5)
 
 
 @given(st.lists(st.tuples(numbers, st.floats(0, 3)), max_size=20), st.floats(0, 1))
-def test_reflect_rl_43_costs_to_go_sum_what_follows_less_the_worth_of_entropy(
-    steps: list[tuple[float, float]], beta: float
-) -> None:
+def test_costs_to_go_sum_what_follows_less_the_worth_of_entropy(steps: list[tuple[float, float]], beta: float) -> None:
     costs, entropies = [cost for cost, _ in steps], [entropy for _, entropy in steps]
     q = costs_to_go(costs, entropies, beta)
     for t in range(len(steps)):
         assert q[t] == pytest.approx(sum(c - beta * h for c, h in steps[t:]), abs=1e-9)
 
 
-def test_reflect_rl_43_of_success_in_n_steps_q0_is_n_less_the_horizon() -> None:
+def test_of_success_in_n_steps_q0_is_n_less_the_horizon() -> None:
     assert costs_to_go([1, 1, 1 - 15], [0, 0, 0], 0.0) == [-12, -13, -14]
 
 
-def test_reflect_rl_44_the_policy_gradient_makes_cheap_actions_likely() -> None:
+def test_the_policy_gradient_makes_cheap_actions_likely() -> None:
     logits = torch.zeros(2, 3, requires_grad=True)
     logprob = torch.log_softmax(logits, -1)[[0, 1], [2, 0]]
     loss = policy_gradient(logprob, torch.tensor([-2.0, 1.0]), 4)
@@ -54,9 +52,7 @@ def test_reflect_rl_44_the_policy_gradient_makes_cheap_actions_likely() -> None:
     ("ratio", "advantage", "learnt"),
     [(1.0, -1.0, True), (1.05, -1.0, True), (1.2, -1.0, False), (0.8, -1.0, True), (0.8, 1.0, False), (1.2, 1.0, True)],
 )
-def test_reflect_rl_45_ppo_stops_where_the_ratio_has_gone_far_enough(
-    ratio: float, advantage: float, learnt: bool
-) -> None:
+def test_ppo_stops_where_the_ratio_has_gone_far_enough(ratio: float, advantage: float, learnt: bool) -> None:
     logprob = torch.tensor([math.log(ratio * 0.3)], requires_grad=True)
     loss = clipped_surrogate(logprob, torch.tensor([math.log(0.3)]), torch.tensor([advantage]), 0.1, 2)
     gain = -advantage
@@ -66,7 +62,7 @@ def test_reflect_rl_45_ppo_stops_where_the_ratio_has_gone_far_enough(
     assert float(logprob.grad) == pytest.approx(-gain * ratio / 2 if learnt else 0.0)
 
 
-def test_reflect_rl_45_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
+def test_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
     old, advantage = torch.tensor([-0.3, -2.0]), torch.tensor([0.7, -1.5])
     gradients = []
     for loss in (
@@ -79,7 +75,7 @@ def test_reflect_rl_45_at_the_policy_that_acted_ppo_and_policy_gradient_agree() 
     assert torch.allclose(*gradients)
 
 
-def test_reflect_rl_45_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
+def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
     for wrong, said in (
         ({"algorithm": "ppo"}, "needs a critic"),
         ({"temperature": 0.0}, "never tries"),
@@ -97,7 +93,7 @@ def episode(name: int, success: bool = True) -> Trajectory:
     return Trajectory(str(name), success, [])
 
 
-def test_reflect_rl_47_replay_keeps_the_last_successes_and_draws_with_replacement_by_key() -> None:
+def test_replay_keeps_the_last_successes_and_draws_with_replacement_by_key() -> None:
     replay = Replay(3)
     assert replay.sample(4, "none") == []  # and an empty sample is no update
     replay.add([episode(1), episode(2, success=False), episode(3), episode(4), episode(5)])

@@ -56,12 +56,12 @@ def expected(folder: Path, some: list[Decision]) -> torch.Tensor:
     return torch.stack(out)
 
 
-def test_reflect_rl_36_a_shrunk_head_is_the_full_softmax_renormalised_over_the_labels(tiny: Path) -> None:
+def test_a_shrunk_head_is_the_full_softmax_renormalised_over_the_labels(tiny: Path) -> None:
     some = decisions()
     assert torch.allclose(logprobs(load(tiny), some), expected(tiny, some), atol=1e-5)
 
 
-def test_reflect_rl_36_the_head_is_frozen_without_bias_and_switched_back(tiny: Path) -> None:
+def test_the_head_is_frozen_without_bias_and_switched_back(tiny: Path) -> None:
     model = load_causal_lm(tiny)
     whole, ids = model.get_output_embeddings(), torch.tensor([[5, 9, 30]])
     before = model(input_ids=ids).logits
@@ -78,12 +78,12 @@ def test_reflect_rl_36_the_head_is_frozen_without_bias_and_switched_back(tiny: P
     assert model.get_output_embeddings() is whole
 
 
-def test_reflect_rl_36_without_a_shrunk_head_the_vocabulary_is_chosen_from(tiny: Path) -> None:
+def test_without_a_shrunk_head_the_vocabulary_is_chosen_from(tiny: Path) -> None:
     some = decisions(allowed=None)
     assert torch.allclose(logprobs(load(tiny, None), some), expected(tiny, some), atol=1e-5)
 
 
-def test_reflect_rl_36_labels_that_were_not_listed_are_masked(tiny: Path) -> None:
+def test_labels_that_were_not_listed_are_masked(tiny: Path) -> None:
     some = [*decisions(6), *decisions(6, IDS[1:3]), *decisions(6, IDS[3:])]
     for labels in (IDS, None):
         assert torch.allclose(logprobs(load(tiny, labels), some), expected(tiny, some), atol=1e-5)
@@ -96,7 +96,7 @@ def test_how_prompts_are_packed_changes_no_probability(tiny: Path) -> None:
         assert torch.allclose(logprobs(policy, some, row_tokens, micro_tokens), logprobs(policy, some), atol=1e-5)
 
 
-def test_reflect_rl_36_the_heads_weights_stay_and_the_body_learns(tiny: Path) -> None:
+def test_the_heads_weights_stay_and_the_body_learns(tiny: Path) -> None:
     policy, some = load(tiny), decisions(4)
     head = policy.model.get_output_embeddings().weight
     values, hidden = policy.evaluate(((0, 1), (2, 3)), some, [example(one) for one in some])
@@ -111,7 +111,7 @@ def test_reflect_rl_36_the_heads_weights_stay_and_the_body_learns(tiny: Path) ->
     assert torch.allclose(values, again, atol=1e-5)
 
 
-def test_reflect_rl_36_a_tied_output_layer_is_frozen_with_the_embedding(tiny: Path, tmp_path: Path) -> None:
+def test_a_tied_output_layer_is_frozen_with_the_embedding(tiny: Path, tmp_path: Path) -> None:
     model = load_causal_lm(tiny)
     model.config.tie_word_embeddings = True
     model.tie_weights()
@@ -121,7 +121,7 @@ def test_reflect_rl_36_a_tied_output_layer_is_frozen_with_the_embedding(tiny: Pa
     assert policy.learnt
 
 
-def test_reflect_rl_36_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from selfimprove.methods.reflect_rl import rl_policy
 
     model = load_causal_lm(tiny)
@@ -131,9 +131,7 @@ def test_reflect_rl_36_an_output_layer_with_a_bias_is_refused(tiny: Path, monkey
         load(tiny)
 
 
-def test_reflect_rl_37_with_adapters_only_they_learn_and_the_written_model_decides_alike(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_with_adapters_only_they_learn_and_the_written_model_decides_alike(tiny: Path, tmp_path: Path) -> None:
     policy, some = load(tiny, lora={"rank": 4, "alpha": 8}), decisions(8)
     assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
     assert {"lora_A", "lora_B"} == {name.split(".")[-3] for name in policy.state()}
@@ -171,7 +169,7 @@ def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
     assert weights_hash(other.model) == weights_hash(policy.model) != weights_hash(load(tiny).model)
 
 
-def test_reflect_rl_15_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
+def test_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
     policy, some = load(tiny), decisions(4)
     for layer in policy.model.model.layers:
         layer.self_attn.attention_dropout = 0.5
@@ -184,9 +182,7 @@ def test_reflect_rl_15_dropout_is_off_in_training_mode_too(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("quantize", ["8bit", "4bit"])
-def test_reflect_rl_38_quantised_weights_ask_for_their_package(
-    tiny: Path, quantize: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantised_weights_ask_for_their_package(tiny: Path, quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     find = importlib.util.find_spec

@@ -52,7 +52,7 @@ def run(policy: object, reflector: object = None, cfg: object = None, env: Corri
     return asyncio.run(play(1, env, reflector, policy, cfg or ActingParams(), KEY))  # type: ignore[arg-type]
 
 
-def test_reflect_rl_40_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> None:
+def test_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> None:
     policy = Scripted(lambda prompt: "1")
     reflector = Scripted(lambda prompt: " two cells are left # Action:\nleft")
     episode = run(policy, reflector)
@@ -72,14 +72,14 @@ def test_reflect_rl_40_the_reflector_reads_no_actions_and_the_policy_reads_what_
     assert all(request.max_tokens == 100 and not request.choice for request in reflector.asked)
 
 
-def test_reflect_rl_40_without_a_reflector_the_policy_reads_the_plain_state() -> None:
+def test_without_a_reflector_the_policy_reads_the_plain_state() -> None:
     policy = Scripted(lambda prompt: "1")
     episode = run(policy)
     assert policy.asked[0].messages[0].content == "task 1, at 0\npick:\n0. left\n1. right # Action:\n"
     assert episode.steps[0].reflection is None
 
 
-def test_reflect_rl_34_one_token_acts_among_all_labels_those_listed_or_the_vocabulary() -> None:
+def test_one_token_acts_among_all_labels_those_listed_or_the_vocabulary() -> None:
     for cfg, allowed in (
         (ActingParams(), ("0", "1", "2")),
         (ActingParams(mask_invalid=True), ("0", "1")),
@@ -98,7 +98,7 @@ def test_an_action_that_is_not_listed_costs_its_step_and_is_told_as_such() -> No
     assert all(not step.valid and step.command is None for step in episode.steps)
 
 
-def test_reflect_rl_41_one_coin_a_step_is_the_whole_batchs() -> None:
+def test_one_coin_a_step_is_the_whole_batchs() -> None:
     cfg = ActingParams(reflect_prob=0.5)
     coins = {(batch, turn): reflects(cfg, SeedKey(batch, "a", turn)) for batch in range(40) for turn in range(5)}
     assert all(reflects(cfg, SeedKey(b, "other", t, 3)) == coin for (b, t), coin in coins.items())
@@ -107,7 +107,7 @@ def test_reflect_rl_41_one_coin_a_step_is_the_whole_batchs() -> None:
     assert not any(reflects(ActingParams(reflect_prob=0.0), SeedKey(0, "a", turn)) for turn in range(9))
 
 
-def test_reflect_rl_41_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
+def test_where_the_coin_says_no_the_policy_reads_an_empty_reflection() -> None:
     policy, reflector = Scripted(lambda prompt: "1"), Scripted(lambda prompt: "words")
     episode = run(policy, reflector, ActingParams(reflect_prob=0.0))
     assert not reflector.asked
@@ -151,7 +151,7 @@ def make_engine(folder: Path) -> TransformersEngine:
     return TransformersEngine(cfg, folder, threads=1)
 
 
-def test_reflect_rl_42_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
+def test_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
     cfg = ActingParams(max_new_tokens=6)
 
     def played(at_once: int) -> list[RLEpisode]:

@@ -19,13 +19,13 @@ from tests.envs.autoexplore.conftest import FILES, plant, task_for
 TAXI = listed_env().make()
 
 
-def test_reflect_rl_09_without_counts_the_split_is_7_2_1():
+def test_without_counts_the_split_is_7_2_1():
     panels = build_panels(TaskParams(), TAXI, seed=1)
     assert {name: len(ids) for name, ids in panels.items()} == {"train": 210, "dev": 60, "test": 30}
 
 
 @given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
-def test_reflect_rl_09_panels_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
+def test_panels_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
     cfg = TaskParams(train=train, dev=dev, test=test)
     panels = build_panels(cfg, TAXI, seed=seed)
     everything = [task for ids in panels.values() for task in ids]
@@ -34,7 +34,7 @@ def test_reflect_rl_09_panels_are_disjoint_and_drawn_by_the_seed(seed, train, de
     assert set(everything) <= set(TAXI.task_ids())
 
 
-def test_reflect_rl_09_the_split_is_one_shuffle():
+def test_the_split_is_one_shuffle():
     """Other sizes give the same order, so that growing a panel keeps what was in it."""
     small = build_panels(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
     large = build_panels(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
@@ -42,34 +42,34 @@ def test_reflect_rl_09_the_split_is_one_shuffle():
     assert build_panels(TaskParams(), TAXI, seed=4) != build_panels(TaskParams(), TAXI, seed=5)
 
 
-def test_reflect_rl_21_few_data_takes_the_first_of_the_training_tasks():
+def test_few_data_takes_the_first_of_the_training_tasks():
     whole = build_panels(TaskParams(), TAXI, seed=1)
     few = build_panels(TaskParams(few_data=7), TAXI, seed=1)
     assert few == {**whole, "train": whole["train"][:7]}
 
 
-def test_reflect_rl_31_kitchens_to_be_tested_in_are_other_kitchens():
+def test_kitchens_to_be_tested_in_are_other_kitchens():
     env = listed_env(name="alfworld").make()
     panels = build_panels(TaskParams(train=30, dev=10, test=20), env, seed=1)
     assert set(panels["train"]) <= set(TRAIN)
     assert set(panels["dev"]) | set(panels["test"]) <= set(VALID)
 
 
-def test_reflect_rl_09_too_many_tasks_are_refused():
+def test_too_many_tasks_are_refused():
     with pytest.raises(UserError, match="310 tasks of taxi are asked for, it has 300; ask for fewer"):
         build_panels(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
     with pytest.raises(ValueError, match=r"train, dev and test, or none"):
         TaskParams(train=5)
 
 
-def test_reflect_rl_05_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
+def test_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
     plant(tmp_path / "eventlib", FILES)
     tasks = explore_tasks(listed_env(name="autoexplore", repos=str(tmp_path)), TaskParams()).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
 
-def test_reflect_rl_04_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
+def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
     plant(tmp_path / "repos/eventlib", FILES)
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
@@ -81,7 +81,7 @@ def test_reflect_rl_04_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
         explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
 
 
-def test_reflect_rl_04_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path):
+def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path):
     plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
     asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
@@ -91,7 +91,7 @@ def test_reflect_rl_04_a_file_with_a_bad_target_loses_that_task_and_says_how_man
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 
 
-def test_reflect_rl_09_panels_are_read_back_and_others_refused(tmp_path: Path):
+def test_panels_are_read_back_and_others_refused(tmp_path: Path):
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
     assert load_panel(tmp_path, "train", "taxi") == [3, 1]
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):

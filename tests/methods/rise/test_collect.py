@@ -60,7 +60,7 @@ def contents(request):
     return [message.content for message in request.messages[3:]]
 
 
-def test_rise_07_08_09_each_turn_has_its_model_and_its_samples():
+def test_each_turn_has_its_model_and_its_samples():
     student, teacher = Script([WRONG]), Script(None, [RIGHT] * 3)
     one = gather({"student": student, "teacher": teacher}, ["student", "teacher"], [1, 3])
     assert [(turn.model, len(turn.attempts)) for turn in one.turns] == [("student", 1), ("teacher", 3)]
@@ -70,21 +70,21 @@ def test_rise_07_08_09_each_turn_has_its_model_and_its_samples():
     assert (one.status, one.gold, one.rewards) == ("solved", "#### 7", [0, 1])
 
 
-def test_rise_10_self_distillation_takes_the_best_of_n():
+def test_self_distillation_takes_the_best_of_n():
     student = Script([UNREADABLE], [WRONG, UNREADABLE, RIGHT, WRONG])
     one = gather({"student": student}, ["student", "student"], [1, 4])
     assert [turn.chosen for turn in one.turns] == [0, 2]
     assert [attempt.reward for attempt in one.turns[1].attempts] == [0, -1, 1, 0]  # the others stay in the log
 
 
-def test_rise_11_ties_go_to_the_earliest():
+def test_ties_go_to_the_earliest():
     student = Script([UNREADABLE, r"a \boxed{8}", r"b \boxed{9}"], [RIGHT, RIGHT + "!"])
     one = gather({"s": student}, ["s", "s"], [3, 2])
     assert [turn.chosen for turn in one.turns] == [1, 0]
     assert contents(student.asked[1]) == [r"a \boxed{8}", NO]
 
 
-def test_rise_12_collection_stops_at_the_first_right_attempt():
+def test_collection_stops_at_the_first_right_attempt():
     student = Script([WRONG], [RIGHT], [WRONG])
     one = gather({"s": student}, ["s"] * 3, [1] * 3)
     assert len(one.turns) == len(student.asked) == 2
@@ -97,25 +97,25 @@ def test_collection_ends_after_max_turns():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_rise_19_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing):
+def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing):
     one = gather({"s": Script([WRONG], [RIGHT], failing=(failing,))}, ["s"] * 2, [1] * 2)
     assert (one.status, len(one.turns), one.error) == ("blocked", failing, "the endpoint died")
 
 
-def test_rise_16_dialogue_limit_holds_in_collection():
+def test_dialogue_limit_holds_in_collection():
     student = Script(*[[f"{WRONG} {t}"] for t in range(4)])
     gather({"s": student}, ["s"] * 4, [1] * 4, dialogue_limit=4)
     assert contents(student.asked[3]) == [f"{WRONG} 2", NO]
     assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
 
 
-def test_rise_17_trap_9_degenerate_samples_are_dropped_all_of_them():
+def test_trap_9_degenerate_samples_are_dropped_all_of_them():
     stuck = "no " * 151
     one = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
     assert [attempt.text for attempt in one.turns[0].attempts] == [WRONG]
 
 
-def test_rise_17_resampling_has_noise_of_its_own_and_an_end():
+def test_resampling_has_noise_of_its_own_and_an_end():
     stuck = "no " * 151
     student = Script([stuck, stuck])
     one = gather({"s": student}, ["s"], [2], resamples=2)
@@ -125,7 +125,7 @@ def test_rise_17_resampling_has_noise_of_its_own_and_an_end():
     assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
 
 
-def test_rise_14_without_an_oracle_every_turn_is_played_and_called_incorrect():
+def test_without_an_oracle_every_turn_is_played_and_called_incorrect():
     student = Script([RIGHT], [RIGHT + "!"], [WRONG])
     sequential, _ = assess(student, context_window=2)
     assert sequential.rewards == [1, 1, 0]  # true rewards are logged
@@ -133,7 +133,7 @@ def test_rise_14_without_an_oracle_every_turn_is_played_and_called_incorrect():
     assert contents(student.asked[2]) == [RIGHT + "!", NO]
 
 
-def test_rise_40_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
+def test_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
     sequential, parallel = assess(Script([WRONG, WRONG], [RIGHT], [WRONG]), parallel_samples=2)
     assert (sequential.run, sequential.status) == ("sequential", "solved")  # at the second turn
     assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # of first attempts, none is right
@@ -143,7 +143,7 @@ def test_rise_40_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
     assert [(one.status, one.error) for one in gone] == [("blocked", "the endpoint died")] * 2
 
 
-def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
+def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
     assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
@@ -155,13 +155,13 @@ def test_rise_13_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
 
 
 @pytest.mark.parametrize(("window", "shown"), [(1, []), (2, [1]), (3, [0, 1]), (5, [0, 1])])
-def test_rise_15_evaluation_shows_the_window(window, shown):
+def test_evaluation_shows_the_window(window, shown):
     student = Script(*[[f"{WRONG} {t}"] for t in range(3)])
     assess(student, context_window=window)
     assert contents(student.asked[2]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
 
 
-def test_rise_40_41_trap_7_the_first_sample_enters_the_history_never_the_best():
+def test_trap_7_the_first_sample_enters_the_history_never_the_best():
     student = Script([WRONG, RIGHT, RIGHT], [UNREADABLE])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     assert contents(student.asked[1]) == [WRONG, NO]
@@ -171,7 +171,7 @@ def test_rise_40_41_trap_7_the_first_sample_enters_the_history_never_the_best():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_rise_19_a_failure_in_evaluation_is_recorded_and_counted(failing):
+def test_a_failure_in_evaluation_is_recorded_and_counted(failing):
     sequential, parallel = assess(Script([RIGHT] * 3, [RIGHT], failing=(failing,)), turns=2, parallel_samples=3)
     assert (sequential.status, len(sequential.turns)) == ("blocked", failing)
     metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent, turns=2)
@@ -180,7 +180,7 @@ def test_rise_19_a_failure_in_evaluation_is_recorded_and_counted(failing):
     assert metrics["blocked"]["mean"] == 1
 
 
-def test_rise_44_limit_and_offset_choose_the_first_of_the_panel():
+def test_limit_and_offset_choose_the_first_of_the_panel():
     panel = list("abcdef")
     base = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
     assert GenerateParams(problems=4, **base).select(panel) == list("abcd")
@@ -201,7 +201,7 @@ class Small(Script):
 
 
 @pytest.mark.parametrize(("room", "shown"), [(9, [0, 1, 2]), (8, [1, 2]), (6, [2]), (4, []), (1, [])])
-def test_trap_11_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room, shown):
+def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room, shown):
     table = [[f"{WRONG} {t}"] for t in range(4)]
     student = Small(room, *table)
     gather({"s": student}, ["s"] * 4, [1] * 4)

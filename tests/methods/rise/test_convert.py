@@ -65,12 +65,12 @@ def finals(converted):
         ([], [], [], [], []),
     ],
 )
-def test_rise_23_24_25_26_criteria(rewards, all_, better, best, success):
+def test_criteria(rewards, all_, better, best, success):
     assert [keep(rewards, criteria) for criteria in CRITERIA] == [all_, better, best, success]
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=8))
-def test_rise_23_to_26_how_the_criteria_nest(rewards):
+def test_to_26_how_the_criteria_nest(rewards):
     kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}
     stop = rewards.index(1) + 1 if 1 in rewards else len(rewards)
     assert kept["all"] == list(range(stop))
@@ -86,7 +86,7 @@ def test_an_unknown_criterion_is_refused():
         keep([0.0], "single_best")
 
 
-def test_rise_27_dedup_strips_and_drops_empty_and_seen():
+def test_dedup_strips_and_drops_empty_and_seen():
     assert dedup(["a", " a\n", "", "  ", "b", "a", "A"]) == [0, 4, 6]
     one = episode(attempt(0, "same"), attempt(0, " same "), attempt(-1, "  "), attempt(1, "right"))
     examples = convert([one], config(remove_duplication=True), seed=0).examples
@@ -96,7 +96,7 @@ def test_rise_27_dedup_strips_and_drops_empty_and_seen():
     assert len(convert([one], config(), seed=0).examples) == 4
 
 
-def test_rise_27_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
+def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
     ids = chat.content_ids(Message(role="assistant", content="  ab\n"))
     one = episode(
         [attempt(-1, " worse "), attempt(0, "  ab\n", token_ids=ids, finish="stop")],
@@ -116,7 +116,7 @@ def test_rise_27_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated
 
 
 @given(st.lists(st.text(alphabet="ab \n\t", max_size=4), max_size=6))
-def test_rise_27_no_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
+def test_no_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
     one = episode(*(attempt(0, text) for text in [*texts, "right"]))
     rows = to_dataset(convert([one], config(remove_duplication=True), seed=0).examples)
     said = [m["value"] for row in rows for m in row["conversations"][3:] if m["from"] == "gpt"]
@@ -124,20 +124,20 @@ def test_rise_27_no_attempt_of_a_deduplicated_data_set_has_outer_whitespace(text
     assert len(rows) == len({text.strip() for text in [*texts, "right"]} - {""})
 
 
-def test_rise_27_criteria_look_at_what_dedup_left():
+def test_criteria_look_at_what_dedup_left():
     one = episode(attempt(0, "x"), attempt(-1, "x "), attempt(0, "y"))
     assert len(select(one, "better", False)) == 2  # y beats the repeated x
     assert len(select(one, "better", True)) == 1  # y does not beat the first x
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=3), max_size=10))
-def test_rise_27_dedup_is_idempotent(texts):
+def test_dedup_is_idempotent(texts):
     left = [texts[i] for i in dedup(texts)]
     assert dedup(left) == list(range(len(left)))
     assert {text.strip() for text in left} == {text.strip() for text in texts} - {""}
 
 
-def test_rise_28_only_success_drops_whole_trajectories():
+def test_only_success_drops_whole_trajectories():
     episodes = [run(0, 0, id="lost"), run(0, 1, id="won"), run(id="blocked", status="blocked")]
     converted = convert(episodes, config(only_success=True), seed=0)
     assert [example.source for example in converted.examples] == ["won", "won"]
@@ -145,7 +145,7 @@ def test_rise_28_only_success_drops_whole_trajectories():
     assert len(convert(episodes, config(), seed=0).examples) == 4
 
 
-def test_rise_30_weights_are_exponential_and_only_on_the_last_message():
+def test_weights_are_exponential_and_only_on_the_last_message():
     assert weights([1, 0, -1], 0.4) == pytest.approx([12.1825, 1.0, 0.0821], abs=5e-5)
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     assert [example.messages[-1].weight for example in examples] == [math.exp(r / 0.4) for r in (-1, 0, 1)]
@@ -154,13 +154,13 @@ def test_rise_30_weights_are_exponential_and_only_on_the_last_message():
             for message in e.messages[-1:]} == {1.0}  # fmt: skip
 
 
-def test_rise_30_unusable_temperatures_are_refused():
+def test_unusable_temperatures_are_refused():
     for temperature in (0.0, -1.0, float("nan"), 1e-4):
         with pytest.raises(UserError, match=r"convert\.temperature"):
             weights([1.0], temperature)
 
 
-def test_rise_35_baselines():
+def test_baselines():
     episodes = (run(0, 1, id="a"), run(-1, -1, id="b"))
     samples = [(e.id, s.index, s.reward) for e in episodes for s in select(e, "all", False)]
     assert reward_baselines(samples, "none") == [0, 0, 0, 0]
@@ -170,12 +170,12 @@ def test_rise_35_baselines():
     assert [e.messages[-1].weight for e in converted.examples] == pytest.approx([math.exp(-1.25), math.exp(1.25)])
 
 
-def test_rise_11_only_the_chosen_attempt_is_trained_on_and_ties_go_to_the_earliest():
+def test_only_the_chosen_attempt_is_trained_on_and_ties_go_to_the_earliest():
     one = episode([attempt(0, "first"), attempt(0, "second"), attempt(-1, "third")], [attempt(0, "p"), attempt(1, "q")])
     assert finals(convert([one], config(), seed=0)) == ["first", "q"]
 
 
-def test_rise_29_shuffle_is_seeded_and_ids_follow_the_final_order():
+def test_shuffle_is_seeded_and_ids_follow_the_final_order():
     episodes = [run(0, 1, id=f"p{i}") for i in range(30)]
     plain = convert(episodes, config(), seed=1).examples
     one, same, other = (convert(episodes, config(shuffle=True), seed=seed).examples for seed in (1, 1, 2))
@@ -186,7 +186,7 @@ def test_rise_29_shuffle_is_seeded_and_ids_follow_the_final_order():
     assert [e.id for e in one] == [e.id for e in plain] == [f"identity_{i}" for i in range(60)]
 
 
-def test_rise_13_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
+def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
     ids = chat.content_ids(Message(role="assistant", content="ab"))
     one = episode(attempt(0, "ab", token_ids=[*ids, *ids], finish="length"), attempt(1, "ba", token_ids=ids))
     last = convert([one], config(), seed=0).examples[-1]
@@ -199,7 +199,7 @@ def test_rise_13_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
     assert trained_on.ids[trained_on.spans[-1].start : trained_on.spans[-1].end] == ids
 
 
-def test_rise_16_dialogue_limit_cuts_the_prefix_as_in_generation():
+def test_dialogue_limit_cuts_the_prefix_as_in_generation():
     one = run(0, 0, 0, 0, 1)
     last = convert([one], config(), seed=0, dialogue_limit=4).examples[-1]
     full = convert([one], config(), seed=0).examples[-1]
@@ -207,7 +207,7 @@ def test_rise_16_dialogue_limit_cuts_the_prefix_as_in_generation():
     assert len(last.messages) == 6
 
 
-def test_rise_19_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
+def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
     episodes = [
         run(id="never", status="blocked"),
         episode(attempt(0, "a"), attempt(None, "blocked"), id="later", status="blocked"),
@@ -218,7 +218,7 @@ def test_rise_19_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
     assert converted.stats["blocked"] == 2
 
 
-def test_rise_32_token_statistics_and_histogram(chat):
+def test_token_statistics_and_histogram(chat):
     episodes = [run(0, 1, id="a"), run(-1, 0, id="b")]
     converted = convert(episodes, config(), seed=0, chat=chat, max_length=10**6)
     encoded = [chat.encode(e.messages) for e in converted.examples]
@@ -237,7 +237,7 @@ def test_rise_32_token_statistics_and_histogram(chat):
     assert long.histogram == [{"reward": -1, "count": 1}, {"reward": 0, "count": 2}, {"reward": 1, "count": 1}]
 
 
-def test_rise_32_trap_16_counters_add_up_and_effective_weight_is_logged():
+def test_trap_16_counters_add_up_and_effective_weight_is_logged():
     episodes = [run(0, 0, 1, id="a"), episode(attempt(0, "x"), attempt(0, "x"), id="b")]
     stats = convert(episodes, config(criteria="better", remove_duplication=True), seed=0).stats
     assert (

@@ -26,7 +26,7 @@ TWO_TURNS = episode(
 )
 
 
-def test_rise_20_log_has_the_originals_schema_and_our_fields():
+def test_log_has_the_originals_schema_and_our_fields():
     log = to_log([TWO_TURNS, run(0)])
     assert list(log) == ["0", "1"]
     entry = log["0"]
@@ -44,14 +44,14 @@ def test_rise_20_log_has_the_originals_schema_and_our_fields():
     assert entry["answers"] == {"0": [None, "70"], "1": ["71", "72"]}
 
 
-def test_rise_20_dialogue_is_the_last_prompt_without_the_last_action():
+def test_dialogue_is_the_last_prompt_without_the_last_action():
     dialogue = to_log([TWO_TURNS])["0"]["dialogue"]
     assert [m["role"] for m in dialogue] == ["user", "agent", "user", "agent", "user"]
     assert dialogue[3]["content"] == r"\boxed{70}"
     assert dialogue[-1]["content"] == TWO_TURNS.turns[0].observation
 
 
-def test_rise_19_trap_8_blocked_turns_are_logged_as_the_original_does():
+def test_trap_8_blocked_turns_are_logged_as_the_original_does():
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
     assert entry["max_reward"] is None
@@ -88,7 +88,7 @@ def original(*episodes):
     return {key: {name: value for name, value in entry.items() if name in FIELDS} for key, entry in log.items()}
 
 
-def test_rise_19_20_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt():
+def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt():
     said = ["example", "solution", "problem", "a", "no"]
     entry = {
         "task_id": 0,
@@ -114,7 +114,7 @@ def test_rise_19_20_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_pr
     assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
 
 
-def test_rise_19_20_logs_with_the_failed_turn_among_the_best_actions_are_read_too():
+def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too():
     blocked = run(0, status="blocked")
     log = original(blocked)
     history = log["0"]["turn_history"]
@@ -124,7 +124,7 @@ def test_rise_19_20_logs_with_the_failed_turn_among_the_best_actions_are_read_to
     assert (one.status, one.prompt, one.rewards) == ("blocked", blocked.prompt, [0])
 
 
-def test_rise_20_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue():
+def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue():
     for parrot in (
         episode(attempt(0, EXAMPLE_ANSWER)),
         episode(attempt(0, EXAMPLE_ANSWER), status="blocked"),
@@ -133,7 +133,7 @@ def test_rise_20_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_
         assert from_log(original(parrot), "log", "gsm8k")[0].prompt == parrot.prompt
 
 
-def test_rise_20_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt():
+def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt():
     same = run(0, 0, 0, 0)
     for turn in same.turns:
         turn.attempts[0].text = "same"
@@ -149,7 +149,7 @@ turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_siz
 
 
 @given(st.lists(st.tuples(turns, st.booleans()), max_size=4), st.booleans())
-def test_rise_20_a_log_brings_its_episodes_back(runs, few_shot):
+def test_a_log_brings_its_episodes_back(runs, few_shot):
     episodes = [
         episode(
             *([attempt(r, f"t{t} s{s}: {r}") for s, r in enumerate(turn)] for t, turn in enumerate(one)),
@@ -168,7 +168,7 @@ def test_rise_20_a_log_brings_its_episodes_back(runs, few_shot):
         assert [turn.attempt.text for turn in read.turns] == [turn.attempt.text for turn in one.turns]
 
 
-def test_trap_18_an_originals_evaluation_log_without_dialogue_is_importable():
+def test_an_originals_evaluation_log_without_dialogue_is_importable():
     log = to_log([TWO_TURNS])
     for key in OURS | {"dialogue"}:
         del log["0"][key]
@@ -203,7 +203,7 @@ def test_malformed_logs_name_the_entry():
         from_log({"5": "text"}, "log.json")
 
 
-def test_rise_31_dataset_schema():
+def test_dataset_schema():
     example = Example(
         id="identity_0",
         messages=[

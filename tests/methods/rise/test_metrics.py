@@ -46,12 +46,12 @@ def means(metrics):
         (["2", "1", "1.0"], 1),
     ],
 )
-def test_rise_42_majority_over_equivalence_classes(votes, winner):
+def test_majority_over_equivalence_classes(votes, winner):
     assert majority(votes, equivalent) == winner
 
 
 @given(st.lists(st.sampled_from(["1", "1.0", "2", None]), max_size=7))
-def test_rise_42_majority_wins_at_least_as_many_votes_as_any_class(votes):
+def test_majority_wins_at_least_as_many_votes_as_any_class(votes):
     winner = majority(votes, equivalent)
     sizes = {v: sum(equivalent(v, w) for w in votes) for v in votes if v is not None}
     assert (winner is None) == (not sizes)
@@ -60,7 +60,7 @@ def test_rise_42_majority_wins_at_least_as_many_votes_as_any_class(votes):
         assert not any(sizes[v] == max(sizes.values()) for v in votes[:winner] if v is not None)
 
 
-def test_rise_40_41_42_the_four_figures_by_hand():
+def test_the_four_figures_by_hand():
     sequential = [
         answers("1", "2", "2", "2", "1", id="a"),  # right first, then talked out of it: majority 2
         answers("3", "1", "1.0", "4", None, id="b"),  # wrong first, majority right
@@ -92,13 +92,13 @@ def test_rise_40_41_42_the_four_figures_by_hand():
     assert all(metric["n"] == 4 for name, metric in metrics.items() if "@" in name)
 
 
-def test_rise_42_majority_by_turn_follows_the_prefix():
+def test_majority_by_turn_follows_the_prefix():
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
     assert "m5@t1" not in got
 
 
-def test_rise_19_trap_8_failed_problems_stay_in_the_denominator():
+def test_trap_8_failed_problems_stay_in_the_denominator():
     gone = run(id="gone", status="blocked")
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     metrics = evaluate_metrics(
@@ -114,14 +114,14 @@ def test_rise_19_trap_8_failed_problems_stay_in_the_denominator():
     assert means(evaluate_metrics([gone], [gone], equivalent, turns=5))["p1@t5"] == 0
 
 
-def test_rise_19_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play():
+def test_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play():
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     got = means(evaluate_metrics([cut], [together("1", "1", id="cut")], equivalent, turns=3))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [1, 0, 0]
     assert got["p1@t3"] == 1  # one of its attempts was right
 
 
-def test_rise_13_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
+def test_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
     free = [answers("2", "1", "3", id="a"), answers("1", "2", "2", id="b"), answers("2", "2", "2", id="c")]
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
@@ -188,7 +188,7 @@ def test_relations_that_always_hold(panel):
     assert all(0 <= value <= 1 for name, value in got.items() if "-" not in name)
 
 
-def test_rise_13_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn():
+def test_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn():
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
     rows = accuracy_rows(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))

@@ -13,7 +13,7 @@ def rise(name: str) -> RiseParams:
     return RiseParams.model_validate(profile(name)["rise"])
 
 
-def test_rise_07_08_models_and_samples_have_one_entry_a_turn() -> None:
+def test_models_and_samples_have_one_entry_a_turn() -> None:
     made = GenerateParams(problems=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
     assert (made.models, made.num_of_samples) == (["student", "teacher"], [1, 16])
     for wrong in ({"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}):
@@ -21,24 +21,24 @@ def test_rise_07_08_models_and_samples_have_one_entry_a_turn() -> None:
             GenerateParams(**{"problems": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
 
 
-def test_rise_40_41_evaluation_is_the_original_s_unless_told_otherwise() -> None:
+def test_evaluation_is_the_original_s_unless_told_otherwise() -> None:
     made = EvaluateParams()
     assert (made.max_turns, made.context_window, made.parallel_samples, made.oracle) == (5, 5, 5, False)
     assert (made.temperature, made.top_p, made.max_tokens, made.dialogue_limit) == (1.0, 1.0, 1000, 20)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rise_15_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has(name: str) -> None:
+def test_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has(name: str) -> None:
     assert rise(name).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
 
 
-def test_rise_39_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
+def test_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
     made = rise("default")
     assert len(made.iterations) >= 2
     assert [made.lineage(name)[-1] for name in made.iterations] == list(made.iterations)
 
 
-def test_rise_09_36_the_paper_s_profile_has_the_paper_s_settings() -> None:
+def test_the_paper_s_profile_has_the_paper_s_settings() -> None:
     made = rise("rise-llama2-7b")
     first = made.iterations["iter1"]
     assert (first.generate.models, first.generate.num_of_samples) == (["student", "teacher"], [1, 1])
@@ -49,6 +49,6 @@ def test_rise_09_36_the_paper_s_profile_has_the_paper_s_settings() -> None:
     assert (first.convert.temperature, made.evaluate.context_window) == (0.4, 2)
 
 
-def test_rise_10_the_self_distillation_profile_takes_the_best_of_sixteen() -> None:
+def test_the_self_distillation_profile_takes_the_best_of_sixteen() -> None:
     first = rise("rise-mistral-7b-selfdistill").iterations["iter1"]
     assert (first.generate.models, first.generate.num_of_samples) == (["student", "student"], [1, 16])

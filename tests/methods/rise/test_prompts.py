@@ -21,7 +21,7 @@ def flat(start, count):
     return [*start, *(message for pair in pairs(count) for message in pair)]
 
 
-def test_rise_05_opening_is_the_worked_example_then_the_problem():
+def test_opening_is_the_worked_example_then_the_problem():
     system, reply, problem = opening("Q?")
     assert [message.role for message in (system, reply, problem)] == ["user", "assistant", "user"]
     assert r"\boxed{Your Answer}" in system.content
@@ -30,7 +30,7 @@ def test_rise_05_opening_is_the_worked_example_then_the_problem():
     assert opening("Q?", few_shot=False) == [problem]
 
 
-def test_rise_06_protocol_strings_to_the_letter():
+def test_protocol_strings_to_the_letter():
     assert opening("Q?")[-1].content == (
         "Great job! You've successfully answered the question. Now, let's move on to the next one.\nQ?"
     )
@@ -41,11 +41,11 @@ def test_rise_06_protocol_strings_to_the_letter():
     assert feedback(0.0, "{question}").endswith("question: {question}")
 
 
-def test_rise_14_forced_feedback_is_negative_for_right_attempts_too():
+def test_forced_feedback_is_negative_for_right_attempts_too():
     assert feedback(1.0, "Q?", forced_negative=True) == feedback(0.0, "Q?")
 
 
-def test_rise_15_window_counts_the_current_turn():
+def test_window_counts_the_current_turn():
     start = opening("Q?")
     assert visible(start, pairs(4), 1) == start  # the original's [-0:] showed everything
     assert contents(visible(start, pairs(4), 2))[3:] == ["a3", "f3"]
@@ -58,13 +58,13 @@ def test_rise_15_window_counts_the_current_turn():
 
 
 @given(st.integers(0, 12), st.integers(1, 14), st.booleans())
-def test_rise_15_shows_the_last_min_t_k_minus_1_pairs(turn, window, few_shot):
+def test_shows_the_last_min_t_k_minus_1_pairs(turn, window, few_shot):
     start = opening("Q?", few_shot)
     shown = visible(start, pairs(turn), window)
     assert shown == [*start, *(m for pair in pairs(turn)[turn - min(turn, window - 1) :] for m in pair)]
 
 
-def test_rise_16_trap_10_whole_pairs_go_and_the_problem_stays():
+def test_trap_10_whole_pairs_go_and_the_problem_stays():
     start = opening("Q?")
     assert limit_dialogue(flat(start, 9), 3, 20) == flat(start, 9)  # 19 messages after the example
     trimmed = limit_dialogue(flat(start, 10), 3, 20)  # 21: the original cut the problem and began with a0
@@ -79,7 +79,7 @@ def test_rise_16_trap_10_whole_pairs_go_and_the_problem_stays():
 
 
 @given(st.integers(0, 15), st.integers(1, 40), st.booleans())
-def test_rise_16_limit_holds_and_roles_alternate(turn, limit, few_shot):
+def test_limit_holds_and_roles_alternate(turn, limit, few_shot):
     start = opening("Q?", few_shot)
     kept = limit_dialogue(flat(start, turn), len(start), limit)
     after_example = kept[len(start) - 1 :]
@@ -89,7 +89,7 @@ def test_rise_16_limit_holds_and_roles_alternate(turn, limit, few_shot):
     assert len(after_example) + 2 > limit or len(kept) == len(start) + 2 * turn  # no more is cut than must be
 
 
-def test_rise_17_degenerate_attempts():
+def test_degenerate_attempts():
     assert not degenerate("the " * 150)
     assert degenerate("the " * 151)
     assert degenerate("The tHe THE " * 50 + "the")

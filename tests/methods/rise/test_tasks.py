@@ -82,7 +82,7 @@ def test_a_panel_file_reads_back_as_it_was(tmp_path: Path) -> None:
     assert load_panel(tmp_path / "test.jsonl", GSM8K) == test
 
 
-def test_rise_38_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp_path: Path) -> None:
+def test_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp_path: Path) -> None:
     problems = panels(tmp_path)["demonstrations"]
     for few_shot in (False, True):
         made = demonstrate(problems, GSM8K, few_shot=few_shot)

@@ -29,7 +29,7 @@ def ask(problem: Problem, turn: int = 1) -> Request:
 
 @pytest.mark.parametrize("embedded", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_rise_09_the_teacher_errs_at_its_declared_rate(problems: list[Problem], embedded: bool, rate: float) -> None:
+def test_the_teacher_errs_at_its_declared_rate(problems: list[Problem], embedded: bool, rate: float) -> None:
     teach = scripted_teacher(problems, ENV, embedded=embedded, error_rate=rate)
     rewards = [ENV.grade(teach(ask(problem), 0), problem).reward for problem in problems]
     assert set(rewards) <= {0, 1}  # an error is wrong, never unreadable

@@ -52,7 +52,7 @@ def score_pair(model: torch.nn.Module, pair: EncodedPair, job: RunJob) -> oppone
     return opponent.score_pairs(model, [pair], opponent.ALONE, job)[0]
 
 
-def test_spin_40_an_opponent_that_is_not_the_initial_model_is_refused_unless_allowed(
+def test_an_opponent_that_is_not_the_initial_model_is_refused_unless_allowed(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     other = make_tiny_model(tmp_path / "other", hidden=32, seed=1)
@@ -70,14 +70,14 @@ def test_spin_40_an_opponent_that_is_not_the_initial_model_is_refused_unless_all
     assert allowed.first["rewards/real"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_spin_40_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_an_adapter_that_does_not_name_its_base_is_refused(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "model")
     (model / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"holds an adapter without adapter_base.json.*base.<method>.model"):
         run(model, duels(4), tmp_path / "out", params())
 
 
-def test_spin_40_without_its_fresh_adapter_the_next_iterations_model_is_the_last_one_merged(
+def test_without_its_fresh_adapter_the_next_iterations_model_is_the_last_one_merged(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = duels(12)
@@ -98,7 +98,7 @@ def test_spin_40_without_its_fresh_adapter_the_next_iterations_model_is_the_last
     assert again.curve[-1]["rewards/margins"] > 0
 
 
-def test_spin_40_dropout_is_off_on_both_sides(duels: Maker, tmp_path: Path) -> None:
+def test_dropout_is_off_on_both_sides(duels: Maker, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=32)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
@@ -108,7 +108,7 @@ def test_spin_40_dropout_is_off_on_both_sides(duels: Maker, tmp_path: Path) -> N
     assert written["attention_dropout"] == 0.5  # the model's own setting is not ours to change
 
 
-def test_spin_41_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
+def test_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = duels(10)
@@ -125,7 +125,7 @@ def test_spin_41_a_pair_is_scored_once_and_again_only_if_anything_of_it_changes(
     assert run(tiny, pairs, tmp_path / "g", params(dtype="bfloat16")).timing.opponent_scored == 10
 
 
-def test_spin_41_a_score_is_the_pairs_own_whoever_computes_it_in_whatever_order(
+def test_a_score_is_the_pairs_own_whoever_computes_it_in_whatever_order(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     pairs = encoded(tiny, duels(9))
@@ -145,7 +145,7 @@ def test_spin_41_a_score_is_the_pairs_own_whoever_computes_it_in_whatever_order(
             assert score == pytest.approx(float(values[learnt].sum()), rel=1e-5)
 
 
-def test_spin_41_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs, job = encoded(tiny, duels(6)), job_for(tiny, params())
     opponent.score(job, tiny, tmp_path, pairs)
     whole = (tmp_path / "0.jsonl").read_bytes()
@@ -155,7 +155,7 @@ def test_spin_41_a_torn_journal_line_is_scored_again(tiny: Path, duels: Maker, t
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "segments"])
-def test_spin_41_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
+def test_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
     tiny: Path, duels: Maker, attention: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pairs = encoded(tiny, duels(20))
@@ -176,7 +176,7 @@ def test_spin_41_pairs_that_share_micro_batches_get_the_scores_of_pairs_alone(
     assert torch.allclose(torch.tensor(together), torch.tensor(alone), atol=1e-3, rtol=0)
 
 
-def test_spin_41_scores_of_another_precision_or_way_of_computing_are_not_taken(
+def test_scores_of_another_precision_or_way_of_computing_are_not_taken(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def folder(**changes: Any) -> Path:
@@ -190,7 +190,7 @@ def test_spin_41_scores_of_another_precision_or_way_of_computing_are_not_taken(
     assert folder() not in names
 
 
-def test_spin_40_in_bfloat16_the_opponent_is_loaded_and_computes_as_the_trained_model(
+def test_in_bfloat16_the_opponent_is_loaded_and_computes_as_the_trained_model(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     for changes in ({}, {"lora": LORA}):

@@ -119,7 +119,7 @@ def as_published(model: Any, reference: Any, pairs: list[EncodedPair], cfg: Pair
     ],
     ids=str,
 )
-def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
+def test_loss_gradient_and_figures_are_the_originals(
     tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     cfg = params(**changes)
@@ -148,7 +148,7 @@ def test_spin_36_37_42_loss_gradient_and_figures_are_the_originals(
     [({}, LN2), ({"loss": "hinge"}, 1.0), ({"beta": 5.0}, LN2), ({"average": True}, LN2), ({"sft_weight": 2.0}, LN2)],
     ids=str,
 )
-def test_spin_36_the_first_loss_is_a_models_against_itself_with_no_reward(
+def test_the_first_loss_is_a_models_against_itself_with_no_reward(
     tiny: Path, duels: Maker, tmp_path: Path, changes: dict[str, Any], first: float
 ) -> None:
     report = run(tiny, duels(8), tmp_path, params(epochs=1, **changes))
@@ -160,7 +160,7 @@ def test_spin_36_the_first_loss_is_a_models_against_itself_with_no_reward(
     assert report.first["rewards/accuracies"] == 0.0
 
 
-def test_spin_40_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs = duels(8)
     run(tiny, pairs, tmp_path, params())
     shutil.rmtree(tmp_path / "model")
@@ -183,7 +183,7 @@ def test_spin_40_a_first_loss_that_is_another_stops_the_run(tiny: Path, duels: M
     ("loss", "reward", "fits"),
     [(0.6931, 0.0, True), (0.70, 0.01, True), (0.6931, 0.1, False), (0.8, 0.0, False), (1.6, 0.0, False)],
 )
-def test_spin_40_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
+def test_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
     tmp_path: Path, loss: float, reward: float, fits: bool
 ) -> None:
     job = PairJob(
@@ -200,7 +200,7 @@ def test_spin_40_in_bfloat16_the_first_loss_is_bound_by_what_rounding_can_do(
             check_first(metrics, 500, 64, job)
 
 
-def test_spin_36_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_identical_sides_teach_nothing(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     same = [pair.model_copy(update={"generated": pair.real}) for pair in duels(8)]
     report = run(tiny, same, tmp_path / "same", params(optimizer="rmsprop", lr=1e-2))
     assert report.counters.identical == 8
@@ -226,9 +226,7 @@ def test_training_tells_the_sides_apart_on_pairs_that_it_never_saw(tiny: Path, d
     assert set(report.curve[0]) == {"step", *METRICS}
 
 
-def test_spin_44_an_epoch_has_its_own_last_step_and_a_tenth_of_all_is_warm_up(
-    tiny: Path, duels: Maker, tmp_path: Path
-) -> None:
+def test_an_epoch_has_its_own_last_step_and_a_tenth_of_all_is_warm_up(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     report = run(tiny, duels(9), tmp_path, params(epochs=3))
     assert (report.steps, report.pairs) == (3 * math.ceil(9 / 4), 27)
     cfg = PairParams()
@@ -255,13 +253,13 @@ KNOBS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", KNOBS, ids=str)
-def test_spin_44_45_every_knob_changes_the_figures(
+def test_every_knob_changes_the_figures(
     tiny: Path, duels: Maker, tmp_path: Path, plain_curve: list[dict[str, float]], changes: dict[str, Any]
 ) -> None:
     assert run(tiny, duels(8), tmp_path, params(**changes)).curve != plain_curve
 
 
-def test_spin_36_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, duels: Maker, tmp_path: Path) -> None:
+def test_the_terms_of_the_supervised_part_are_told_apart(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     by = {
         reduction: run(tiny, duels(8), tmp_path / reduction, params(sft_weight=0.5, reduction=reduction)).first
         for reduction in ("example_mean", "token_mean")
@@ -352,7 +350,7 @@ def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
     ],
     ids=["fork", "ddp", "zero3"],
 )
-def test_spin_46_two_processes_give_the_figures_and_weights_of_one(
+def test_two_processes_give_the_figures_and_weights_of_one(
     tiny: Path, duels: Maker, tmp_path: Path, launcher: dict[str, Any], attention: str
 ) -> None:
     cfg = {"batch_size": 8, "epochs": 1, "validation": 0.2, "save_steps": 2, "optimizer": "rmsprop", "lr": 1e-4}

@@ -22,7 +22,7 @@ from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played,
 LOOK = " More.\nAction: search[Mara Venn]"
 
 
-def test_spin_15_an_episode_ends_with_finish_and_is_scored():
+def test_an_episode_ends_with_finish_and_is_scored():
     episode = played()
     assert [entry.tool for entry in episode.rounds] == ["search", "search", "finish"]
     assert (episode.finished, episode.answer, episode.reward, episode.em, episode.f1) == (True, "Tolma", 1.0, True, 1.0)
@@ -30,7 +30,7 @@ def test_spin_15_an_episode_ends_with_finish_and_is_scored():
     assert episode.rounds[0].observation == BOOK["The Silver Gate"]
 
 
-def test_spin_15_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
+def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
     episode = played([LOOK] * 20)
     assert len(episode.rounds) == 11
     assert (episode.finished, episode.answer, episode.reward, episode.pred) == (False, "", 0.0, "")
@@ -38,7 +38,7 @@ def test_spin_15_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing()
     assert len(played([LOOK] * 20, max_rounds=3).rounds) == 3
 
 
-def test_spin_15_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit():
+def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit():
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -54,19 +54,19 @@ def test_spin_15_every_round_is_asked_with_the_cue_the_stop_string_and_the_token
     assert [rounds_in(text) for text in texts] == [1, 2, 3]
 
 
-def test_spin_15_without_evaluation_there_is_no_reward():
+def test_without_evaluation_there_is_no_reward():
     assert played(evaluate=False).reward is None
 
 
 @pytest.mark.parametrize("line", ["search Mara Venn", "dig[Mara Venn]", "[Mara Venn]", ""])
-def test_spin_15_an_invalid_action_costs_a_round_and_says_nothing(line):
+def test_an_invalid_action_costs_a_round_and_says_nothing(line):
     episode = played([f" t\nAction: {line}", *REPLIES[1:]])
     first = episode.rounds[0]
     assert (first.tool, first.observation, first.attempts) == (None, NEUTRAL, 1)
     assert len(episode.rounds) == 3
 
 
-def test_spin_15_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words():
+def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words():
     def broken(query: str) -> str | None:
         if query == "Mara Venn":
             raise RuntimeError("secret path /etc/shadow")
@@ -77,18 +77,18 @@ def test_spin_15_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_word
     assert "secret" not in trajectory(episode)
 
 
-def test_spin_15_a_paragraph_cannot_look_like_a_round():
+def test_a_paragraph_cannot_look_like_a_round():
     episode = played(search=lambda query: "A.\nThought: x\nAction: finish[y]\nObservation: z")
     assert episode.rounds[0].observation == "A. Thought: x Action: finish[y] Observation: z"
 
 
-def test_spin_15_a_hallucinated_observation_is_cut_and_not_learnt():
+def test_a_hallucinated_observation_is_cut_and_not_learnt():
     episode = played([f"{REPLIES[0]}\nObservation: Mara Venn was from Kesby.\nThought: so", *REPLIES[1:]])
     assert "Kesby" not in "".join(message.content for message in episode.messages)
     assert len(episode.rounds) == 3
 
 
-def test_spin_17_replies_without_an_action_are_asked_for_again_with_the_same_prompt():
+def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt():
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -103,7 +103,7 @@ def test_spin_17_replies_without_an_action_are_asked_for_again_with_the_same_pro
     assert "I wonder" not in trajectory(episode)
 
 
-def test_spin_17_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over():
+def test_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over():
     episode = played([REPLIES[0], " I wonder."])
     last = episode.rounds[-1]
     assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
@@ -116,11 +116,11 @@ def test_spin_17_after_six_replies_without_an_action_the_round_failed_and_the_ep
     assert "failed" not in "".join(message.content for message in episode.messages)
 
 
-def test_spin_17_a_greedy_policy_that_repeats_itself_is_not_asked_a_third_time():
+def test_a_greedy_policy_that_repeats_itself_is_not_asked_a_third_time():
     assert played([" I wonder."], temperature=0.0).rounds[0].attempts == 2
 
 
-def test_spin_18_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools():
+def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools():
     questions = [
         QUESTION.model_copy(update={"id": f"q{number}", "question": f"Question {number}?"}) for number in range(24)
     ]
@@ -144,7 +144,7 @@ def test_spin_18_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_sl
     assert len(set(straight.values())) == 24
 
 
-def test_spin_18_tools_run_side_by_side_up_to_their_limit():
+def test_tools_run_side_by_side_up_to_their_limit():
     running, most, lock = 0, 0, threading.Lock()
 
     def search(query: str) -> str | None:
@@ -169,7 +169,7 @@ def test_spin_18_tools_run_side_by_side_up_to_their_limit():
     assert most == 4
 
 
-def test_spin_20_a_whole_episode_reads_as_the_experts_do():
+def test_a_whole_episode_reads_as_the_experts_do():
     episode = played([f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]])
     assert [m.model_dump() for m in episode.messages] == [
         m.model_dump() | {"finish": "stop" if m.role == "assistant" and "Action" in m.content else m.finish}
@@ -178,7 +178,7 @@ def test_spin_20_a_whole_episode_reads_as_the_experts_do():
     assert episode.prompt[0].content == alpaca(QUESTION.question)
 
 
-def test_spin_21_in_chat_format_turns_alternate():
+def test_in_chat_format_turns_alternate():
     episode = played([f"Thought: {reply.strip()}" for reply in REPLIES], form="chat")
     assert [m.role for m in [*episode.prompt, *episode.messages]] == ["user", "assistant"] * 3
     assert episode.messages[0].content == "Thought: I need the author.\nAction: search[The Silver Gate]"
@@ -187,7 +187,7 @@ def test_spin_21_in_chat_format_turns_alternate():
     assert episode.reward == 1
 
 
-def test_spin_22_the_prefix_stands_before_the_question():
+def test_the_prefix_stands_before_the_question():
     episode = played(prefix="Yes or no: ")
     assert episode.prompt[0].content == alpaca(f"Yes or no: {QUESTION.question}")
     assert f"### Instruction:\nYes or no: {QUESTION.question}\n" in trajectory(episode)
@@ -218,7 +218,7 @@ def run(replies: list[Completion], context: int = 10**6, **params):
     return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form="alpaca"))
 
 
-def test_spin_15_ids_are_kept_as_generated_where_the_text_is_the_one_generated():
+def test_ids_are_kept_as_generated_where_the_text_is_the_one_generated():
     episode = run([spelt(REPLIES[0] + STOP), spelt(f"{REPLIES[1]}  {STOP}"), spelt(REPLIES[2])])
     first, second, last = (message for message in episode.messages if "Action" in message.content)
     assert first.token_ids == [ord(c) for c in REPLIES[0] + STOP]
@@ -226,7 +226,7 @@ def test_spin_15_ids_are_kept_as_generated_where_the_text_is_the_one_generated()
     assert (last.token_ids, last.finish) == ([ord(c) for c in REPLIES[2]], "stop")
 
 
-def test_spin_15_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
+def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
     cut_short = Completion(REPLIES[0], "length", [ord(c) for c in REPLIES[0]])
     episode = run([cut_short, spelt(REPLIES[1] + STOP), spelt(REPLIES[2] + STOP)])
     added = episode.messages[2]
@@ -236,12 +236,12 @@ def test_spin_15_the_literal_observation_is_learnt_only_where_the_policy_wrote_i
     assert episode.messages[-1].content == REPLIES[2]
 
 
-def test_spin_15_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn():
+def test_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn():
     episode = run([spelt(LOOK + STOP)] * 2, max_rounds=2)
     assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
 
 
-def test_spin_15_an_episode_that_outgrows_the_context_is_unfinished_and_says_so():
+def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so():
     episode = run([spelt(LOOK + STOP)] * 11, context=1400, max_tokens=1000)
     assert episode.cramped
     assert not episode.finished
@@ -249,7 +249,7 @@ def test_spin_15_an_episode_that_outgrows_the_context_is_unfinished_and_says_so(
     assert episode.messages[-1].role == "assistant"
 
 
-def test_spin_15_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
+def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
     def answer(request: Request, attempt: int) -> str:
         if request.seed.turn == 1:
             raise EngineError("endpoint gone")
@@ -259,7 +259,7 @@ def test_spin_15_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
     assert (episode.status, episode.error, len(episode.rounds), episode.reward) == ("blocked", "endpoint gone", 1, 0.0)
 
 
-def test_spin_15_several_runs_of_a_question_have_their_own_noise():
+def test_several_runs_of_a_question_have_their_own_noise():
     seeds = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -270,7 +270,7 @@ def test_spin_15_several_runs_of_a_question_have_their_own_noise():
     assert len(set(seeds)) == 2
 
 
-def test_spin_15_a_key_that_is_refused_ends_the_run():
+def test_a_key_that_is_refused_ends_the_run():
     def refused(query: str) -> str | None:
         raise UserError("the key is refused; set another.")
 
@@ -278,7 +278,7 @@ def test_spin_15_a_key_that_is_refused_ends_the_run():
         played(search=refused)
 
 
-def test_spin_15_other_tasks_are_scored_by_their_own_rule():
+def test_other_tasks_are_scored_by_their_own_rule():
     asked = Question(id="s", task="strategyqa", question="Is it so?", gold="no")
     assert played([" t\nAction: finish[No, never]"], question=asked).reward == 1
     assert played([" t\nAction: finish[not sure]"], question=asked).reward == 0

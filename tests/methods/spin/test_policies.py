@@ -48,7 +48,7 @@ def local(folder: Path) -> TransformersEngine:
     return TransformersEngine(TransformersEngineConfig.model_validate(settings), folder, threads=1)
 
 
-def test_spin_25_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> None:
+def test_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> None:
     base = make_tiny_model(tmp_path / "base")
     cfg = FinetuneParams.model_validate({"lora": {"rank": 4, "alpha": 32, "targets": ["q_proj", "v_proj"]}})
     model, _ = load_model(base, cfg, 3)
@@ -74,7 +74,7 @@ def test_spin_25_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> N
     assert len(set(texts(merged, temperature=0.0))) == 1
 
 
-def test_spin_26_an_endpoint_plays_with_no_more_calls_at_once_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_plays_with_no_more_calls_at_once_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
     def policy(seen: Seen) -> Reply:

@@ -22,7 +22,7 @@ NATS = st.floats(-300, 0)
 
 
 @given(NATS, NATS, NATS, NATS, st.sampled_from([0.1, 1.0, 5.0]))
-def test_spin_36_sigmoid_and_hinge_are_their_formulas(
+def test_sigmoid_and_hinge_are_their_formulas(
     real: float, generated: float, opponent_real: float, opponent_generated: float, beta: float
 ) -> None:
     scores = torch.tensor([[real, generated]], dtype=torch.float64)
@@ -34,14 +34,14 @@ def test_spin_36_sigmoid_and_hinge_are_their_formulas(
     assert pair_losses(gap(scores, against), beta, "hinge").item() == pytest.approx(max(0.0, 1 - beta * h), abs=1e-6)
 
 
-def test_spin_36_without_a_reference_h_is_the_models_alone_and_rewards_are_not() -> None:
+def test_without_a_reference_h_is_the_models_alone_and_rewards_are_not() -> None:
     scores, against = torch.tensor([[-3.0, -5.0]]), torch.tensor([[-1.0, -9.0]])
     assert gap(scores, against).item() == -6.0
     assert gap(scores, against, reference_free=True).item() == 2.0
     assert implicit_rewards(scores, against, 0.5).tolist() == [[-1.0, 2.0]]
 
 
-def test_spin_36_a_model_against_itself_has_the_first_loss() -> None:
+def test_a_model_against_itself_has_the_first_loss() -> None:
     scores = torch.tensor([[-3.0, -5.0], [-100.0, -2.0]])
     for loss, first in FIRST_LOSS.items():
         assert pair_losses(gap(scores, scores), 5.0, loss).tolist() == pytest.approx([first, first])  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_spin_36_a_model_against_itself_has_the_first_loss() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_spin_37_scores_are_sums_of_log_softmax_in_float32(dtype: torch.dtype) -> None:
+def test_scores_are_sums_of_log_softmax_in_float32(dtype: torch.dtype) -> None:
     logits = torch.randn(9, 50, generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
     tokens = torch.arange(9) * 5
     values = token_log_probs(logits, tokens)

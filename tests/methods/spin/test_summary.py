@@ -10,13 +10,13 @@ from tests.methods.spin.episodes import QUESTION, REPLIES, played
 from tests.methods.spin.test_params import section
 
 
-def test_spin_48_rows_are_sft_the_controls_and_every_iteration():
+def test_rows_are_sft_the_controls_and_every_iteration():
     rows = spin_rows(SpinParams.model_validate(section()))
     assert list(rows) == ["base", "more_sft", "outcome_dpo", "iter0", "iter1"]
     assert rows["base"] == "SFT on 4 expert trajectories"
 
 
-def test_spin_49_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path):
+def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path):
     spin = SpinParams.model_validate(section())
     wrong = [" t\nAction: finish[Kesby]"]
     for name in spin_rows(spin):

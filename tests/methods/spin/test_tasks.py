@@ -33,7 +33,7 @@ def panel(count: int) -> list[Question]:
     return [QUESTION.model_copy(update={"id": f"q{n}", "question": f"Question {n}?"}) for n in range(count)]
 
 
-def test_spin_23_the_order_is_pythons_random_233_and_then_a_slice():
+def test_the_order_is_pythons_random_233_and_then_a_slice():
     order = list(range(50))
     random.Random(233).shuffle(order)
     got = chosen(panel(50), PlayParams(start=10, end=20))
@@ -43,14 +43,14 @@ def test_spin_23_the_order_is_pythons_random_233_and_then_a_slice():
     assert len(chosen(panel(50), PlayParams())) == 50
 
 
-def test_spin_23_more_than_there_is_is_refused():
+def test_more_than_there_is_is_refused():
     with pytest.raises(UserError, match="questions 0 to 60 are asked for, the panel has 50"):
         chosen(panel(50), PlayParams(end=60))
     with pytest.raises(UserError, match="fix start and end"):
         chosen(panel(50), PlayParams(start=50))
 
 
-def test_spin_01_a_question_in_two_panels_is_refused():
+def test_a_question_in_two_panels_is_refused():
     train, test = panel(4), panel(2)[1:]
     test[0] = test[0].model_copy(update={"id": "other", "question": "  question 1? "})
     with pytest.raises(UserError, match=r"'question 1\?' stands in train and test; take it out of one"):
@@ -64,14 +64,14 @@ def book():
     return gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_spin_15_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book):
+def test_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book):
     assert [len(book.panels[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
     assert [expert.question for expert in book.experts] == book.panels["train"]
     assert all(score(expert.answer, expert.question).reward == 1 for expert in book.experts)
     assert (book.audit.read, book.audit.kept) == (60, 60)
 
 
-def test_spin_32_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book):
+def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book):
     made = examples(book.experts, "alpaca")
     assert [example.source for example in made] == [question.id for question in book.panels["train"]]
     assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
@@ -81,13 +81,13 @@ def test_spin_32_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_
     assert not any(row.get("fixed") for row in texts(examples([EXPERT], "chat"), "chat"))
 
 
-def test_spin_05_more_questions_than_there_are_is_one_sentence():
+def test_more_questions_than_there_are_is_one_sentence():
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
     with pytest.raises(UserError, match="raise people or ask for fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_spin_09_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path, monkeypatch):
+def test_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path, monkeypatch):
     (tmp_path / "mytools.py").write_text("def add(text): return text")
     monkeypatch.syspath_prepend(str(tmp_path))
     tools = ToolsParams(
@@ -103,9 +103,7 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 @pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 221), ("both", 687)])
-def test_spin_31_real_questions_with_their_experts_are_disjoint_from_the_test_panel(
-    experts, train, tmp_path, monkeypatch
-):
+def test_real_questions_with_their_experts_are_disjoint_from_the_test_panel(experts, train, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     tasks = TasksParams(source="hotpotqa", experts=experts, train=train, dev=80, test=500)
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=MIRROR)
@@ -157,7 +155,7 @@ def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeyp
 
 
 @needs_data
-def test_spin_49_another_task_can_be_the_test_panel(tmp_path):
+def test_another_task_can_be_the_test_panel(tmp_path):
     other = {"task": "strategyqa", "split": "dev", "folder": str(MIRROR / "fireact" / "tasks")}
     tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
@@ -167,7 +165,7 @@ def test_spin_49_another_task_can_be_the_test_panel(tmp_path):
 
 
 @needs_data
-def test_spin_24_the_released_runs_score_what_the_paper_says():
+def test_the_released_runs_score_what_the_paper_says():
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""
     from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories

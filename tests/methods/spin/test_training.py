@@ -53,7 +53,7 @@ def scored(side: EncodedExample, chat: ChatFormat) -> str:
     return "".join("<end>" if i == chat.end_id else chat.decode([i]) for i in ids)
 
 
-def test_spin_39_only_what_the_policy_wrote_is_scored_and_observations_are_read(chat: ChatFormat) -> None:
+def test_only_what_the_policy_wrote_is_scored_and_observations_are_read(chat: ChatFormat) -> None:
     one = encoded(pair([says("Search[Mia]"), asks("Mia has 7."), says("Finish[7]")], [says("Finish[8]")]), chat)
     assert scored(one.real, chat) == "Search[Mia]<end>Finish[7]<end>"
     assert scored(one.generated, chat) == "Finish[8]<end>"
@@ -61,14 +61,14 @@ def test_spin_39_only_what_the_policy_wrote_is_scored_and_observations_are_read(
     assert set(one.real.token_weights) == {0.0, 1.0}
 
 
-def test_spin_39_whatever_a_message_weighs_its_tokens_count_once(chat: ChatFormat) -> None:
+def test_whatever_a_message_weighs_its_tokens_count_once(chat: ChatFormat) -> None:
     heavy, light = (encoded(pair([says("a", weight=w)], [says("b", weight=w)]), chat) for w in (12.0, 0.5))
     assert heavy == light
     opening = encoded(pair([says("a", weight=0.0), asks("and?"), says("b")], [says("c")]), chat)
     assert scored(opening.real, chat) == "b<end>"
 
 
-def test_spin_37_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat: ChatFormat) -> None:
+def test_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat: ChatFormat) -> None:
     one = encoded(pair([says("Finish[7]")], [says("I think. Finish[8]")]), chat)
     prompt = chat.encode([asks("How many?")], add_generation_prompt=True).ids
     for side in (one.real, one.generated):
@@ -77,7 +77,7 @@ def test_spin_37_the_prompt_is_the_same_ids_on_both_sides_and_never_scored(chat:
         assert all(side.token_weights[len(prompt) :])
 
 
-def test_spin_38_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
+def test_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> None:
     plain = encoded(pair([says("Finish[7]")], [says("Finish[8]")]), chat)
     ids = chat.content_ids(says("Finish[7]"))
     for real in (
@@ -95,7 +95,7 @@ def test_spin_38_exactly_one_end_of_turn_ends_a_response(chat: ChatFormat) -> No
     assert scored(inner.real, chat) == f"a{chat.end_text}b<end>"
 
 
-def test_spin_38_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:
+def test_nothing_follows_the_last_scored_token(chat: ChatFormat) -> None:
     newline = ChatFormat.load(Path(chat._where), "zephyr")
     one = encoded(pair([says("Finish[7]"), asks("Episode finished")], [says("Finish[8]")]), newline)
     assert one.real.ids[-1] == one.generated.ids[-1] == newline.end_id
@@ -121,7 +121,7 @@ WORDS = st.text(alphabet="abc 123[]", min_size=1, max_size=60)
 
 
 @given(WORDS, WORDS, WORDS, st.integers(10, 90), st.integers(2, 60), st.sampled_from(["keep_end", "keep_start"]))
-def test_spin_38_truncated_the_prompt_goes_first_then_the_responses(
+def test_truncated_the_prompt_goes_first_then_the_responses(
     tiny: Path, question: str, real: str, generated: str, max_length: int, max_prompt: int, truncation: str
 ) -> None:
     chat = ChatFormat.load(tiny)
@@ -149,7 +149,7 @@ def test_spin_38_truncated_the_prompt_goes_first_then_the_responses(
         assert side.trained == len(side.ids) - len(kept)
 
 
-def test_spin_38_over_long_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
+def test_over_long_pairs_are_left_out_by_default_and_counted(chat: ChatFormat) -> None:
     short, long = pair([says("a")], [says("b")]), pair([says("a")], [says("b" * 100)])
     kept, counters = encode_pairs([short, long, short], chat, PairParams(max_length=60))
     assert len(kept) == counters.pairs == 2
@@ -164,7 +164,7 @@ def test_what_has_nothing_to_score_or_nothing_to_tell_apart_is_counted(chat: Cha
     assert (counters.pairs, counters.identical, counters.dropped_empty) == (2, 1, 1)
 
 
-def test_spin_38_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
+def test_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
     for limit in (512, 600):
         values = {"rise": {"overlong": "truncate", "max_length": 512, "max_prompt_length": limit}}
         with pytest.raises(

@@ -67,7 +67,7 @@ def settings_of(text: str) -> dict[str, Any]:
     return {ast.unparse(node.targets[0]): value(node.value) for node in body if isinstance(node, ast.Assign)}
 
 
-def test_agent_r_30_the_papers_recipe_is_what_the_config_says() -> None:
+def test_the_papers_recipe_is_what_the_config_says() -> None:
     config = settings_of(config_text(run_of(FinetuneParams.model_validate(PAPER, strict=False))))
     assert config["optim_wrapper"] == {
         "type": "AmpOptimWrapper",
@@ -93,7 +93,7 @@ def test_agent_r_30_the_papers_recipe_is_what_the_config_says() -> None:
     assert config["randomness"] == {"seed": 7, "deterministic": False}
 
 
-def test_agent_r_31_zero_2_in_half_precision_on_many_gpus() -> None:
+def test_zero_2_in_half_precision_on_many_gpus() -> None:
     zero = json.loads(zero2_text(FinetuneParams.model_validate(PAPER, strict=False)))
     assert zero["zero_optimization"]["stage"] == 2
     assert zero["zero_optimization"]["overlap_comm"] is True
@@ -104,7 +104,7 @@ def test_agent_r_31_zero_2_in_half_precision_on_many_gpus() -> None:
     assert (brain["fp16"]["enabled"], brain["bf16"]["enabled"]) == (False, True)
 
 
-def test_agent_r_30_precision_adapters_and_paths_are_literals() -> None:
+def test_precision_adapters_and_paths_are_literals() -> None:
     cfg = params(device="cuda", dtype="bfloat16", lora={"rank": 4, "alpha": 8, "targets": ["q_proj"]})
     config = settings_of(config_text(run_of(cfg, folder='/s/it\'s "here"\\x')))
     wrapper = config["optim_wrapper"]
@@ -117,7 +117,7 @@ def test_agent_r_30_precision_adapters_and_paths_are_literals() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-def test_agent_r_30_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) -> None:
+def test_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) -> None:
     assert [rate["begin"] for rate in schedulers(params(schedule=schedule, warmup_ratio=0.03), 40)] in ([0], [])
     stages = schedulers(params(schedule=schedule, warmup_ratio=0.1), 40)
     assert (stages[0]["begin"], stages[0]["end"]) == (0, 4)
@@ -147,7 +147,7 @@ def test_agent_r_30_a_warm_up_too_short_for_mmengine_is_left_out(schedule: str) 
         ({"warmup_steps": 100}, "warmup_steps"),
     ],
 )
-def test_agent_r_30_what_the_backend_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+def test_what_the_backend_lacks_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ValidationError, match="or use backend trainer") as refusal:
         params(**changes)
     assert f"backend 'xtuner' has no {named}" in str(refusal.value)
@@ -159,7 +159,7 @@ def test_float16_is_for_xtuner_alone() -> None:
         params(backend="trainer", device="cuda", dtype="float16")
 
 
-def test_agent_r_30_without_its_environment_the_remedy_is_named(
+def test_without_its_environment_the_remedy_is_named(
     tiny: Path, dialogues: Callable[..., list[Example]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(xtuner, "ENVIRONMENT", tmp_path / "venv")
@@ -192,7 +192,7 @@ def weighted_examples(draw: st.DrawFn) -> list[EncodedExample]:
     st.sampled_from(["example_mean", "token_mean"]),
     st.sampled_from(["none", "batch"]),
 )
-def test_agent_r_30_the_mean_over_micro_batches_is_our_objective(
+def test_the_mean_over_micro_batches_is_our_objective(
     examples: list[EncodedExample], batch_size: int, processes: int, reduction: Any, normalization: Any
 ) -> None:
     launcher = {"kind": "deepspeed", "zero_stage": 2, "processes": processes}
@@ -227,7 +227,7 @@ def test_agent_r_30_the_mean_over_micro_batches_is_our_objective(
         assert math.isclose(mean, objective, rel_tol=1e-9)
 
 
-def test_agent_r_30_messages_learnt_with_different_weights_are_refused() -> None:
+def test_messages_learnt_with_different_weights_are_refused() -> None:
     mixed = [EncodedExample([1, 2, 3], [0.0, 1.0, 0.2])]
     job = Job(model_dir=Path(), out_dir=Path(), checkpoints=Path(), params=params(), seed=1, threads=1)
     plan = make_plan([3], batch_size=1, row_tokens=1, micro_batch_tokens=1, seed=1)
@@ -235,7 +235,7 @@ def test_agent_r_30_messages_learnt_with_different_weights_are_refused() -> None
         xtuner.lay_out(plan, mixed, job)
 
 
-def test_agent_r_30_a_model_in_the_words_of_transformers_448() -> None:
+def test_a_model_in_the_words_of_transformers_448() -> None:
     new = {
         "dtype": "float32",
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
@@ -256,7 +256,7 @@ def test_agent_r_30_a_model_in_the_words_of_transformers_448() -> None:
     }
 
 
-def test_agent_r_30_the_start_links_the_weights_and_leaves_the_model_alone(tiny: Path, tmp_path: Path) -> None:
+def test_the_start_links_the_weights_and_leaves_the_model_alone(tiny: Path, tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in tiny.iterdir()}
     write_start(tiny, tmp_path / "start", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0})
     assert {file.name for file in (tmp_path / "start").iterdir()} == set(before)
@@ -272,7 +272,7 @@ def test_agent_r_30_the_start_links_the_weights_and_leaves_the_model_alone(tiny:
         write_start(tmp_path / "odd", tmp_path / "start", None)
 
 
-def test_agent_r_30_trained_weights_of_another_shape_are_refused(tiny: Path, tmp_path: Path) -> None:
+def test_trained_weights_of_another_shape_are_refused(tiny: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     from selfimprove.training.loading import load_config

@@ -36,7 +36,7 @@ def formula(texts, query, k1=1.5, b=0.75):
 
 @settings(max_examples=60)
 @given(TEXTS, st.lists(st.sampled_from(["ab", "a_b", "Ä", "x1", "1", "the", "nowhere"]), max_size=5).map(" ".join))
-def test_spin_12_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts, query):
+def test_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts, query):
     scores, order = formula(texts, query)
     got = Bm25(texts).ranked(query, len(texts))
     assert sorted(got) == sorted(order)
@@ -45,12 +45,12 @@ def test_spin_12_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts
         assert one < other or texts[one] != texts[other]  # equal texts tie exactly
 
 
-def test_spin_12_a_word_twice_in_the_query_counts_twice():
+def test_a_word_twice_in_the_query_counts_twice():
     assert Bm25(["owl", "sea"]).ranked("sea owl", 2) == [0, 1]
     assert Bm25(["owl", "sea"]).ranked("sea owl sea", 2) == [1, 0]
 
 
-def test_spin_12_ties_are_broken_by_corpus_order_at_any_count():
+def test_ties_are_broken_by_corpus_order_at_any_count():
     texts = ["owl sea", "owl", "owl", "owl", "sea"]
     assert Bm25(texts).ranked("owl", 5) == [1, 2, 3, 0]
     assert Bm25(texts).ranked("owl", 2) == [1, 2]
@@ -58,7 +58,7 @@ def test_spin_12_ties_are_broken_by_corpus_order_at_any_count():
     assert Bm25(many).ranked("owl", 300) == list(range(0, 300, 3))
 
 
-def test_spin_12_title_and_text_are_searched_and_the_text_is_the_answer():
+def test_title_and_text_are_searched_and_the_text_is_the_answer():
     corpus = [Paragraph(title="Tolma", text="A town."), Paragraph(title="Kesby", text="Another town.")]
     corpus += [Paragraph(title=f"R{i}", text=f"River number {i}.") for i in range(9)]
     search = LocalSearch(corpus)
@@ -71,7 +71,7 @@ def test_spin_12_title_and_text_are_searched_and_the_text_is_the_answer():
     assert plain.ranked("TOWN.", 2) == ["Tolma", "Kesby"]
 
 
-def test_spin_12_a_corpus_with_no_match_answers_none():
+def test_a_corpus_with_no_match_answers_none():
     search = LocalSearch([Paragraph(title="Tolma", text="A town.")])
     for query in ("zzyx", "", "?!", " "):
         assert search(query) is None

@@ -29,7 +29,7 @@ class Counting:
         return query[::-1] or None
 
 
-def test_spin_11_a_query_is_paid_for_once_over_runs(tmp_path):
+def test_a_query_is_paid_for_once_over_runs(tmp_path):
     first, second = Counting(), Counting()
     cache = CachedSearch(first, tmp_path / "deep" / "cache.jsonl")
     assert [cache("abc"), cache("abc"), cache("Abc"), cache(""), cache("")] == ["cba", "cba", "cbA", None, None]
@@ -42,7 +42,7 @@ def test_spin_11_a_query_is_paid_for_once_over_runs(tmp_path):
     again.close()
 
 
-def test_spin_11_a_failure_is_not_kept(tmp_path):
+def test_a_failure_is_not_kept(tmp_path):
     search = Counting()
     cache = CachedSearch(search, tmp_path / "cache.jsonl")
     for _ in range(2):
@@ -52,7 +52,7 @@ def test_spin_11_a_failure_is_not_kept(tmp_path):
     cache.close()
 
 
-def test_spin_11_threads_that_ask_at_once_ask_the_service_once(tmp_path):
+def test_threads_that_ask_at_once_ask_the_service_once(tmp_path):
     search = Counting()
 
     def slow(query):  # so that others come while it is asked
@@ -68,7 +68,7 @@ def test_spin_11_threads_that_ask_at_once_ask_the_service_once(tmp_path):
     assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == 7
 
 
-def test_spin_11_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
+def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
     file = tmp_path / "cache.jsonl"
     cache = CachedSearch(Counting(), file)
     cache("abc")
@@ -83,7 +83,7 @@ def test_spin_11_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
     assert [b' {"key":' in line for line in file.read_bytes().splitlines()] == [True, True, True]
 
 
-def test_spin_11_answers_survive_a_process_that_is_killed(tmp_path):
+def test_answers_survive_a_process_that_is_killed(tmp_path):
     program = """
 import os, signal, sys
 from pathlib import Path

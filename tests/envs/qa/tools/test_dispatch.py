@@ -34,27 +34,27 @@ def gather(made, arguments):
 
 
 @pytest.mark.parametrize("name", ["search", "Search", "SEARCH", " search "])
-def test_spin_14_names_are_matched_without_regard_to_case(name):
+def test_names_are_matched_without_regard_to_case(name):
     made = tools(str.upper)
     assert made.has(name)
     assert call(made, "owl", name) == "OWL"
     assert made.names == ("search",)
 
 
-def test_spin_14_an_unknown_tool_is_neutral_and_counted():
+def test_an_unknown_tool_is_neutral_and_counted():
     made = tools(str.upper)
     assert not made.has("lookup")
     assert call(made, "owl", "lookup") is None
     assert made.stats == {"calls": 1, "unknown": 1}
 
 
-def test_spin_09_one_text_in_one_text_or_none_out():
+def test_one_text_in_one_text_or_none_out():
     made = tools({"a": "found", "b": None, "c": "", "d": " two\n lines\t", "e": 7}.get)
     assert gather(made, "abcde") == ["found", None, None, "two lines", None]
     assert made.stats == {"calls": 5, "empty": 2, "odd": 1}
 
 
-def test_spin_14_what_a_tool_raises_is_neutral_counted_and_never_shown():
+def test_what_a_tool_raises_is_neutral_counted_and_never_shown():
     def broken(argument):
         if argument == "exit":
             sys.exit(3)
@@ -66,7 +66,7 @@ def test_spin_14_what_a_tool_raises_is_neutral_counted_and_never_shown():
     assert made.faults == {"ValueError": 2, "RuntimeError": 1}
 
 
-def test_spin_14_a_tool_that_hangs_is_given_up_and_others_go_on():
+def test_a_tool_that_hangs_is_given_up_and_others_go_on():
     release = threading.Event()
 
     def hanging(argument):
@@ -82,7 +82,7 @@ def test_spin_14_a_tool_that_hangs_is_given_up_and_others_go_on():
     assert made.stats["late"] == 2
 
 
-def test_spin_14_a_hanging_tool_does_not_keep_the_process_from_ending():
+def test_a_hanging_tool_does_not_keep_the_process_from_ending():
     program = """
 import asyncio, time
 from selfimprove.envs.qa.tools import dispatch
@@ -116,7 +116,7 @@ def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monke
     assert call(made, "well again") == "well again"
 
 
-def test_spin_14_an_answer_of_10_mb_is_cut():
+def test_an_answer_of_10_mb_is_cut():
     made = tools(lambda _: "word " * 2_000_000, longest=500)
     answer = call(made)
     assert len(answer) == 499
@@ -125,12 +125,12 @@ def test_spin_14_an_answer_of_10_mb_is_cut():
     assert call(tools(lambda _: " " * 10_000_000)) is None
 
 
-def test_spin_14_text_that_no_file_could_hold_is_mended():
+def test_text_that_no_file_could_hold_is_mended():
     assert call(tools(lambda _: "a\ud800b")) == "a\ufffdb"
     assert call(tools(lambda _: "\ud83d\ude00")) == "\U0001f600"
 
 
-def test_spin_18_calls_run_together_but_never_more_than_the_limit():
+def test_calls_run_together_but_never_more_than_the_limit():
     lock, now, most = threading.Lock(), 0, 0
     all_there = threading.Barrier(3, timeout=30)
 
@@ -149,7 +149,7 @@ def test_spin_18_calls_run_together_but_never_more_than_the_limit():
     assert most == 3
 
 
-def test_spin_18_answers_belong_to_their_calls_whoever_is_first():
+def test_answers_belong_to_their_calls_whoever_is_first():
     def uneven(argument):
         time.sleep(0.02 * (5 - int(argument)))
         return f"answer {argument}"
@@ -157,7 +157,7 @@ def test_spin_18_answers_belong_to_their_calls_whoever_is_first():
     assert gather(tools(uneven, concurrency=5), "01234") == [f"answer {i}" for i in range(5)]
 
 
-def test_spin_10_what_no_call_could_survive_ends_the_run():
+def test_what_no_call_could_survive_ends_the_run():
     def refused(_):
         raise UserError("the key is refused; set it again.")
 

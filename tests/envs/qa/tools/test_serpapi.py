@@ -67,7 +67,7 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"answer_box": {"answer": True}, "organic_results": HITS}, "third hit"),
     ],
 )
-def test_spin_10_the_first_of_answer_snippet_phrase_and_hit(page, answer):
+def test_the_first_of_answer_snippet_phrase_and_hit(page, answer):
     assert pick(page) == answer
     with service((200, page)) as (url, seen):
         assert made(url)("who?") == answer
@@ -88,19 +88,19 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["answer_box", "organic_results", "error"]), json_values))
-def test_spin_10_any_page_gives_text_or_none(page):
+def test_any_page_gives_text_or_none(page):
     answer = pick(page)
     assert answer is None or answer.strip() == answer != ""
 
 
-def test_spin_10_what_may_pass_is_tried_again():
+def test_what_may_pass_is_tried_again():
     good = {"answer_box": {"answer": "a"}}
     with service((429, {}), (500, {}), (200, b"{torn"), (200, good)) as (url, seen):
         assert made(url)("q") == "a"
     assert len(seen) == 4
 
 
-def test_spin_10_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words():
+def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words():
     refusal = pytest.raises(SearchFailed, match=r"status 503 \(2 tries\)")
     with service((503, {"error": KEY})) as (url, seen), refusal as failed:
         made(url, tries=2)("q")
@@ -112,7 +112,7 @@ def test_spin_10_when_the_tries_are_used_up_the_call_fails_without_the_key_in_it
     assert failed.value.__cause__ is None
 
 
-def test_spin_10_a_refused_key_ends_the_run_and_a_refused_query_does_not():
+def test_a_refused_key_ends_the_run_and_a_refused_query_does_not():
     refusal = pytest.raises(UserError, match=r"refuses the key SERPAPI_API_KEY \(status 401\)")
     with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
         made(url)("q")
@@ -123,14 +123,14 @@ def test_spin_10_a_refused_key_ends_the_run_and_a_refused_query_does_not():
     assert len(seen) == 1
 
 
-def test_spin_10_the_key_is_not_logged(caplog):
+def test_the_key_is_not_logged(caplog):
     caplog.set_level("DEBUG")
     with service((200, {"answer_box": {"answer": "a"}})) as (url, _):
         assert made(url)("q") == "a"
     assert KEY not in caplog.text
 
 
-def test_spin_10_a_missing_key_fails_at_start_up(monkeypatch):
+def test_a_missing_key_fails_at_start_up(monkeypatch):
     monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
     with pytest.raises(UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or let tools.use"):
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
@@ -139,7 +139,7 @@ def test_spin_10_a_missing_key_fails_at_start_up(monkeypatch):
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
 
 
-def test_spin_11_the_cache_stands_before_the_service_when_a_param_names_it(tmp_path, monkeypatch):
+def test_the_cache_stands_before_the_service_when_a_param_names_it(tmp_path, monkeypatch):
     import asyncio
 
     monkeypatch.setenv("OTHER_KEY", KEY)
