@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from selfimprove.envs.alfworld.env import AlfWorld, _process
+from selfimprove.envs.alfworld.env import AlfWorld, shared_process
 from selfimprove.envs.alfworld.games import TYPES, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.alfworld.kitchen_things import KINDS
@@ -43,7 +43,7 @@ def process() -> Iterator[AlfWorldProcess]:
 @pytest.fixture(autouse=True, scope="module")
 def none_left() -> Iterator[None]:
     yield
-    _process.cache_clear()  # the one that the params made
+    shared_process.cache_clear()  # the one that the params made
     assert [child.pid for child in workers(os.getpid())] == []
 
 

@@ -20,9 +20,10 @@ import pytest
 from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.agentgym import SciWorldSlot
-from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome, sciworld_world
+from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome
 from selfimprove.envs.sciworld.games import GAMES, TASKS, Game
 from selfimprove.envs.sciworld.jvm import JvmPool
+from selfimprove.envs.sciworld.world import SciWorldParams
 from tests.backends.java_processes import java_of
 from tests.envs.remote.agentgym_servers import our_server
 
@@ -264,7 +265,7 @@ def test_a_tree_grows_in_a_world_and_the_processes_end_with_it():
         assert world.stats.diverged == 0
 
     async def run() -> None:
-        world = sciworld_world(SimpleNamespace(jvms=2, map_actions=False))
+        world = SciWorldParams(jvms=2).embedded_world()
         try:
             await grow(world)
             pids = world.pool.processes()
@@ -336,7 +337,7 @@ def test_what_viewers_ask_for_is_told_and_changes_nothing(pool):
 
 def test_a_process_that_is_killed_is_replaced():
     async def run() -> None:
-        world = sciworld_world(SimpleNamespace(jvms=1, map_actions=False))
+        world = SciWorldParams(jvms=1).embedded_world()
         try:
             root, _ = await world.reset(SHORT)
             opened, _ = await world.step(root, "open door to hallway")
