@@ -23,7 +23,7 @@ def test_a_kernel_in_a_folder_needs_no_network(
     build = tmp_path / "flash-attn2/build/torch-cpu"
     build.mkdir(parents=True)
     (build / "metadata.json").write_text(json.dumps({**METADATA, "python-depends": [], "backend": {"type": "cpu"}}))
-    shutil.copy(Path(__file__).resolve().parents[1] / "flash_kernel.py", build / "__init__.py")
+    shutil.copy(Path(__file__).resolve().parents[1] / "support/flash_kernel.py", build / "__init__.py")
     monkeypatch.setenv("LOCAL_KERNELS", f"kernels-community/flash-attn2={tmp_path / 'flash-attn2'}")
     assert flash.settle(FLASH) == FLASH
     assert capsys.readouterr().err == ""
