@@ -192,7 +192,7 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
         ),
         ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
         ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are two sources of tasks"),
-        ({"env": {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
+        ({"env": AUTO | {"keyword_costs": {"Error": float("nan")}}}, "env.keyword_costs.Error"),
     ],
 )
 def test_reflect_rl_bad_input_params_of_teachers_and_rewards(
