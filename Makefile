@@ -1,5 +1,5 @@
 # make            the menu
-# make demo       set up, then a small run with a picture, two minutes
+# make demo       set up, then a small run with a picture, a minute
 # make repro      set up, then run every method end to end; ends with a table
 # make test       set up, then all light tests
 SHELL := /bin/bash
@@ -65,7 +65,7 @@ TORCH_FIRST = $(VENV)/bin/python -c 'import torch, sys; sys.exit(torch.__version
   || $(PIP) install $(TORCH_ARGS) $(TORCH)
 endif
 
-demo: $(READY) ## two minutes: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
+demo: $(READY) ## a minute: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
 	@python -m selfimprove.apps.demo
 
 repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one

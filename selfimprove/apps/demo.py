@@ -1,4 +1,4 @@
-"""``make demo``: Reflect-RL on a small taxi game, end to end: two minutes on two idle cores (170 CPU seconds).
+"""``make demo``: Reflect-RL on a small taxi game, end to end, in a minute on two idle cores.
 
 A tiny model learns the game from a scripted teacher and then by reinforcement. The run has a folder of its own
 (``.rehearsal/demo``), so it changes neither params.yaml nor any result of the user's. It ends with the table and with
@@ -49,7 +49,7 @@ def _demo(root: Path, folder: Path, profile: str) -> int:
     began = time.monotonic()
     lay_out(folder, root)
     write_if_changed(folder / "params.yaml", compose(profile, root / "profiles"))
-    print("demo: Reflect-RL on DangerousTaxi, about two minutes on two idle cores (170 CPU seconds)", flush=True)
+    print("demo: Reflect-RL on DangerousTaxi, about a minute on two idle cores", flush=True)
     code = repro(folder, [f"{METHOD}-report"], {**os.environ, "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"})
     if code:
         return code

@@ -115,8 +115,9 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
     if kind == "missing":
         return f"{path}: missing; add it."
     message = fault["msg"].removeprefix("Value error, ").rstrip(".")
+    remedy = "" if ";" in message else "; fix it"  # most of our own validators say what to do
     shown = "" if kind in ("value_error", "union_tag_not_found") else f", got {_short(fault['input'])}"
-    return f"{path}: {message[0].lower()}{message[1:]}{shown}; fix it."
+    return f"{path}: {message[0].lower()}{message[1:]}{shown}{remedy}."
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ A SIGTERM to the stage's process is passed on to the child, and one to this comm
 stage runs: it saves what it has done and says so, and then dvc ends, as it does on Ctrl-C.
 
 The helper holds third-party packages and, of ours, only what reads ``run.threads`` (this module, ``pipeline.params``,
-``params_base``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
+``params``, ``errors``); it has computed nothing (so forking is safe), and ends with the command. A child whose
 stage process is killed dies with it.
 
 CUDA cannot start in a fork of a process that asked for it, and with FlashAttention or vLLM installed the imports ask.

@@ -89,7 +89,7 @@ class PairReport(BaseModel):
     first: dict[str, float] = {}
     """the first step's metrics: loss ln 2 (hinge: 1) and rewards 0, or the run would have stopped"""
     curve: list[dict[str, int | float]] = []
-    """``spin_objective.METRICS`` by name, and the step: means of the steps since the last row"""
+    """``methods.spin.objective.METRICS`` by name, and the step: means of the steps since the last row"""
     evaluations: list[dict[str, int | float]] = []
     """the same of the pairs held out, after each epoch, names with the prefix ``eval_``"""
     counters: PairCounters = PairCounters()

@@ -50,7 +50,7 @@ def none_left() -> Iterator[None]:
 def workers(pid: int) -> list[psutil.Process]:
     """The worker processes that ``pid`` started."""
     children = psutil.Process(pid).children(recursive=True)
-    return [child for child in children if any("alfworld_worker" in word for word in cmdline(child))]
+    return [child for child in children if any(word.endswith("alfworld/worker.py") for word in cmdline(child))]
 
 
 def cmdline(process: psutil.Process) -> list[str]:

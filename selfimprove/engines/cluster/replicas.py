@@ -310,7 +310,7 @@ def replicated_vllm(
     """vLLM in ``replicas`` processes, each with ``cfg.tensor_parallel`` of ``gpus``, or with its share of a CPU.
 
     Args:
-        gpus: as ``vllm_checks.visible_gpus`` names them; none: on the CPU.
+        gpus: as ``vllm.checks.visible_gpus`` names them; none: on the CPU.
         threads: CPU threads of all workers together; each has at least one.
 
     Raises:

@@ -1,7 +1,7 @@
-"""vLLM: on GPUs the engine for real models, on a CPU a second opinion on our own.
+"""vLLM: on GPUs the engine for real models, on a CPU a check of the exact engine.
 
 Prompts are token ids from our chat format, and each sample is a request of its own with the seed of its own key,
-because vLLM seeds the children of one request with seed + index. ``vllm_thread`` drives vLLM itself.
+because vLLM seeds the children of one request with seed + index. ``thread`` drives vLLM itself.
 """
 
 from __future__ import annotations

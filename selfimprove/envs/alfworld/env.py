@@ -23,7 +23,7 @@ An episode (game 3 of seed 0, played by its planner; the room's list is cut)::
     You move the potato 1 to the garbagecan 1.
 
 It answers and is used as the built-in kitchen is (``kitchen.py``); games are the kitchen's own or the downloaded set's
-(``alfworld_games.py``). A game that crashes, hangs or cannot be started is put on a blacklist and ends its own episode
+(``games.py``). A game that crashes, hangs or cannot be started is put on a blacklist and ends its own episode
 only (docs/reflect-rl.md, L44).
 """
 

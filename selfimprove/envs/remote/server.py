@@ -11,7 +11,7 @@ Every call of AgentGym's three dialects is here (docs/agent-r.md, A42), without 
 ``/valid_actions``, ``/look`` and ``/inventory``, which Agent-R calls and no AgentGym server had. Whatever
 goes wrong is answered with status 200 and ``{"error": "one sentence"}``, as the originals do. Ids count up from 0 and
 are never used again. ``/create`` takes an empty body in every dialect; AgentGym's TextCraft server answers 422 then.
-There is no access control: serve on 127.0.0.1 or inside a trusted network (``agentgym_guard`` keeps web pages out).
+There is no access control: serve on 127.0.0.1 or inside a trusted network (``guard`` keeps web pages out).
 """
 
 from __future__ import annotations

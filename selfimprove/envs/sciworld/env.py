@@ -123,7 +123,7 @@ def outcome(observation: str, score: float, completed: bool, moves: int) -> Step
 class SciWorld:
     """The environment (``AgentEnv``). Java starts with the first ``reset``; copies share processes, and nothing else.
 
-    ``map_actions``: an action is first mapped to the nearest valid one (``sciworld_actions``); what was said is then in
+    ``map_actions``: an action is first mapped to the nearest valid one (``actions``); what was said is then in
     ``info["mapped_from"]``. Costs 0.1 to 0.2 s a step.
     """
 

@@ -8,7 +8,7 @@ A line is a recipe for each material of its family (``{}``)::
 
 What can be made of one material can be made of every other of its family, with the same numbers: who has understood
 ash ladders can make yew ladders. ``embedded_recipes`` writes the book as recipe files of the format of
-``textcraft_files.py``, so that any TextCraft server can be given it.
+``files.py``, so that any TextCraft server can be given it.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ _INPUT = re.compile(r"(?P<count>[0-9]+) (?P<tag>#?)(?P<names>[\w |]+)")
 
 
 def embedded_recipes() -> dict[str, Any]:
-    """{file name: recipe}, in the format of ``textcraft_files.py``."""
+    """{file name: recipe}, in the format of ``files.py``."""
     files: dict[str, Any] = {}
     for materials, lines in FAMILIES.items():
         for line in lines.strip().splitlines():

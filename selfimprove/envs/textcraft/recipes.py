@@ -1,7 +1,7 @@
 """Recipe books for TextCraft: what can be made of what, which goals there are, and what a player is shown.
 
-A book is a folder of recipe files (``textcraft_files.py``), one JSON object {file name: recipe}, or the embedded one
-(``textcraft_book.py``). Files are read in sorted order, never in the directory's.
+A book is a folder of recipe files (``files.py``), one JSON object {file name: recipe}, or the embedded one
+(``book.py``). Files are read in sorted order, never in the directory's.
 """
 
 from __future__ import annotations

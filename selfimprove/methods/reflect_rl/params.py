@@ -256,7 +256,7 @@ class ReflectRLParams(Trained):
         engine = self.engines[name]
         if isinstance(engine, TransformersEngineConfig | VllmEngineConfig) and engine.model == "policy":
             raise ValueError(
-                f"{place}: {name!r} holds the policy, which there is none of yet; give it a model's folder"
+                f"{place}: {name!r} holds the policy, which is not trained yet at this stage; give it a model's folder"
             )
 
     def _is_reflector(self, place: str, name: str) -> None:

@@ -96,7 +96,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
 
 
 class PairTrainer(PlannedTrainer):
-    """The mean over a step's pairs of SPIN's loss; its metrics are ``spin_objective.METRICS``."""
+    """The mean over a step's pairs of SPIN's loss; its metrics are ``objective.METRICS``."""
 
     _job: PairJob
     metrics = METRICS

@@ -5,7 +5,7 @@ plan of steps is that of our own trainer, and each of XTuner's micro-batches is 
 labels. With what transformers 4.48 divides the summed token loss by, every step's loss is our objective's, to the last
 partial step: steps are filled up to the fixed number of micro-batches that XTuner accumulates. Rows are not shared, so
 ``row_tokens`` and ``micro_batch_tokens`` change nothing. XTuner's own ways remain: the learning rate follows its recipe
-(``xtuner_config``), and weight decay, if there is any, falls on norms too.
+(``config``), and weight decay, if there is any, falls on norms too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Agent-R seems to be trained with a copy of XTuner's stock full-parameter recipe 
       launcher: {kind: deepspeed, zero_stage: 2}
 
 XTuner brings the loop, the model, the optimiser, the schedule, mixed precision, ZeRO-2 and the checkpoints. What it
-reads is ours (``xtuner_parts``), and so it is not told of epochs, shuffling, templates or packing.
+reads is ours (``parts``), and so it is not told of epochs, shuffling, templates or packing.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def test_files_at_which_the_teacher_failed_have_no_tasks_and_a_sentence_says_so(
         ({"env": AUTO, "tasks": {"teacher": "teacher"}}, "tasks.teacher: a scripted engine asks no questions"),
         (
             {"env": AUTO, "tasks": {"teacher": "policy"}},
-            "tasks.teacher: 'policy' holds the policy, which there is none of yet",
+            "tasks.teacher: 'policy' holds the policy, which is not trained yet",
         ),
         ({"generate": {"teacher": "policy"}}, "generate.teacher: 'policy' holds the policy"),
         ({"tasks": {"teacher": "teacher", "file": "x.json"}}, "file and teacher are two sources of tasks"),
