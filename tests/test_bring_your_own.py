@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import subprocess
@@ -70,27 +71,44 @@ def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(roo
     assert small_settings(params, "rise") is None
 
 
-def test_an_own_environment_keeps_the_promises_of_one(root: Path) -> None:
+def page_class(name: str) -> Any:
+    """A class of the page."""
     space: dict[str, Any] = {}
-    exec(compile(blocks("python")[0], "docs/bring-your-own.md", "exec"), space)  # our own page
-    world = EmbeddedWorld(space["Counter"]())
+    for block in blocks("python"):
+        exec(compile(block, "docs/bring-your-own.md", "exec"), space)  # our own page
+    return space[name]
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=["act", "answer", "look up"])
+def test_an_example_takes_ten_lines_as_a_formatter_writes_them(block: str) -> None:
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+    formatted = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=120", "-"],
+        input=block,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert formatted.stdout == block
+
+
+def test_an_own_environment_keeps_the_promises_of_one() -> None:
+    world = EmbeddedWorld(page_class("Counter")())
 
     async def play() -> None:
-        state, text = await world.reset(5)
+        state, text = await world.reset(4)
         assert "The goal is 5" in text
         first, one = await world.step(state, "add one")
         _, other = await world.step(state, "sing")  # the old state stays as it was
-        assert (one.observation, other.observation) == ("You are at 1.", "You are at 0.")
+        assert (one.observation, other.observation) == ("You are at 1.", "Nothing happens.")
         assert (one.info["valid"], other.info["valid"]) == (True, False)
         for action in ("double", "double", "add one"):
             first, one = await world.step(first, action)
         assert (one.reward, one.done) == (1.0, True)
+        _, late = await world.step(first, "add one")
+        assert (late.reward, late.done, late.info["valid"]) == (1.0, True, False)
 
     asyncio.run(play())
-    env = space["Counter"]()
-    for task in list(env.task_ids())[:20]:
-        env.reset(task)
-        assert [env.step(move.action).reward for move in env.expert()][-1] == 1.0
 
 
 def laid(root: Path, overlay: str) -> None:
@@ -100,19 +118,29 @@ def laid(root: Path, overlay: str) -> None:
     use(root, overlay)
 
 
+def seconds(overlay: str, more: dict[str, Any]) -> str:
+    """The page's overlay, and ``more``, on a run of next to nothing: whole methods run in a test."""
+    yaml, out = YAML(typ="safe", pure=True), io.StringIO()
+    smoke = yaml.load((ROOT / "profiles/smoke.yaml").read_text())
+    yaml.dump(_laid_over(_laid_over(smoke, yaml.load(overlay)), more), out)
+    return out.getvalue()
+
+
+def _laid_over(below: Any, above: Any) -> Any:
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    return {key: _laid_over(below.get(key), above[key]) if key in above else below[key] for key in {**below, **above}}
+
+
 def stage(root: Path, name: str) -> None:
     run(root, "python", "-m", f"stages.{name}")
 
 
-def test_an_own_environment_is_played_by_agent_r_and_reflect_rl(root: Path) -> None:
+def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
     _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
-    stage(root, "agent_r.data")
-    examples = (root / "data/agent_r/base/train/examples.jsonl").read_text()
-    assert "Reach the goal exactly" in examples
-    assert json.loads((root / "data/agent_r/tasks/train.jsonl").read_text().splitlines()[0])["env"] == "counter"
     stage(root, "reflect_rl.data")
     stage(root, "reflect_rl.generate")
     stage(root, "reflect_rl.convert")
@@ -121,6 +149,21 @@ def test_an_own_environment_is_played_by_agent_r_and_reflect_rl(root: Path) -> N
     reflected = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["env"] for one in reflected} == {"counter"}
     assert any(one["cost"] == -1 for one in reflected)  # the goal was reached
+
+
+def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Path) -> None:
+    _, _, acted, _, _ = blocks("yaml")
+    deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away
+    laid(root, seconds(acted, {"agent_r": {"iterations": {"iter1": deep}}}))
+    goals = "agent_r-finetune@iter1"
+    run(root, sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", goals)
+    demonstrations = (root / "data/agent_r/base/train/examples.jsonl").read_text()
+    assert "Reach the goal exactly" in demonstrations
+    tasks = (root / "data/agent_r/tasks/train.jsonl").read_text().splitlines()
+    assert json.loads(tasks[0])["env"] == "counter"
+    revisions = (root / "data/agent_r/iter1/train/examples.jsonl").read_text()
+    assert "Action: double" in revisions
+    assert (root / "models/agent_r/iter1/model.safetensors").is_file()
 
 
 def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:

@@ -212,9 +212,12 @@ def own_class(name: str, needs: type, key: str = "name") -> Any:
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         raise ValueError(f"{key}: {module_name} has no class {class_name!r}")
-    lacking = [member for member in members(needs) if not hasattr(found, member)]
+    lacking = {member for member in members(needs) if not hasattr(found, member)}
+    lacking |= getattr(found, "__abstractmethods__", frozenset())
     if lacking:
-        raise ValueError(f"{key}: {name} lacks {', '.join(lacking)} (see {needs.__name__} in {needs.__module__})")
+        raise ValueError(
+            f"{key}: {name} lacks {', '.join(sorted(lacking))} (see {needs.__name__} in {needs.__module__})"
+        )
     return found
 
 

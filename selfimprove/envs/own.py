@@ -1,0 +1,176 @@
+"""Base classes for an environment of a person's own: what a method needs is derived from two methods.
+
+``TextEnv`` is acted in by text (Agent-R, Reflect-RL); ``Answers`` grades answers (RISE). Any method here may be
+overridden: an ``expert`` that knows the way needs no search and has thoughts of its own. docs/bring-your-own.md has an
+example of each, docs/spin.md names what SPIN takes.
+"""
+
+from __future__ import annotations
+
+import pickle
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import Grade, Move, Problem, Step
+
+LARGEST_SEARCH = 20_000
+"""States that the expert's search visits before it gives up."""
+
+
+class TextEnv(ABC):
+    """Implements ``AgentEnv`` for a deterministic world whose state is the object's attributes (plain values).
+
+    A subclass sets ``instruction`` and ``actions``, and writes ``begin`` and ``act``. Snapshots are copies of the
+    attributes. The expert is a breadth-first search over the listed actions, so a shortest way; it suits worlds of at
+    most some thousands of states.
+    """
+
+    name: str
+    instruction: ClassVar[str]
+    """The first user message: what the world is and how to act in it."""
+    actions: Sequence[str] = ()
+    """Every action there is; a world whose actions depend on its state overrides ``valid_actions``."""
+    tasks: int = 2000
+    """How many tasks there are: task ids count from 0."""
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
+
+    @abstractmethod
+    def begin(self, task_id: int) -> str:
+        """Set the attributes to a task's first state; the first observation."""
+
+    @abstractmethod
+    def act(self, action: str) -> tuple[str, float, bool]:
+        """Do one of the listed actions: (observation, reward in [0, 1], whether the episode ends). 1 is success."""
+
+    def task_ids(self) -> Sequence[int]:
+        """See ``AgentEnv``."""
+        return range(self.tasks)
+
+    def reset(self, task_id: int) -> str:
+        """See ``AgentEnv``."""
+        if not 0 <= task_id < self.tasks:
+            raise UserError(f"{self.name} has no task {task_id}; its tasks are 0 to {self.tasks - 1}.")
+        self._last: tuple[float, bool] = (0.0, False)
+        return self.begin(task_id)
+
+    def step(self, action: str) -> Step:
+        """See ``AgentEnv``: an action that is not listed does nothing."""
+        valid = action in self.valid_actions()
+        said = "Nothing happens."
+        if valid:
+            said, reward, done = self.act(action)
+            if not 0 <= reward <= 1:
+                raise UserError(f"{self.name}: act gave reward {reward} for {action!r}; rewards are from 0 to 1.")
+            self._last = (float(reward), bool(done) or reward == 1)
+        reward, done = self._last
+        return Step(said, reward, done, {"raw_score": reward, "valid": valid, "disaster": False})
+
+    def valid_actions(self) -> list[str]:
+        """See ``AgentEnv``; none after the end."""
+        return [] if self._last[1] else sorted(self.actions)
+
+    def snapshot(self) -> bytes:
+        """See ``AgentEnv``."""
+        return pickle.dumps({name: value for name, value in vars(self).items() if name != "_ways"})
+
+    def restore(self, snapshot: bytes) -> None:
+        """See ``AgentEnv``; the snapshot is one of this process, never one that was read from a file."""
+        ways = self._known_ways()
+        vars(self).clear()
+        vars(self).update(pickle.loads(snapshot), _ways=ways)
+
+    def expert(self) -> list[Move]:
+        """See ``AgentEnv``: a shortest way, [] where the search finds none."""
+        here, ways = self.snapshot(), self._known_ways()
+        if here not in ways:
+            # Every state on the way has its rest for a way: an episode that follows the expert searches once.
+            states, way = self._search(here)
+            ways.update((state, way[i:]) for i, state in enumerate(states))
+            self.restore(here)
+        return [Move("This leads to the goal.", action) for action in ways[here]]
+
+    def _known_ways(self) -> dict[bytes, list[str]]:
+        ways: dict[bytes, list[str]] = vars(self).setdefault("_ways", {})
+        return ways
+
+    def _search(self, start: bytes) -> tuple[list[bytes], list[str]]:
+        """The states from ``start`` on a shortest way to reward 1, and the actions in them."""
+        before: dict[bytes, tuple[bytes, str]] = {}
+        seen, waiting = {start}, deque([start])
+        while waiting and len(seen) < LARGEST_SEARCH:
+            state = waiting.popleft()
+            self.restore(state)
+            for action in self.valid_actions():
+                self.restore(state)
+                reached = self.step(action)
+                after = self.snapshot()
+                if reached.reward == 1:
+                    states, way = [state], [action]
+                    while states[0] != start:
+                        earlier, action = before[states[0]]
+                        states.insert(0, earlier)
+                        way.insert(0, action)
+                    return states, way
+                if after not in seen and not reached.done:
+                    seen.add(after)
+                    before[after] = (state, action)
+                    waiting.append(after)
+        return [start], []
+
+
+class Answers(ABC):
+    """Implements ``AnswerEnv`` for rows of ``question`` and ``answer``; a subclass writes the two methods below."""
+
+    name: str
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__.lower()
+
+    @abstractmethod
+    def extract(self, attempt: str) -> str | None:
+        """The attempt's answer, or None."""
+
+    @abstractmethod
+    def demonstration(self, problem: Problem) -> str:
+        """A right attempt, from which ``extract`` reads ``problem.gold``."""
+
+    def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
+        """See ``AnswerEnv``; every problem's own demonstration has to earn reward 1."""
+        problems = []
+        for line, row in rows:
+            question, answer = row.get("question"), row.get("answer")
+            if not isinstance(question, str) or not isinstance(answer, str):
+                raise UserError(f"{where}, line {line}: question and answer must be text; fix or delete the line.")
+            problem = Problem(str(row.get("id", question)), question, answer, answer)
+            if self.grade(self.demonstration(problem), problem).reward != 1:
+                raise UserError(
+                    f"{where}, line {line}: {self.name} reads {self.extract(self.demonstration(problem))!r} from its "
+                    f"demonstration, and the answer is {answer!r}; fix the line, extract or demonstration."
+                )
+            problems.append(problem)
+        return problems
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        """See ``AnswerEnv``: equal text."""
+        return a is not None and a == b
+
+    def grade(self, attempt: str, problem: Problem) -> Grade:
+        """See ``AnswerEnv``."""
+        answer = self.extract(attempt)
+        return Grade(float(self.equivalent(answer, problem.gold)), answer)
+
+    def slip(self, problem: Problem, *key: object) -> str:
+        """See ``AnswerEnv``: the demonstration of another answer, one off where it is a number, else a letter short."""
+        gold = problem.gold
+        wrong = str(int(gold) + rng("slip", problem.id, *key).choice((-1, 1))) if gold.isdecimal() else gold[:-1]
+        return self.demonstration(replace(problem, gold=wrong, answer=wrong))

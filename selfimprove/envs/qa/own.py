@@ -1,0 +1,64 @@
+"""A base class for questions of a person's own that one paragraph answers (SPIN; docs/bring-your-own.md)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
+from selfimprove.envs.qa.experts import Lookup, Quest
+
+SHARES: dict[Split, range] = {"train": range(8), "dev": range(8, 9), "test": range(9, 10)}
+"""Of every ten facts in their order, the places that go to a split."""
+
+
+class Fact(NamedTuple):
+    """A paragraph, and a question that it answers."""
+
+    title: str
+    text: str
+    question: str
+    answer: str
+
+
+class Facts(ABC):
+    """Implements ``QuestSource``: the expert looks up the paragraph's title and answers.
+
+    Questions that need several paragraphs are ``Quest``s with several look-ups: override ``quests``.
+    """
+
+    @abstractmethod
+    def facts(self) -> Sequence[Fact]:
+        """All facts, each time the same ones in the same order."""
+
+    def paragraphs(self) -> Sequence[Paragraph]:
+        """See ``QuestSource``."""
+        return [Paragraph(title=fact.title, text=fact.text) for fact in self.facts()]
+
+    def quests(self, split: Split, count: int) -> Sequence[Quest]:
+        """See ``QuestSource``: eight facts of ten train, one is of dev, one of test.
+
+        Raises:
+            UserError: there are fewer.
+        """
+        facts = [fact for i, fact in enumerate(self.facts()) if i % 10 in SHARES[split]]
+        if len(facts) < count:
+            raise UserError(
+                f"spin.tasks.{split}: {count} questions are asked for, {type(self).__name__} has {len(facts)} for this "
+                "split (of ten facts eight train, one is of dev, one of test); ask for fewer or give more facts."
+            )
+        return [self._quest(fact) for fact in facts[:count]]
+
+    def _quest(self, fact: Fact) -> Quest:
+        task = type(self).__name__.lower()
+        question = Question(
+            id=content_id(task, fact.question),
+            task=task,
+            question=fact.question,
+            gold=fact.answer,
+            titles=[fact.title],
+        )
+        lookups = (Lookup(f"I need to look up {fact.title}.", fact.title, fact.title),)
+        return Quest(question, lookups, f"So the answer is {fact.answer}.")

@@ -1,0 +1,130 @@
+"""Base classes for environments of a person's own: what they derive, and what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem
+from selfimprove.envs.own import Answers, TextEnv
+from selfimprove.envs.params import own_class
+from selfimprove.envs.qa.experts import QuestSource
+from selfimprove.envs.qa.own import Fact, Facts
+
+HERE = Path("rows.jsonl")
+
+
+class Corridor(TextEnv):
+    """Doors to the left and the right of a corridor; a wrong door ends the episode."""
+
+    instruction = "Find the door."
+    actions = ("left", "right", "open")
+    tasks = 3
+
+    def begin(self, task_id: int) -> str:
+        self.path: list[int] = [0]
+        self.door = task_id - 1
+        return "A corridor."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        here = self.path[-1]
+        if action == "open":
+            return "A door.", float(here == self.door), True
+        self.path.append(max(-1, min(1, here + (1 if action == "right" else -1))))
+        return f"Door {self.path[-1]}.", 0.0, False
+
+
+class Unwinnable(Corridor):
+    def act(self, action: str) -> tuple[str, float, bool]:
+        said, _, ended = super().act(action)
+        return said, 0.5, ended
+
+
+class Lavish(Corridor):
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return "Gold.", 2.0, True
+
+
+class Half(TextEnv):
+    instruction = ""
+
+    def begin(self, task_id: int) -> str:
+        return ""
+
+
+class Words(Answers):
+    def demonstration(self, problem: Problem) -> str:
+        return f"It is {problem.gold}"
+
+    def extract(self, attempt: str) -> str | None:
+        return attempt.split()[-1] if attempt.split() else None
+
+
+class Colours(Facts):
+    def facts(self) -> list[Fact]:
+        return [Fact(f"Bird{i}", f"Bird{i} is of colour {i}.", f"Which colour has Bird{i}?", str(i)) for i in range(20)]
+
+
+def test_the_expert_goes_a_shortest_way_from_wherever_it_is_asked_and_leaves_the_state_as_it_was() -> None:
+    env = Corridor()
+    env.reset(2)
+    before = env.snapshot()
+    assert [move.action for move in env.expert()] == ["right", "open"]
+    assert env.snapshot() == before
+    env.step("left")
+    assert [move.action for move in env.expert()] == ["right", "right", "open"]
+    env.restore(before)
+    assert env.path == [0]
+    assert env.step("right").observation == "Door 1."
+    assert [move.action for move in env.expert()] == ["open"]
+    assert env.step("open").reward == 1
+    assert env.expert() == []
+
+
+def test_the_expert_of_a_goal_that_cannot_be_reached_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("selfimprove.envs.own.LARGEST_SEARCH", 50)  # the path grows, so there is no end of states
+    env = Unwinnable()
+    env.reset(0)
+    assert env.expert() == []
+    assert env.path == [0]
+
+
+def test_a_wrong_task_and_a_reward_beyond_one_are_refused() -> None:
+    with pytest.raises(UserError, match=r"corridor has no task 3; its tasks are 0 to 2\."):
+        Corridor().reset(3)
+    env = Lavish()
+    env.reset(0)
+    with pytest.raises(UserError, match=r"lavish: act gave reward 2\.0 for 'open'; rewards are from 0 to 1\."):
+        env.step("open")
+
+
+def test_a_class_says_which_of_the_methods_it_lacks() -> None:
+    assert own_class(f"{__name__}:Corridor", AgentEnv) is Corridor
+    assert own_class(f"{__name__}:Words", AnswerEnv) is Words
+    assert own_class(f"{__name__}:Colours", QuestSource) is Colours
+    with pytest.raises(ValueError, match=r"Half lacks act \(see AgentEnv in"):
+        own_class(f"{__name__}:Half", AgentEnv)
+
+
+def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -> None:
+    (problem,) = Words().load([(1, {"question": "2 + 2?", "answer": "4"})], HERE)
+    assert Words().grade("I say 4", problem) == (1.0, "4")
+    assert Words().grade("", problem) == (0.0, None)
+    assert Words().slip(problem, 1) in ("It is 3", "It is 5")
+    with pytest.raises(UserError, match=r"rows\.jsonl, line 2: words reads 'Hull' from its demonstration"):
+        Words().load([(2, {"question": "Where?", "answer": "Kingston upon Hull"})], HERE)
+    with pytest.raises(UserError, match="line 3: question and answer must be text"):
+        Words().load([(3, {"question": "2 + 2?", "answer": 4})], HERE)
+
+
+def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
+    dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]
+    assert [len(one) for one in dealt] == [16, 2, 2]
+    assert len(set.union(*dealt)) == 20
+    with pytest.raises(UserError, match=r"spin\.tasks\.dev: 3 questions are asked for, Colours has 2 for this split"):
+        Colours().quests("dev", 3)
+
+
+SIZES = (("train", 16), ("dev", 2), ("test", 2))
