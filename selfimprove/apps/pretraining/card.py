@@ -1,0 +1,71 @@
+"""The model card: written from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from selfimprove.apps.pretraining.abilities import Measured
+from selfimprove.apps.pretraining.corpus import Text
+from selfimprove.models.scratch import ScratchArch
+
+CARD = """\
+---
+license: apache-2.0
+language: en
+---
+# A pretrained base for the embedded worlds
+
+A decoder of {parameters:,} parameters (Llama architecture: {layers} layers of {hidden}, {heads} heads, {positions}
+positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi, text kitchens,
+AutoExplore and the encyclopedia. It reads and copies the worlds' text, and knows no method's way to play an episode.
+It is for this repository's small runs and of no use elsewhere.
+
+    base:
+      rise: {{model: models/pretrained}}
+      spin: {{model: models/pretrained, chat_template: react}}
+
+`make pretrain` makes it again from `recipe.yaml`; with the same packages and kind of processor the bytes are the same.
+
+| file | SHA-256 |
+|---|---|
+| model.safetensors | {weights_sha256} |
+| tokenizer.json | {tokenizer_sha256} |
+
+## What it was trained on
+
+{sequences:,} sequences, {tokens:,} tokens, {steps:,} steps; each page once. The pages are made by the generators in
+`selfimprove/envs/*/pages.py` and `selfimprove/apps/pretraining/copying.py` from a seed: statements, recipes, maps,
+listings, paragraphs, single worked steps and made-up words to copy. No problem, crafting task, ride or question chain
+is shown solved from start to end. Recipes have half of their numbers drawn anew; paragraphs come from worlds that no
+method searches; kitchens have a seed of their own; the taxi's {states} maps are all of the grid's. Shares of sequences:
+{shares}.
+
+## What it can do
+
+On held-out pages of the same generators, greedy; an answer counts if it is right word for word.
+
+| world: ability | asked | right |
+|---|---|---|
+{answers}
+
+| world | loss of an answer's token (nats) |
+|---|---|
+{losses}
+"""
+
+STATES = 500
+
+
+def card(arch: ScratchArch, text: Text, facts: Mapping[str, Any], measured: Measured) -> str:
+    """The card of a model that was made from ``arch`` and ``text``."""
+    return CARD.format(
+        **arch.model_dump(),
+        **{name: value for name, value in facts.items() if name != "loss"},
+        states=STATES,
+        shares=", ".join(f"{world} {share:.0%}" for world, share in text.shares.items()),
+        answers="\n".join(
+            f"| {kind} | {it.asked} | {it.right / it.asked:.1%} |" for kind, it in measured.answers.items()
+        ),
+        losses="\n".join(f"| {world} | {loss:.4f} |" for world, loss in measured.answer_loss.items()),
+    )

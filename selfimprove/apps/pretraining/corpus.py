@@ -1,0 +1,116 @@
+"""The text that the base model is pretrained on: pages of every embedded world, several to a sequence.
+
+A sequence is written in one of two ways, drawn by a coin. As turns ::
+
+    <|user|>craft 2 ash pole using 1 ash branch
+    How is ash pole made?<|end|><|assistant|>craft 2 ash pole using 1 ash branch<|end|>
+
+or as one text, without the markers of a chat, which SPIN's ``react`` template writes too. Statements and questions are
+drawn at random, and predicting them teaches little: they weigh ``Text.statement_weight``, answers 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+
+from selfimprove.apps.pretraining import copying
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.params import Section
+from selfimprove.core.records import Example, Message
+from selfimprove.core.seeds import rng
+from selfimprove.envs.alfworld import pages as alfworld
+from selfimprove.envs.autoexplore import pages as autoexplore
+from selfimprove.envs.math import pages as math
+from selfimprove.envs.passages import Page, Passage
+from selfimprove.envs.qa import pages as qa
+from selfimprove.envs.taxi import pages as taxi
+from selfimprove.envs.textcraft import pages as textcraft
+from selfimprove.training.encode import EncodeCounters, EncodedExample, encode_example
+
+WORLDS: dict[str, tuple[Page, ...]] = {
+    "math": (math.sums, math.story, math.story),
+    "textcraft": (textcraft.recipes, textcraft.recipes, textcraft.carrying),
+    "qa": (qa.paragraphs,),
+    "taxi": (taxi.maps,),
+    "alfworld": (alfworld.visit,),
+    "autoexplore": (autoexplore.folder,),
+    "copying": (copying.repeats, copying.pairs),
+}
+"""By world, the kinds of its pages; a kind that stands twice is drawn twice as often."""
+
+
+class Text(Section):
+    """Of what the text is, and how it is cut into sequences."""
+
+    held_out: int = Field(ge=1, description="sequences of each world that are only measured")
+    shares: dict[str, float] = Field(description="how often a sequence is of a world")
+    lengths: dict[int, float] = Field(description="a sequence takes pages until it has about so many tokens")
+    statement_weight: float = Field(default=0.25, ge=0, le=1)
+
+
+def page_of(world: str, *key: object) -> list[Passage]:
+    """One page; ``key`` names it."""
+    draws = rng("pretraining", world, *key)
+    return draws.choice(WORLDS[world])(draws)
+
+
+def world_of(text: Text, number: int) -> str:
+    """The world of a sequence of the training text."""
+    return rng("pretraining world", number).choices(list(text.shares), list(text.shares.values()))[0]
+
+
+def encoded(text: Text, model: Path, seed: int, numbers: range) -> Iterator[EncodedExample]:
+    """The training sequences of these numbers, in their order."""
+    writer = Writer(text, model)
+    for number in numbers:
+        one = writer.sequence(world_of(text, number), seed, "train", number)
+        if one is not None:
+            yield one
+
+
+class Writer:
+    """Writes sequences with a model folder's tokenizer."""
+
+    def __init__(self, text: Text, model: Path) -> None:
+        self._text = text
+        self._longest = max(text.lengths)
+        self._turns, self._one_text = ChatFormat.load(model), ChatFormat.load(model, "react")
+
+    def sequence(self, world: str, *key: object) -> EncodedExample | None:
+        """The sequence of that name; None if its first page alone is too long."""
+        draws = rng("pretraining sequence", world, *key)
+        wanted = draws.choices(list(self._text.lengths), list(self._text.lengths.values()))[0]
+        as_turns = draws.random() < 0.5
+        chat = self._turns if as_turns else self._one_text
+        passages: list[Passage] = []
+        best: EncodedExample | None = None
+        for number in range(64):
+            passages += page_of(world, *key, number)
+            messages = turns(passages, self._text.statement_weight, as_turns)
+            example = Example(id=f"{world}-{number}", messages=messages, source=world)
+            one = encode_example(example, chat, 1 << 20, EncodeCounters())
+            if one is None or len(one.ids) > self._longest:
+                break
+            best = one
+            if len(one.ids) >= wanted:
+                break
+        return best
+
+
+def turns(passages: list[Passage], statement_weight: float, as_turns: bool) -> list[Message]:
+    """Statements up to and with a question are the user's, answers the assistant's; the last answer ends the text."""
+    messages: list[Message] = []
+    said: list[str] = []
+    for passage in passages:
+        said.append(passage.text)
+        if passage.answer:
+            words = "\n".join(said)
+            if not as_turns:
+                words = f"{words}\n" if not messages else f"\n{words}\n"
+            messages.append(Message(role="user", content=words, weight=statement_weight))
+            messages.append(Message(role="assistant", content=passage.answer, weight=1.0))
+            said = []
+    return messages

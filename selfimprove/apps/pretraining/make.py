@@ -1,0 +1,134 @@
+"""Makes a pretrained base: tokenizer, random weights, training on the worlds' pages, and what the model can do then."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from selfimprove.apps.pretraining.abilities import Measured, measure
+from selfimprove.apps.pretraining.card import card
+from selfimprove.apps.pretraining.corpus import Text, encoded
+from selfimprove.apps.pretraining.words import make_tokenizer
+from selfimprove.core.params import Section
+from selfimprove.core.publish import publish, write_json
+from selfimprove.core.yaml import read_yaml
+from selfimprove.models.scratch import ScratchArch, build_scratch_model
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finish, launch, prepare
+from selfimprove.training.progress import Progress
+from selfimprove.training.report import TrainReport
+
+
+class Vocabulary(Section):
+    """The tokenizer's size, and how many pages of each world its words are counted on."""
+
+    size: int = Field(ge=300, le=1_000_000)
+    pages: int = Field(ge=1, le=1_000_000)
+
+
+class Phase(Section):
+    """So many new sequences, read once, and the learning rate meanwhile; the optimiser starts anew."""
+
+    sequences: int = Field(ge=1, le=10_000_000)
+    lr: float = Field(gt=0)
+    schedule: Literal["constant", "linear"]
+
+
+class Recipe(Section):
+    """All that decides the model, but for the versions of the packages and the kind of processor."""
+
+    seed: int
+    threads: int = Field(ge=1)
+    vocabulary: Vocabulary
+    arch: ScratchArch
+    text: Text
+    train: FinetuneParams
+    phases: list[Phase] = Field(min_length=1, description="one after the other; more may be put before the last")
+
+
+def read_recipe(file: Path) -> Recipe:
+    """The recipe of a YAML file."""
+    return Recipe.model_validate(read_yaml(file))
+
+
+def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
+    """Write the model folder, whole or not at all; started again after a kill, training goes on where it was.
+
+    Args:
+        folder: what stands there is replaced.
+        scratch: keeps tokenizer, first weights and checkpoints.
+    """
+    recipe = read_recipe(recipe_file)
+    start, trained = scratch / "start", scratch / "trained"
+    shutil.rmtree(start, ignore_errors=True)
+    make_tokenizer(recipe.vocabulary.pages, recipe.vocabulary.size, scratch / "tokenizer", recipe.seed)
+    parameters = build_scratch_model(recipe.arch, scratch / "tokenizer", start, recipe.seed)
+    reports = _train(recipe, start, scratch)
+    shutil.rmtree(trained, ignore_errors=True)
+    shutil.copytree(scratch / f"phase-{len(reports)}", trained)
+    measured = measure(recipe.text, trained, recipe.seed, threads=recipe.threads)
+    facts = {
+        "parameters": parameters,
+        "sequences": sum(report.examples for report in reports),
+        "steps": sum(report.steps for report in reports),
+        "tokens": sum(report.real_tokens for report in reports),
+        "weights_sha256": sha256(trained / "model.safetensors"),
+        "tokenizer_sha256": sha256(trained / "tokenizer.json"),
+        "loss": [loss for report in reports for _, loss in report.loss],
+    }
+    write_json(trained / "measures.json", {**facts, **measured.model_dump(mode="json")})
+    shutil.copyfile(recipe_file, trained / "recipe.yaml")
+    (trained / "README.md").write_text(card(recipe.arch, recipe.text, facts, measured), encoding="utf-8")
+    publish(trained, folder)
+    return measured
+
+
+def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
+    """Each phase from the weights of the one before, which lie in ``scratch/phase-<number>``."""
+    from selfimprove.training.trainer import Job, train
+
+    reports, first = [], 0
+    for number, phase in enumerate(recipe.phases, start=1):
+        out = scratch / f"phase-{number}"
+        shutil.rmtree(out, ignore_errors=True)
+        part = prepare(start, out)
+        sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences)))
+        params = recipe.train.model_copy(update={"lr": phase.lr, "schedule": phase.schedule})
+        job = Job(
+            model_dir=start,
+            out_dir=part,
+            checkpoints=scratch / "checkpoints",
+            params=params,
+            seed=recipe.seed,
+            threads=recipe.threads,
+        )
+        reports.append(launch(job, scratch, sequences, train, TrainReport, _tell(number)))
+        finish(start, part, out, params.dtype)
+        start, first = out, first + phase.sequences
+    return reports
+
+
+def _tell(phase: int) -> Progress:
+    """Prints a line every so many steps."""
+    began = time.monotonic()
+
+    def tell(done: int, total: int, note: str, metrics: Mapping[str, float], /) -> None:
+        if metrics:
+            line = {"phase": phase, "step": done, "of": total, "seconds": round(time.monotonic() - began), **metrics}
+            print(json.dumps(line), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def sha256(file: Path) -> str:
+    """Of the file's content, in hexadecimal digits."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,143 @@
+"""``make pretrain`` makes a base again to the byte, resumes, and every method's base stage takes the folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove.apps.pretraining.__main__ import RECIPE
+from selfimprove.apps.pretraining.corpus import WORLDS, Writer, page_of
+from selfimprove.apps.pretraining.make import make, read_recipe
+from selfimprove.apps.pretraining.words import FIXED
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.seeds import rng
+from selfimprove.envs.math.arithmetic import Difficulty, generate
+from selfimprove.envs.math.arithmetic_expert import solution
+from selfimprove.envs.taxi.env import Taxi
+from tests.support.repo_copy import copy_repo, run
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = ROOT / "models/pretrained"
+SMOKE = {
+    "vocabulary": {"size": 900, "pages": 4},
+    "arch": {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "positions": 1024},
+}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real recipe, but for sizes."""
+    values = YAML(typ="safe", pure=True).load(RECIPE)
+    values |= SMOKE
+    values["text"] |= {"held_out": 1}
+    values["phases"] = [{**phase, "sequences": 16} for phase in (values["phases"][0], values["phases"][-1])]
+    values["train"] |= {"save_steps": 1, "dtype": "float32"}
+    file = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
+    YAML(typ="safe", pure=True).dump(values, file)
+    return file
+
+
+@pytest.fixture(scope="module")
+def made(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make(recipe, folder / "model", folder / "scratch")
+    return folder
+
+
+def test_a_recipe_gives_the_same_bytes_again_also_after_a_kill(made: Path, recipe: Path, tmp_path: Path) -> None:
+    kept = shutil.copytree(made / "scratch", tmp_path / "scratch")
+    assert len(list(kept.glob("checkpoints-*/checkpoint-1/whole.json"))) == 2  # each phase goes on from its middle
+    make(recipe, tmp_path / "resumed", kept)
+    names = sorted(file.name for file in (made / "model").iterdir())
+    assert {"model.safetensors", "tokenizer.json", "README.md", "recipe.yaml", "measures.json"} <= set(names)
+    for name in names:
+        assert (tmp_path / "resumed" / name).read_bytes() == (made / "model" / name).read_bytes(), name
+
+
+def test_the_base_stage_takes_the_folder_with_either_template(made: Path, tmp_path: Path) -> None:
+    root = copy_repo(tmp_path / "repo", "smoke")
+    shutil.copytree(made / "model", root / "models/made")
+    yaml = YAML(typ="safe", pure=True)
+    params = yaml.load(root / "params.yaml")
+    for method in ("agent_r", "spin"):
+        params["base"][method] |= {"model": "models/made", "chat_template": "react" if method == "spin" else None}
+    yaml.dump(params, root / "params.yaml")
+    for method in ("agent_r", "spin"):
+        (root / "data" / method).mkdir(parents=True, exist_ok=True)
+        (root / "data" / method / "texts.jsonl").write_text('{"text": "unread"}\n')
+        run(root, "python", "-m", "stages.base", method)
+        base = root / "models/base" / method
+        assert (base / "model.safetensors").read_bytes() == (made / "model/model.safetensors").read_bytes()
+        assert ChatFormat.load(base).one_text == (method == "spin")
+
+
+def test_the_tokenizer_writes_any_text_and_a_digit_a_token(made: Path) -> None:
+    chat = ChatFormat.load(made / "model")
+    for text in ("Mia has 1234 kiwis – naïve…\t?", "a\n\n  b ", *FIXED, *(p.text for p in page_of("taxi", 1))):
+        assert chat.token_bytes_known(text), text
+    draws = rng("any text")
+    for _ in range(50):
+        text = "".join(
+            chr(draws.choice((10, draws.randrange(32, 127), draws.randrange(161, 0x2FA0)))) for _ in range(30)
+        )
+        assert chat.token_bytes_known(text), text
+
+
+def test_answers_on_pages_are_right() -> None:
+    for number in range(300):
+        for passage in page_of("math", 5, number):
+            for a, op, b, result in re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)", passage.answer):
+                assert {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) / int(b)}[
+                    op
+                ] == int(result)
+    for number in range(60):
+        commands: list[str] = []
+        for passage in page_of("textcraft", 5, number):
+            if passage.text.startswith("Crafting commands:\n"):
+                commands = passage.text.splitlines()[1:]
+            if made_by := re.fullmatch(r"How is (.*) made\?", passage.text):
+                assert passage.answer in commands
+                assert re.match(rf"craft \d+ {made_by[1]} using ", passage.answer)
+        assert {
+            passage.answer[len("the ") :].split()[0] for passage in page_of("alfworld", 5, number) if passage.answer
+        }
+
+
+def test_no_page_solves_a_task_of_a_method(made: Path) -> None:
+    """Solutions of problems, and the ways of whole taxi rides, do not stand in the text."""
+    problems = generate(200, seed=1, split="test", difficulty=Difficulty())
+    text = "\n".join(
+        f"{p.text}\n{p.answer}" for world in ("math", "taxi") for i in range(400) for p in page_of(world, 9, i)
+    )
+    assert not any(problem.question in text or solution(problem) in text for problem in problems)
+    assert "Thought:" not in text
+    assert Taxi().instruction not in text
+
+
+def test_held_out_sequences_are_no_training_sequences(made: Path, recipe: Path) -> None:
+    text = read_recipe(recipe).text
+    writer = Writer(text, made / "model")
+    for world in WORLDS:
+        train = {tuple(one.ids) for n in range(40) if (one := writer.sequence(world, 1, "train", n))}
+        held = {tuple(one.ids) for n in range(40) if (one := writer.sequence(world, 1, "held out", n))}
+        assert len(train) > 30
+        assert len(train & held) <= 1, world  # a short page of sums may come twice
+
+
+@pytest.mark.skipif(not SHIPPED.is_dir(), reason="not made yet")
+def test_the_shipped_base_is_the_one_that_its_card_and_measures_name() -> None:
+    measures = json.loads((SHIPPED / "measures.json").read_text())
+    card = (SHIPPED / "README.md").read_text()
+    for name, key in (("model.safetensors", "weights_sha256"), ("tokenizer.json", "tokenizer_sha256")):
+        found = hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest()
+        assert found == measures[key]
+        assert found in card
+    assert (SHIPPED / "recipe.yaml").read_bytes() == RECIPE.read_bytes()
+    assert f"{measures['parameters']:,} parameters" in card
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 6e6
