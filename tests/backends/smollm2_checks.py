@@ -1,4 +1,7 @@
-"""What every engine must do with the real rows: its log-probabilities are transformers' own, to 1e-3 in float32."""
+"""What every engine must do with the real rows: its log-probabilities are transformers' own, to 1e-3 in float32.
+
+A simple word problem, which the model can solve, is asked in the same batch.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import asyncio
 
 import pytest
 
+from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from tests.backends.smollm2_rows import dialogues, model
@@ -13,15 +17,18 @@ from tests.backends.vllm_asking import Reference
 
 WORDS = 24
 CONTEXT = 256
+SIMPLE = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
 
 
 def requests() -> list[Request]:
-    """For each row a greedy answer and a sampled one."""
-    return [
+    """For each row a greedy answer and a sampled one; last the simple problem, whose answer may end."""
+    simple = Request([Message(role="user", content=SIMPLE)], SeedKey(1, "simple"), max_tokens=60, temperature=0.0)
+    rows = [
         Request(messages, SeedKey(1, f"row{number}"), max_tokens=WORDS, temperature=temperature)
         for number, messages in enumerate(dialogues())
         for temperature in (0.0, 1.0)
     ]
+    return [*rows, simple]
 
 
 def answered(engine: Engine) -> list[Completion]:
@@ -32,7 +39,7 @@ def answered(engine: Engine) -> list[Completion]:
 
 
 def check(completions: list[Completion]) -> None:
-    """Every drawn token's log-probability against a plain forward pass over the whole sequence."""
+    """Every drawn token's log-probability against a plain forward pass over the whole sequence, and what 3 + 4 is."""
     reference = Reference(model())
     for request, completion in zip(requests(), completions, strict=True):
         assert completion.token_ids is not None
@@ -46,3 +53,5 @@ def check(completions: list[Completion]) -> None:
         if request.temperature == 0.0:
             rows = table[len(prompt) - 1 : -1]
             assert all(float(row.max()) - value < 1e-3 for row, value in zip(rows, expected, strict=True)), "greedy"
+    assert completions[-1].finish == "stop"
+    assert "3 + 4 = 7" in completions[-1].text

@@ -6,7 +6,6 @@ are compared with plain passes of transformers.
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,6 @@ import torch
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Message
-from selfimprove.core.seeds import SeedKey
-from selfimprove.engines.base import Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.models.base import BaseParams, resolve_model, take_weights
@@ -38,13 +35,6 @@ PARAMS: dict[str, Any] = {
     "batch_size": 3, "micro_batch_tokens": 256, "row_tokens": 256, "max_length": 256, "lr": 1e-4,
     "schedule": "constant", "warmup_ratio": 0.0, "logging_steps": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def engine() -> TransformersEngine:
-    """With the slots and reading rows that suit the model's size."""
-    cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)
-    return TransformersEngine(cfg, model(), threads=2)
 
 
 @pytest.fixture
@@ -89,16 +79,9 @@ def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
     assert chat.end_id not in chat.content_ids(messages[0]), "content cannot end a turn"
 
 
-def test_it_answers_a_simple_word_problem(engine: TransformersEngine) -> None:
-    question = "Mia has 3 apples and buys 4 more. How many apples does she have now?"
-    request = Request([Message(role="user", content=question)], SeedKey(1, "mia"), max_tokens=60, temperature=0.0)
-    [answer] = asyncio.run(engine.generate(request))
-    assert answer.finish == "stop"
-    assert "3 + 4 = 7" in answer.text
-
-
-def test_the_cpu_engine_gives_real_rows_the_log_probabilities_of_transformers(engine: TransformersEngine) -> None:
-    check(answered(engine))
+def test_the_cpu_engine_gives_real_rows_the_log_probabilities_of_transformers() -> None:
+    cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)  # slots and prefill rows by the model's size
+    check(answered(TransformersEngine(cfg, model(), threads=2)))
 
 
 def test_full_fine_tuning_begins_at_the_plain_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:
