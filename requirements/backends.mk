@@ -113,16 +113,19 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl ## the tests of optional heavy parts, each in its own environment
+test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl test-backends-smollm2 test-backends-rehearse ## the tests of optional heavy parts, each in its own environment
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. It stands alone until all of it has been
-# seen to pass on an idle machine.
+# GPU profiles, small, on the CPU: one for each launcher, engine and teacher, two at a time. TURN=0 and TURN=1 run half
+# of them each: CI does that on alternate days, as all four take too long beside everything else.
+TURN ?=
+TURNS_0 := rise or spin
+TURNS_1 := agent_r or reflect_rl
 .PHONY: test-backends-rehearse
 test-backends-rehearse: $(READY) $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_rehearse.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 tests/backends/test_rehearse.py -p no:cacheprovider $(if $(TURN),-k "$(TURNS_$(TURN))")
 
 test-backends-sciworld: $(SCIWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py tests/backends/test_sciworld_jvm.py -p no:cacheprovider
@@ -130,7 +133,7 @@ test-backends-sciworld: $(SCIWORLD_STAMP)
 test-backends-xtuner: $(READY) $(XTUNER_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_xtuner.py -p no:cacheprovider
 
-# A real pretrained model through every engine and trainer. Not yet part of test-backends.
+# A real pretrained model through every engine and trainer.
 .PHONY: test-backends-smollm2
 test-backends-smollm2: $(READY) $(VLLM_STAMP) $(XTUNER_STAMP) models/smollm2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_smollm2.py -p no:cacheprovider
