@@ -86,18 +86,23 @@ leaderboard: $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
 
-# TRL and what the main environment lacks for it (250 MB); a .pth file lends it the rest.
+# An environment that holds only what a lock names; a .pth file lends it everything else from the main one.
+define BESIDE_MAIN
+rm -rf $(1)
+$(PYTHON) -m venv $(1)
+$(1)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(2)
+$(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+  > "$$($(1)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
+endef
+
+# TRL and what the main environment lacks for it (250 MB).
 TRL_ENV := .venvs/trl
 TRL_LOCK := requirements/trl.lock
 TRL_STAMP := $(TRL_ENV)/.ready-$(firstword $(shell cat $(TRL_LOCK) requirements/main.lock | cksum))
 
 $(TRL_STAMP): $(READY) | $(TRL_LOCK)
 	@echo "installing into $(TRL_ENV) (once; half a minute, 250 MB)"
-	rm -rf $(TRL_ENV)
-	$(PYTHON) -m venv $(TRL_ENV)
-	$(TRL_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(TRL_LOCK)
-	$(VENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
-	  > "$$($(TRL_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth"
+	$(call BESIDE_MAIN,$(TRL_ENV),$(TRL_LOCK))
 	touch $@
 
 .PHONY: env-trl test-backends-trl
@@ -106,6 +111,22 @@ env-trl: $(TRL_STAMP) ## create .venvs/trl: TRL, to compare self-play's loss wit
 test-backends-trl: $(TRL_STAMP)
 	OMP_NUM_THREADS=1 $(TRL_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_trl.py -p no:cacheprovider
 
+# What curves may go to beside TensorBoard, as TRL above (120 MB).
+TRACKING_ENV := .venvs/tracking
+TRACKING_LOCK := requirements/tracking.lock
+TRACKING_STAMP := $(TRACKING_ENV)/.ready-$(firstword $(shell cat $(TRACKING_LOCK) requirements/main.lock | cksum))
+
+$(TRACKING_STAMP): $(READY) | $(TRACKING_LOCK)
+	@echo "installing into $(TRACKING_ENV) (once; a quarter of a minute, 120 MB)"
+	$(call BESIDE_MAIN,$(TRACKING_ENV),$(TRACKING_LOCK))
+	touch $@
+
+.PHONY: env-tracking test-backends-tracking
+env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking: W&B, trackio and DVCLive, to test what they are given
+
+test-backends-tracking: $(TRACKING_STAMP)
+	OMP_NUM_THREADS=1 $(TRACKING_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_tracking.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -113,19 +134,22 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
-test-backends: test-backends-vllm test-backends-sciworld test-backends-xtuner test-backends-alfworld test-backends-leaderboard test-backends-trl test-backends-smollm2 test-backends-rehearse ## the tests of optional heavy parts, each in its own environment
+# Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
+BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking
+test-backends: ## the tests of optional heavy parts and two rehearsals, each in its own environment, two at a time
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# GPU profiles, small, on the CPU: one for each launcher, engine and teacher, two at a time. TURN=0 and TURN=1 run half
-# of them each: CI does that on alternate days, as all four take too long beside everything else.
+# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 run half of them each: CI
+# does that on alternate days, as all four take too long beside everything else.
 TURN ?=
 TURNS_0 := rise or spin
 TURNS_1 := agent_r or reflect_rl
 .PHONY: test-backends-rehearse
 test-backends-rehearse: $(READY) $(VLLM_STAMP)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 tests/backends/test_rehearse.py -p no:cacheprovider $(if $(TURN),-k "$(TURNS_$(TURN))")
+	env -u MAKEFLAGS OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_rehearse.py -p no:cacheprovider $(if $(TURN),-k "$(TURNS_$(TURN))")
 
 test-backends-sciworld: $(SCIWORLD_STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_sciworld.py tests/backends/test_sciworld_jvm.py -p no:cacheprovider

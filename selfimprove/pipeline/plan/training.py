@@ -56,7 +56,8 @@ class Trained:
                 f"set {self.place}.lora.quantize to 4bit" if self.params.lora.quantize != "4bit" else "use a larger GPU"
             )
         if self.params.launcher.kind == "deepspeed":
-            return f"raise {self.place}.launcher.processes, set zero_stage: 3 or offload: true there, or add lora"
+            zero_3 = "" if self.params.launcher.zero_stage == 3 else "zero_stage: 3 or "
+            return f"raise {self.place}.launcher.processes, set {zero_3}offload: true there, or add lora"
         return f"set {self.place}.launcher to deepspeed over several GPUs, or add {self.place}.lora"
 
 
