@@ -95,7 +95,7 @@ def _taxi() -> dict[str, float]:
     from selfimprove.envs.taxi import grid as taxi_grid
     from selfimprove.envs.taxi.env import Taxi
 
-    taxi = Taxi("full", horizon=20)
+    taxi = Taxi("full", max_turns=20)
     plans = {task: _planned(taxi, task) for task in taxi.task_ids()}
 
     def driving() -> int:
@@ -128,7 +128,7 @@ def _kitchen() -> float:
     """A step with the list of admissible commands after it, in games that are played for the first time."""
     from selfimprove.envs.alfworld.kitchen import Kitchen
 
-    kitchen = Kitchen(horizon=100)
+    kitchen = Kitchen(max_turns=100)
     plans = {}
     for task in range(200):
         kitchen.reset(task)
@@ -182,7 +182,7 @@ def _alfworld() -> dict[str, float | None]:
 
     process = AlfWorldProcess()
     try:
-        world = AlfWorld(process=process, horizon=1000)
+        world = AlfWorld(process=process, max_turns=1000)
         world.reset(0)
 
         def resetting() -> int:

@@ -35,7 +35,7 @@ from selfimprove.training.launch import finetune
 from tests.support.recorded import Recorded
 
 CONTEXT = 512
-CFG = GenerateParams(max_rounds=6, max_tokens=48)
+CFG = GenerateParams(max_turns=6, max_tokens=48)
 FORM: Final = "alpaca"
 
 
@@ -78,20 +78,20 @@ def measure(
         corpus = folder / "corpus.jsonl"
         write_jsonl(corpus, material.paragraphs)
         tools = open_tools(tools_cfg, FORM, folder, corpus)
-        panel = material.panels["test"]
+        split = material.splits["test"]
         library = LibraryEngine(model, CONTEXT)
         many, single = Recorded(_engine(model, slots, threads, threads)), _engine(model, 1, 1, threads)
         best: dict[str, Run] = {}
         finished = 0.0
         for _ in range(rounds):
             many.asked.clear()
-            episodes, run = timed(many, _play(panel, tools, many))
+            episodes, run = timed(many, _play(split, tools, many))
             finished = sum(episode.finished for episode in episodes) / len(episodes)
             keep_best(best, "play", run)
             keep_best(
-                best, "one at a time", timed(single, _play(panel[:single_questions], tools, single, at_once=1))[1]
+                best, "one at a time", timed(single, _play(split[:single_questions], tools, single, at_once=1))[1]
             )
-            alone = _play(panel[:single_questions], tools, library, at_once=1)
+            alone = _play(split[:single_questions], tools, library, at_once=1)
             keep_best(best, "library one at a time", timed(library, alone)[1])
             keep_best(best, "engine", timed(many.inner, answer_all(many.inner, many.asked))[1])
         tools.close()
@@ -133,8 +133,8 @@ def warm_started(material: Material, folder: Path, *, threads: int, epochs: floa
     return folder / "model"
 
 
-def _play(panel: Sequence[Question], tools: Any, engine: Any, at_once: int | None = None) -> Coroutine[Any, Any, Any]:
-    games = list(enumerate(panel))
+def _play(split: Sequence[Question], tools: Any, engine: Any, at_once: int | None = None) -> Coroutine[Any, Any, Any]:
+    games = list(enumerate(split))
     one = lambda game: play(game[1], game[0], tools, engine, CFG, 0, form=FORM)  # noqa: E731
     return play_all(games, one, concurrency=at_once or len(games))
 

@@ -45,11 +45,11 @@ from tests.support.recorded import Recorded
 T = TypeVar("T")
 
 CONTEXT = 96
-CFG = ActingParams(mask_invalid=True, reflect_temperature=0.0, max_new_tokens=40)
+CFG = ActingParams(mask_invalid=True, reflect_temperature=0.0, max_tokens=40)
 BATCH = 4
 MARKS = MARKERS["spaced"]
 STARTS = 200
-"""Tasks that are played again and again, as a training panel is."""
+"""Tasks that are played again and again, as a training split is."""
 
 
 def measure(
@@ -160,7 +160,7 @@ def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: floa
     from selfimprove.models.scratch import ScratchArch, build_scratch_model
     from selfimprove.training.launch import finetune
 
-    cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, horizon=20)
+    cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, max_turns=20)
     tasks = list(env.task_ids())
     rng("bench", "warm start").shuffle(tasks)
 
@@ -241,7 +241,7 @@ def _original(models: dict[str, Path], env: EnumeratedEnv, games: Sequence[tuple
         for one, task in batch:
             one.reset(task)
         alive = [one for one, _ in batch]
-        for _ in range(env.horizon):
+        for _ in range(env.max_turns):
             if not alive:
                 break
             states = [one.state() for one in alive]

@@ -213,7 +213,7 @@ class _Rollouts:
         self.asked = varied.asked
         engines: dict[str, Engine] = {"student": JournaledEngine(varied, journal, "student")}
         cfg = GenerateParams(
-            problems=len(episodes),
+            tasks=len(episodes),
             max_turns=2,
             models=["student"] * 2,
             num_of_samples=[1, 1],

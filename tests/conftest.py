@@ -61,7 +61,7 @@ def agent_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workb
 
 @pytest.fixture(scope="session")
 def reflect_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
-    """Reflect-RL's first stages run: panels, trajectories, the sets, a reflection model and a policy."""
+    """Reflect-RL's first stages run: splits, trajectories, the sets, a reflection model and a policy."""
     return Workbench(copy_code(tmp_path_factory.mktemp("reflect_bench")), forks, "reflect_rl")
 
 

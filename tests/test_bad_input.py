@@ -258,8 +258,8 @@ def test_an_iteration_that_is_not_in_the_params_is_refused(
 
 
 def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"problems": 99}}}}})
-    assert "iterations.iter1.generate: 99 problems from place 0 on are asked for, tasks.train is 12" in refused(
+    folder = bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"tasks": 99}}}}})
+    assert "iterations.iter1.generate: 99 tasks from place 0 on are asked for, tasks.train is 12" in refused(
         bench, folder, "rise.generate", "iter1"
     )
 
@@ -267,7 +267,7 @@ def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None
 def test_own_files_are_refused_by_line_and_by_their_number(bench: Workbench, tmp_path: Path) -> None:
     files = {"source": "files", "files": {"train": "my/train.jsonl", "test": "my/test.jsonl"}}
     counts = {"demonstrations": 1, "train": 3, "dev": 1, "test": 2}
-    collected = {"iter1": {"generate": {"problems": 3}}, "iter2": {"generate": {"problems": 3, "offset": 0}}}
+    collected = {"iter1": {"generate": {"tasks": 3}}, "iter2": {"generate": {"tasks": 3, "offset": 0}}}
     folder = bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}, "iterations": collected}})
     assert "my/train.jsonl does not exist" in refused(bench, folder, "rise.data")
     rows = [json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) for n in range(9)]
@@ -280,11 +280,11 @@ def test_own_files_are_refused_by_line_and_by_their_number(bench: Workbench, tmp
     assert "my/train.jsonl, line 3" in refused(bench, folder, "rise.data")
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]))
     assert bench.forks.run(folder, "rise.data").code == 0
-    (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited: not yesterday's panels
+    (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited: not yesterday's splits
     assert bench.forks.run(folder, "rise.data").code == 0
-    panels = b"".join(path.read_bytes() for path in (folder / "data/rise").rglob("*.jsonl"))
-    assert b"What is 8 + 1" in panels
-    assert b"What is 4 + 1" not in panels
+    splits = b"".join(path.read_bytes() for path in (folder / "data/rise").rglob("*.jsonl"))
+    assert b"What is 8 + 1" in splits
+    assert b"What is 4 + 1" not in splits
 
 
 def test_the_scripts_say_the_same_when_python_starts_them(bench: Workbench, tmp_path: Path) -> None:

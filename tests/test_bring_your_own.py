@@ -41,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("own") / "repo", "default")
 
 
-def test_own_problems_become_the_panels_and_the_demonstrations(root: Path) -> None:
+def test_own_problems_become_the_splits_and_the_demonstrations(root: Path) -> None:
     data, *_ = blocks("yaml")
     (root / "my").mkdir()
     rows = blocks("json")[0]

@@ -85,7 +85,7 @@ class LabelledGame:
     def __init__(self, name: str, env: EnumeratedEnv, reflector: Engine | None = None) -> None:
         self.name, self._env, self._reflector = name, env, reflector
         world = named(ListedParams).get(name, ListedParams)
-        self.about, self._mishap = world.rules(env.horizon), world.mishap
+        self.about, self._mishap = world.rules(env.max_turns), world.mishap
         self._cost, self._steps = 0.0, 0
 
     def tasks(self) -> Sequence[int]:
@@ -120,8 +120,8 @@ class LabelledGame:
         """Why a lost episode is over, in words for a person."""
         if played.success:
             return ""
-        if self._steps >= self._env.horizon:
-            return f"\nThe episode is over: {self._env.horizon} actions were not enough."
+        if self._steps >= self._env.max_turns:
+            return f"\nThe episode is over: {self._env.max_turns} actions were not enough."
         return self._mishap
 
     def expert(self) -> Move | None:

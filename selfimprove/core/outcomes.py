@@ -13,7 +13,7 @@ Estimate = dict[str, float | int]
 
 
 class Outcome(Record):
-    """One task's share in every averaged metric; runs over the same panel are compared by these, pair by pair."""
+    """One task's share in every averaged metric; runs over the same split are compared by these, pair by pair."""
 
     id: str
     values: dict[str, float]
@@ -31,7 +31,7 @@ def paired_difference(a: Mapping[str, float], b: Mapping[str, float]) -> Estimat
         UserError: they are not over the same problems.
     """
     if a.keys() != b.keys():
-        raise UserError("the runs compared are over different problems; evaluate both on the same panel.")
+        raise UserError("the runs compared are over different problems; evaluate both on the same split.")
     return mean_and_error(a[key] - b[key] for key in a)
 
 

@@ -231,7 +231,7 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     @property
-    def horizon(self) -> int:
+    def max_turns(self) -> int:
         """Actions after which an episode is cut."""
         ...
 
@@ -269,7 +269,7 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     def oracle(self) -> list[str]:
-        """Commands of a shortest path to success from here, whether or not the horizon allows it; [] if none."""
+        """Commands of a shortest path to success from here, whether or not max_turns allows it; [] if none."""
         ...
 
     def explain(self, last: Last | None, *key: object) -> str:

@@ -58,7 +58,7 @@ class _Moment(NamedTuple):
 
 
 class ListedText:
-    """Implements ``EnumeratedEnv``. ``game`` should have no shorter horizon of its own: the episode is cut here."""
+    """Implements ``EnumeratedEnv``. ``game`` should end no episode before ``max_turns``: it is cut here."""
 
     heading = ACTION_HEADING
     levels: tuple[str, ...] = ("",)
@@ -66,11 +66,11 @@ class ListedText:
     wrong: ClassVar[Sequence[str]] = ("The last action did not help.", "That was not needed.")
 
     def __init__(
-        self, game: AgentEnv, horizon: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
+        self, game: AgentEnv, max_turns: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
     ) -> None:
         self.name, self.instruction = game.name, f"{game.instruction}\n"
         self._game = game
-        self.horizon, self.labels = horizon, tuple(labels)
+        self.max_turns, self.labels = max_turns, tuple(labels)
         self._shuffle_action, self._seed = shuffle_action, seed
         self._now = _Moment(-1, 0, "", (), 0, True, 0.0, None)
 
@@ -119,7 +119,7 @@ class ListedText:
             step = self._game.step(command)
             output, reward, game = step.observation, step.reward, self._game.snapshot()
             path, gone = (*now.path, (command, output)), step.done
-        late = now.steps + 1 >= self.horizon
+        late = now.steps + 1 >= self.max_turns
         ended = reward == 1 or late or gone
         self._now = now._replace(path=path, steps=now.steps + 1, ended=ended, reward=reward, game=game)
         return Played(now.reward - reward, ended, reward == 1, command is not None, output)

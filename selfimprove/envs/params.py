@@ -110,7 +110,7 @@ class TextParams(EnvParams):
 class ListedParams(EnvParams):
     """An environment whose actions are listed by label (docs/reflect-rl.md, L29 to L44)."""
 
-    horizon: int = Field(default=15, ge=1, description="actions of an episode, at most")
+    max_turns: int = Field(default=15, ge=1, description="turns of an episode, at most; the paper's horizon H")
     labels: LabelSet = Field(
         default="full", description="full: 0..199, a-z, A-Z; single: 0..9, a-z, A-Z, for tokenizers of single digits"
     )
@@ -127,7 +127,7 @@ class ListedParams(EnvParams):
     """Said to a person whose action ended the episode before its time."""
 
     @classmethod
-    def rules(cls, horizon: int) -> str:
+    def rules(cls, max_turns: int) -> str:
         """What a person has to know before the first action; "" where the state says it all."""
         return ""
 
@@ -247,7 +247,7 @@ class OwnListedParams(_Own, ListedParams):
         """See ``ListedParams``."""
         from selfimprove.envs.listed import ListedText
 
-        return ListedText(self._made(), self.horizon, LABELS[self.labels], self.shuffle_action, self.seed)
+        return ListedText(self._made(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def instruction(self) -> str:
         """See ``ListedParams``."""

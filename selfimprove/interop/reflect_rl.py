@@ -44,7 +44,7 @@ from selfimprove.envs.autoexplore.tasks import Trajectory as Told
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
-from selfimprove.methods.reflect_rl.tasks import PANELS, load_panel, write_tasks
+from selfimprove.methods.reflect_rl.tasks import SPLITS, load_split, write_tasks
 
 
 def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
@@ -163,15 +163,15 @@ def export_tasks(
     folder: Annotated[Path, typer.Argument(help="data/reflect_rl/tasks of an AutoExplore run")],
     source: Source,
     target: Target,
-    panel: Annotated[str, typer.Option(help="train, dev or test: only that panel's tasks; none: all")] = "",
+    split: Annotated[str, typer.Option(help="train, dev or test: only that split's tasks; none: all")] = "",
 ) -> None:
     """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
     tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, Trajectory))
-    if panel:
-        name = next((name for name in PANELS if name == panel), None)
+    if split:
+        name = next((name for name in SPLITS if name == split), None)
         if name is None:
-            raise UserError(f"there is no panel {panel!r}; name one of {', '.join(PANELS)}.")
-        tasks = [tasks[task] for task in load_panel(folder, name, "autoexplore")]
+            raise UserError(f"there is no split {split!r}; name one of {', '.join(SPLITS)}.")
+        tasks = [tasks[task] for task in load_split(folder, name, "autoexplore")]
     with aside(target) as part:
         write_tasks(part, tasks)
 

@@ -53,7 +53,7 @@ def check_known(place: str, kind: str, name: str, known: Collection[str]) -> Non
         raise ValueError(f"{place}: there is no {kind} {name!r}; there are {', '.join(known)}")
 
 
-def check_room(place: str, unit: str, count: int, offset: int, train: int) -> None:
+def check_room(place: str, count: int, offset: int, train: int) -> None:
     """Refuse more tasks, from one on, than are there.
 
     Raises:
@@ -61,12 +61,12 @@ def check_room(place: str, unit: str, count: int, offset: int, train: int) -> No
     """
     if offset + count > train:
         raise ValueError(
-            f"{place}: {count} {unit} from place {offset} on are asked for, tasks.train is {train}; fix {unit}, "
+            f"{place}: {count} tasks from place {offset} on are asked for, tasks.train is {train}; fix tasks, "
             "offset or tasks.train"
         )
 
 
-def check_panel(place: str, panel: str, tasks: object) -> None:
+def check_split(place: str, split: str, tasks: object) -> None:
     """Refuse an evaluation on a split that has no tasks.
 
     Args:
@@ -75,9 +75,9 @@ def check_panel(place: str, panel: str, tasks: object) -> None:
     Raises:
         ValueError: names both params.
     """
-    if getattr(tasks, panel) == 0:
+    if getattr(tasks, split) == 0:
         raise ValueError(
-            f"{place}: {panel} is asked for, but tasks.{panel} is 0; raise it, or evaluate on another split"
+            f"{place}: {split} is asked for, but tasks.{split} is 0; raise it, or evaluate on another split"
         )
 
 

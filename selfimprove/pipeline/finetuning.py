@@ -74,7 +74,7 @@ def train_and_publish(
             seed=stage.run.seed,
             threads=stage.run.threads,
             weight_normalization=normalise,
-            max_tokens=budget,
+            max_train_tokens=budget,
             pinned=pinned,
             progress=progress.reach,
         )

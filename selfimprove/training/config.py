@@ -56,7 +56,7 @@ class FinetuneParams(Section):
         default="trainer", description="xtuner: Agent-R's trainer, in its own environment (make env-xtuner)"
     )
     epochs: float = Field(default=1.0, ge=0, description="passes over the data; 0 keeps the model as it is")
-    max_tokens: int | None = Field(
+    max_train_tokens: int | None = Field(
         default=None,
         ge=1,
         le=10**15,

@@ -28,7 +28,7 @@ class RunJob(BaseModel):
     params: FinetuneParams
     seed: int
     threads: int
-    max_tokens: int | None = None
+    max_train_tokens: int | None = None
     validation: int = 0
     """the last so many examples, or pairs, are only measured"""
 

@@ -47,7 +47,7 @@ def finetune(
     seed: int,
     threads: int,
     weight_normalization: Literal["none", "batch"] = "none",
-    max_tokens: int | None = None,
+    max_train_tokens: int | None = None,
     pinned: int | None = None,
     progress: Progress | None = None,
 ) -> TrainReport:
@@ -61,7 +61,8 @@ def finetune(
         out_dir: appears whole; must not hold files yet.
         scratch: folder on the same machine (and, with several nodes, shared) for checkpoints and logs.
         threads: of each process (launcher ``fork``: of all together); part of the result's identity on CPU.
-        max_tokens: overrides ``cfg.max_tokens``: stop after the step that brings the tokens read to this many.
+        max_train_tokens: instead of ``cfg.max_train_tokens``: training stops after the step that brings the tokens
+            read to this many.
         pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
         progress: called after each step.
 
@@ -71,7 +72,7 @@ def finetune(
     part = prepare(model_dir, out_dir)
     encoded, counters = encode_examples(examples, ChatFormat.load(model_dir), cfg.max_length, pinned=pinned)
     warn_of_dropped("examples", counters.dropped_long, len(encoded), cfg.max_length)
-    limit = max_tokens if max_tokens is not None else cfg.max_tokens
+    limit = max_train_tokens if max_train_tokens is not None else cfg.max_train_tokens
     if cfg.epochs == 0 and limit is None:
         copy_untrained(model_dir, part, out_dir)
         return _nothing_trained().model_copy(update={"counters": counters})
@@ -100,7 +101,7 @@ def finetune(
         seed=seed,
         threads=threads_each(cfg, threads),
         weight_normalization=weight_normalization,
-        max_tokens=limit,
+        max_train_tokens=limit,
         validation=len(held_out),
     )
     if cfg.backend == "xtuner":

@@ -45,7 +45,7 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
             micro_batch_tokens=params.micro_batch_tokens,
             seed=job.seed,
             epochs=params.epochs,
-            max_tokens=job.max_tokens,
+            max_tokens=job.max_train_tokens,
             world_size=arguments.world_size,
             group_by_length=params.group_by_length,
             filled=params.attention not in END_TO_END,

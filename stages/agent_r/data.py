@@ -1,4 +1,4 @@
-"""agent_r-data: the tasks of Agent-R, as frozen panels, and what the warm start learns: demonstrations, judgements."""
+"""agent_r-data: the tasks of Agent-R, as frozen splits, and what the warm start learns: demonstrations, judgements."""
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
@@ -6,10 +6,10 @@ from selfimprove.methods.agent_r.judge import judge_examples
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import SYSTEM
 from selfimprove.methods.agent_r.tasks import (
-    build_panels,
+    build_splits,
     demonstrate,
     demonstrate_revision,
-    panel_hash,
+    split_hash,
     texts,
     to_rows,
 )
@@ -21,29 +21,29 @@ def main(stage: Stage[AgentRParams]) -> None:
     tasks, env = stage.params.tasks, stage.params.env.make()
     stage.narrow((tasks, stage.params.env))
 
-    panels = build_panels(tasks, env, seed=stage.run.seed)
+    splits = build_splits(tasks, env, seed=stage.run.seed)
     layouts = stage.params.env.layouts(tasks.layouts)
     demonstrations = [
         (example := demonstrate(layout, task, tasks.observation_weight)).model_copy(
             update={"id": f"{example.id}_layout{i}"}
         )
         for i, layout in enumerate(layouts)
-        for task in panels["demonstrations"]
+        for task in splits["demonstrations"]
     ]
     revisions = []
     for i in range(tasks.revision_demonstrations):
-        layout, task = layouts[i % len(layouts)], panels["demonstrations"][i % len(panels["demonstrations"])]
+        layout, task = layouts[i % len(layouts)], splits["demonstrations"][i % len(splits["demonstrations"])]
         revision = demonstrate_revision(layout, task, stage.run.seed, i)
         revisions += [revision.model_copy(update={"id": f"{revision.id}_{i}"})] if revision else []
     judgements = judge_examples(
-        env, panels["demonstrations"], tasks.judge_examples, seed=stage.run.seed, style=tasks.judge_style
+        env, splits["demonstrations"], tasks.judge_examples, seed=stage.run.seed, style=tasks.judge_style
     )
 
     folder = stage.output("data/agent_r/tasks")
     folder.mkdir()
     for name in ("train", "dev", "test"):
-        write_rows(folder / f"{name}.jsonl", to_rows(env.name, panels[name]))
-    write_json(folder / "panels.json", {name: {"n": len(ids), "hash": panel_hash(ids)} for name, ids in panels.items()})
+        write_rows(folder / f"{name}.jsonl", to_rows(env.name, splits[name]))
+    write_json(folder / "splits.json", {name: {"n": len(ids), "hash": split_hash(ids)} for name, ids in splits.items()})
     constants = [{"text": SYSTEM, "fixed": True}, {"text": env.instruction, "fixed": True}]
     examples = [*demonstrations, *revisions, *judgements]
     write_rows(stage.output("data/agent_r/texts.jsonl"), [*constants, *texts(examples)])

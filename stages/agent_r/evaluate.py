@@ -16,7 +16,7 @@ from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings, re
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
 from selfimprove.methods.agent_r.play import play
-from selfimprove.methods.agent_r.tasks import load_panel
+from selfimprove.methods.agent_r.tasks import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 BEGINNINGS = "data/agent_r/beginnings.jsonl"
@@ -26,7 +26,7 @@ BEGINNINGS = "data/agent_r/beginnings.jsonl"
 def main(stage: Stage[AgentRParams]) -> None:
     agent_r, cfg, row = stage.params, stage.params.evaluate, stage.item
     model = stage.input(f"models/agent_r/{row}")
-    panel = load_panel(stage.input("data/agent_r/tasks") / f"{cfg.panel}.jsonl", agent_r.env.world_name)[: cfg.limit]
+    split = load_split(stage.input("data/agent_r/tasks") / f"{cfg.split}.jsonl", agent_r.env.world_name)[: cfg.limit]
     given = None if row == "base" else read_jsonl(stage.input(BEGINNINGS), Beginning, may_be_empty=True)
     stage.narrow((agent_r.env, agent_r.engines["actor"], cfg))
 
@@ -48,21 +48,21 @@ def main(stage: Stage[AgentRParams]) -> None:
                         stage.count_blocked(episodes)
                         return episodes
 
-                    whole = [Beginning(task_id=task, replies=[]) for task in panel]
+                    whole = [Beginning(task_id=task, replies=[]) for task in split]
                     beginnings = given or []
                     if given is None and cfg.revision and cfg.beginnings:
-                        beginnings = read_beginnings(Path(cfg.beginnings), panel)[: cfg.revision_tasks]
+                        beginnings = read_beginnings(Path(cfg.beginnings), split)[: cfg.revision_tasks]
                     elif given is None and cfg.revision:
                         sampled = cfg.model_copy(update={"temperature": 1.0, "top_p": 1.0})
                         failed = await all_of(whole, sampled, "agent_r-beginnings")
-                        beginnings = bad_beginnings(panel, failed, cfg.revision_prefix)[: cfg.revision_tasks]
+                        beginnings = bad_beginnings(split, failed, cfg.revision_prefix)[: cfg.revision_tasks]
                     games = [*whole, *(beginnings if cfg.revision else [])]
                     episodes = await all_of(games, cfg, "agent_r-evaluate")
                     stage.timing |= usage(engines) | replay_counts(world)
         finally:
             await world.close()
         say_diverged(stage.name, diverged(world))
-        played, revised = episodes[: len(panel)], episodes[len(panel) :]
+        played, revised = episodes[: len(split)], episodes[len(split) :]
         if given is None:
             write_jsonl(stage.output(BEGINNINGS), beginnings)
         write_jsonl(stage.output(f"results/agent_r/{row}/episodes.jsonl"), episodes)

@@ -1,4 +1,4 @@
-"""agent_r-generate@<iteration>: a search tree over every task of the training panel, hundreds at once."""
+"""agent_r-generate@<iteration>: a search tree over every task of the training split, hundreds at once."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
-from selfimprove.methods.agent_r.tasks import load_panel, select
+from selfimprove.methods.agent_r.tasks import load_split, select
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -23,10 +23,10 @@ def main(stage: Stage[AgentRParams]) -> None:
     agent_r, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg = iteration.generate
     policy = stage.input(f"models/agent_r/{iteration.init}")
-    panel = load_panel(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.world_name)
+    split = load_split(stage.input("data/agent_r/tasks") / "train.jsonl", agent_r.env.world_name)
     stage.narrow((agent_r.env, agent_r.engines[cfg.engine], cfg))
 
-    tasks, seed = select(panel, cfg), key_bits(stage.run.seed, stage.name)
+    tasks, seed = select(split, cfg), key_bits(stage.run.seed, stage.name)
     given = read_beginnings(Path(cfg.prior), tasks) if cfg.prior else []
     prior = {one.task_id: one.replies for one in given}
 

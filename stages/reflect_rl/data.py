@@ -15,9 +15,9 @@ from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import (
     Explored,
-    build_panels,
+    build_splits,
     explore_tasks,
-    panel_hash,
+    split_hash,
     to_rows,
     write_tasks,
 )
@@ -44,18 +44,18 @@ def main(stage: Stage[ReflectRLParams]) -> None:
             say_dropped(stage.name, cfg.file or "the teacher", found)
             write_json(folder / "dropped.json", found.dropped)
     env = params.make(folder)
-    panels = build_panels(cfg, env, seed=stage.run.seed)
-    for name, ids in panels.items():
+    splits = build_splits(cfg, env, seed=stage.run.seed)
+    for name, ids in splits.items():
         write_rows(folder / f"{name}.jsonl", to_rows(env.name, ids))
     sizes = {
         name: {
             "n": len(ids),
-            "hash": panel_hash(ids),
+            "hash": split_hash(ids),
             "levels": {level: len(env.level_tasks(level, ids)) for level in env.levels},
         }
-        for name, ids in panels.items()
+        for name, ids in splits.items()
     }
-    write_json(folder / "panels.json", sizes)
+    write_json(folder / "splits.json", sizes)
 
 
 async def ask(stage: Stage[ReflectRLParams], params: AutoExploreParams, teacher: EngineConfig) -> Asked:

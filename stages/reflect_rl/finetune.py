@@ -10,7 +10,7 @@ from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
-from selfimprove.methods.reflect_rl.tasks import load_panel
+from selfimprove.methods.reflect_rl.tasks import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -34,7 +34,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     out = stage.output(f"models/reflect_rl/{name}")
     job = RLJob(
         model_dir=model, reflector_dir=advisor, out_dir=out, checkpoints=stage.scratch / "rl", env=env,
-        tasks=load_panel(tasks, "train", env.name), params=run.rl, policy_engine=policy, reflector_engine=reflector,
+        tasks=load_split(tasks, "train", env.name), params=run.rl, policy_engine=policy, reflector_engine=reflector,
         seed=stage.run.seed, threads=stage.run.threads, markers=MARKERS[reflect_rl.prompt.markers],
     )  # fmt: skip
     with stage.progress(run.rl.max_steps) as progress:

@@ -9,7 +9,7 @@ from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.reflect_rl.tasks import load_panel
+from selfimprove.methods.reflect_rl.tasks import load_split
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -20,8 +20,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     folder, config = stage.input("data/reflect_rl/tasks"), reflect_rl.engines[cfg.teacher]
     stage.narrow((reflect_rl.env, config, cfg))
 
-    env = reflect_rl.env.model_copy(update={"horizon": cfg.horizon}).make(folder)
-    asked, seed = jobs(load_panel(folder, "train", env.name), cfg), key_bits(stage.run.seed, stage.name)
+    env = reflect_rl.env.model_copy(update={"max_turns": cfg.max_turns}).make(folder)
+    asked, seed = jobs(load_split(folder, "train", env.name), cfg), key_bits(stage.run.seed, stage.name)
     chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
 
     async def run() -> None:

@@ -22,7 +22,7 @@ def main(stage: Stage[RiseParams]) -> None:
     singles = read_jsonl(parent / "single_turn.jsonl", Example, may_be_empty=True)
     own = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit)
     used = own
-    if cfg.accumulate_data and earlier:
+    if cfg.accumulate and earlier:
         used = convert(
             episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit, earlier=earlier
         )

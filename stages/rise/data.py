@@ -1,4 +1,4 @@
-"""rise-data: the problems of RISE, as frozen panels, and the demonstrations of the first SFT."""
+"""rise-data: the problems of RISE, as frozen splits, and the demonstrations of the first SFT."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import build_panels, demonstrate, panel_hash, texts, to_row
+from selfimprove.methods.rise.tasks import build_splits, demonstrate, split_hash, texts, to_row
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -20,22 +20,22 @@ def main(stage: Stage[RiseParams]) -> None:
             stage.input(file)
     stage.narrow((tasks, stage.params.env))
 
-    panels = build_panels(
+    splits = build_splits(
         tasks, env, seed=stage.run.seed, download=stage.scratch / "download", mirror=Path(mirror) if mirror else None
     )
 
     folder = stage.output("data/rise/tasks")
     folder.mkdir()
     for name in ("train", "dev", "test"):
-        write_rows(folder / f"{name}.jsonl", [to_row(problem, env) for problem in panels[name]])
+        write_rows(folder / f"{name}.jsonl", [to_row(problem, env) for problem in splits[name]])
     write_json(
-        folder / "panels.json",
-        {name: {"n": len(problems), "hash": panel_hash(problems)} for name, problems in panels.items()},
+        folder / "splits.json",
+        {name: {"n": len(problems), "hash": split_hash(problems)} for name, problems in splits.items()},
     )
-    write_rows(stage.output("data/rise/texts.jsonl"), texts(panels["demonstrations"] or panels["train"], env))
+    write_rows(stage.output("data/rise/texts.jsonl"), texts(splits["demonstrations"] or splits["train"], env))
     base = stage.output("data/rise/base/train")
     base.mkdir()
-    demonstrations = demonstrate(panels["demonstrations"], env, few_shot=stage.params.env.few_shot)
+    demonstrations = demonstrate(splits["demonstrations"], env, few_shot=stage.params.env.few_shot)
     write_jsonl(base / "examples.jsonl", demonstrations)
     # The base has collected nothing: what an iteration accumulates starts empty.
     for name in ("collected", "single_turn"):

@@ -11,7 +11,7 @@ from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, evaluate
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.methods.rise.tasks import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -20,20 +20,20 @@ def main(stage: Stage[RiseParams]) -> None:
     rise, cfg, row = stage.params, stage.params.evaluate, stage.item
     env = rise.env.make()
     model = stage.input(f"models/rise/{row}")
-    panel = load_panel(stage.input("data/rise/tasks") / f"{cfg.panel}.jsonl", env)[: cfg.limit]
+    split = load_split(stage.input("data/rise/tasks") / f"{cfg.split}.jsonl", env)[: cfg.limit]
     stage.narrow((rise.env, rise.engines["student"], cfg))
 
     # The same noise for every model: rows differ by their models, and differences are paired.
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, "rise-evaluate"))
 
     async def run() -> None:
-        with stage.journal("completions") as journal, stage.progress(len(panel)) as progress:
+        with stage.journal("completions") as journal, stage.progress(len(split)) as progress:
             async with open_engines(
                 rise.engines, ["student"], policy_dir=model, threads=stage.run.threads, journal=journal
             ) as engines:
                 progress.watch(engines)
                 play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
-                played = await play_all(panel, play_one, concurrency=cfg.concurrency, progress=progress)
+                played = await play_all(split, play_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= usage(engines)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
         stage.count_blocked(sequential)

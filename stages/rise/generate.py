@@ -1,4 +1,4 @@
-"""rise-generate@<iteration>: the policy attempts the training panel; the last turn's model supplies better attempts."""
+"""rise-generate@<iteration>: the policy attempts the training split; the last turn's model supplies better attempts."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from selfimprove.engines.episodes import play_all, shard_of
 from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.methods.rise.tasks import load_split
 from selfimprove.methods.rise.teacher import scripted_teacher
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -19,10 +19,10 @@ def main(stage: Stage[RiseParams]) -> None:
     rise, iteration = stage.params, stage.pick(stage.params.iterations)
     cfg, env = iteration.generate, stage.params.env.make()
     policy = stage.input(f"models/rise/{iteration.init}")
-    panel = load_panel(stage.input("data/rise/tasks") / "train.jsonl", env)
+    split = load_split(stage.input("data/rise/tasks") / "train.jsonl", env)
     stage.narrow((rise.env, rise.engines, cfg))
 
-    problems = cfg.select(panel)
+    problems = cfg.select(split)
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, stage.name))
     embedded = rise.tasks.source == "embedded"
 

@@ -5,7 +5,7 @@ from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.core.sources import mirror_folder
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import PANELS, bring_snippets, examples, gather, panel_hash, texts
+from selfimprove.methods.spin.tasks import SPLITS, bring_snippets, examples, gather, split_hash, texts
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -24,10 +24,10 @@ def main(stage: Stage[SpinParams]) -> None:
 
     folder = stage.output("data/spin/tasks")
     folder.mkdir()
-    for name in PANELS:
-        write_jsonl(folder / f"{name}.jsonl", made.panels[name])
-    hashes = {name: {"n": len(made.panels[name]), "hash": panel_hash(made.panels[name])} for name in PANELS}
-    write_json(folder / "panels.json", hashes)
+    for name in SPLITS:
+        write_jsonl(folder / f"{name}.jsonl", made.splits[name])
+    hashes = {name: {"n": len(made.splits[name]), "hash": split_hash(made.splits[name])} for name in SPLITS}
+    write_json(folder / "splits.json", hashes)
     bring_snippets([tools, play_tools], folder, download=download, mirror=mirror)
     write_jsonl(stage.output("data/spin/corpus.jsonl"), made.paragraphs)
     write_jsonl(stage.output("data/spin/experts.jsonl"), made.experts)

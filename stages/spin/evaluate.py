@@ -22,15 +22,15 @@ def main(stage: Stage[SpinParams]) -> None:
     model = stage.input(f"models/spin/{row}")
     check_template(model, prompt.format)
     tasks = stage.input("data/spin/tasks")
-    panel = read_jsonl(tasks / f"{cfg.panel}.jsonl", Question)
+    split = read_jsonl(tasks / f"{cfg.split}.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     for module in tool_modules(spin.tools):
         stage.input(module)
-    task, prefix = spin.asked(cfg.panel)
+    task, prefix = spin.asked(cfg.split)
     few_shot = few_shot_text(prompt.few_shot, task)
     stage.narrow((prompt, few_shot, prefix, spin.tools, spin.engines["policy"], cfg))
 
-    games = chosen(panel, cfg)
+    games = chosen(split, cfg)
     # The same noise for every model, so that differences are paired.
     seed = key_bits(stage.run.seed, "spin-evaluate")
 

@@ -41,7 +41,7 @@ def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
     spin, name = stage.params, stage.item
     if control is not None:
         start, file, ancestors = "base", f"{control.source}/train/outcome", 0
-        cfg = control.finetune.model_copy(update={"max_tokens": budget_of(stage, "spin", control.match)})
+        cfg = control.finetune.model_copy(update={"max_train_tokens": budget_of(stage, "spin", control.match)})
     else:
         row = stage.pick(spin.iterations)
         start, file, cfg = row.init_from, f"{name}/train/pairs", row.finetune

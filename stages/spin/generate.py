@@ -23,7 +23,7 @@ def main(stage: Stage[SpinParams]) -> None:
     opponent = stage.input(f"models/spin/{iteration.init}")
     check_template(opponent, prompt.format)
     tasks = stage.input("data/spin/tasks")
-    panel = read_jsonl(tasks / "train.jsonl", Question)
+    split = read_jsonl(tasks / "train.jsonl", Question)
     corpus = stage.input("data/spin/corpus.jsonl")
     for module in tool_modules(tools_cfg):
         stage.input(module)
@@ -31,7 +31,7 @@ def main(stage: Stage[SpinParams]) -> None:
     few_shot = few_shot_text(prompt.few_shot, task)
     stage.narrow((prompt, few_shot, prefix, tools_cfg, spin.engines["policy"], cfg))
 
-    games = [(index, question, run) for run in range(cfg.runs) for index, question in chosen(panel, cfg)]
+    games = [(index, question, run) for run in range(cfg.runs) for index, question in chosen(split, cfg)]
     seed = key_bits(stage.run.seed, stage.name)
 
     async def run() -> None:

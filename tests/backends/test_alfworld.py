@@ -91,7 +91,7 @@ def test_the_six_types_are_alfworlds():
 
 @pytest.mark.parametrize("task", [1, 5, 6003])
 def test_texts_and_commands_are_those_that_the_package_itself_gives(process, task):
-    env = AlfWorld(process=process, horizon=40)
+    env = AlfWorld(process=process, max_turns=40)
     seen: list[list[Any]] = [[env.reset(task), env.valid_actions(), False]]
     draw, actions = random.Random(task), []
     for _ in range(12):
@@ -125,7 +125,7 @@ def test_ids_get_the_names_that_the_package_gives():
 
 
 def test_what_is_not_understood_changes_nothing_but_time_passes(process):
-    env = AlfWorld(process=process, horizon=3)
+    env = AlfWorld(process=process, max_turns=3)
     env.reset(2)
     before = env.valid_actions()
     for action in ("", "go to the moon", "x" * 10_000, "a\nb\x00\x1b[31m", "\ud800", "go to cabinet 1; ls"):

@@ -269,7 +269,7 @@ def test_vllm_plays_the_questions_of_spin(engine: VllmEngine, form: Any) -> None
     from selfimprove.methods.spin.params import PlayParams
     from selfimprove.methods.spin.play import SpinEpisode, play
 
-    cfg = PlayParams.model_validate({"max_tokens": 16, "max_rounds": 2, "retries": 1})
+    cfg = PlayParams.model_validate({"max_tokens": 16, "max_turns": 2, "retries": 1})
     question = Question(id="q", task="hotpotqa", question="Who is Mara Venn?", gold="painter")
 
     async def runs() -> list[SpinEpisode]:

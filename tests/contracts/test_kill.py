@@ -136,7 +136,7 @@ class Runner:
     def _settings(self, case: Case, folder: Path) -> dict[str, Any]:
         engines = {"teacher": {"engine": "openai", "base_url": self.chat.url, "model": "m", "api_key_env": None}}
         if case == TEACH:
-            return {"reflect_rl": {"engines": engines, "generate": {"tasks": 4, "negative_tasks": 3, "horizon": 3}}}
+            return {"reflect_rl": {"engines": engines, "generate": {"tasks": 4, "negative_tasks": 3, "max_turns": 3}}}
         if case == ASK:
             repos = plant(folder / "repos" / "eventlib", FILES).parent
             env = {"name": "autoexplore", "repos": str(repos.relative_to(folder)), "labels": "single"}

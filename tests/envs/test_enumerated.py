@@ -124,7 +124,7 @@ def test_a_shuffled_label_means_what_the_list_says():
 
 
 def test_every_oracle_wins_and_costs_are_the_specs(each):
-    for env in each(horizon=20):
+    for env in each(max_turns=20):
         for task in list(env.task_ids())[:4]:
             env.reset(task)
             costs, played = [], None
@@ -139,13 +139,13 @@ def test_every_oracle_wins_and_costs_are_the_specs(each):
             expected = {
                 "taxi": 0.05 * (len(costs) - 2) - 2,
                 "alfworld": -1.0,
-                "autoexplore": len(costs) - env.horizon,
+                "autoexplore": len(costs) - env.max_turns,
             }[env.name]
             assert sum(costs) == pytest.approx(expected)
 
 
 def test_success_of_taxi_is_judged_by_the_mode():
-    env = EnumeratedTaxi(horizon=20)
+    env = EnumeratedTaxi(max_turns=20)
     for level, threshold in {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}.items():
         for task in (0, 61, 150, 299):
             env.reset(task, 0, level)
@@ -176,7 +176,7 @@ def test_unknown_labels_cost_a_step_and_crash_nothing(label):
 
 
 def test_an_invalid_label_leaves_the_kitchen_but_time_passes():
-    env = listed_env(name="alfworld", horizon=3).make()
+    env = listed_env(name="alfworld", max_turns=3).make()
     env.reset(env.task_ids()[0])
     assert [env.step("zz").done for _ in range(3)] == [False, False, True]
 

@@ -35,7 +35,7 @@ def test_what_opens_the_taxis_file_is_what_is_said():
 
 def _every_taxi_reflection():
     """(state, reflection) over all states that occur, with and without a last action, in several draws of words."""
-    env = EnumeratedTaxi(horizon=100)
+    env = EnumeratedTaxi(max_turns=100)
     for state in range(500):
         here = place(state)
         if here.passenger == here.destination:

@@ -100,7 +100,7 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
         ("agent_r.engines.actor.contex", "context"),
         ("agent_r.engines.expert.error", "error_rate"),
         ("agent_r.sft.epoch", "epochs"),
-        ("agent_r.evaluate.max_step", "max_steps"),
+        ("agent_r.evaluate.max_turn", "max_turns"),
         ("agent_r.iterations.iter1.init_form", "init_from"),
         ("agent_r.iterations.iter1.generate.dive", "dives"),
         ("agent_r.iterations.iter2.convert.alfa", "alpha"),
@@ -116,6 +116,27 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
         sentence = complaint(put(path, 1))
     assert sentence.startswith(f"params.yaml: {path}: unknown key")
     assert f"did you mean {nearest!r}?" in sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("rise.evaluate.panel", "split"),
+        ("rise.iterations.iter1.generate.problems", "tasks"),
+        ("rise.iterations.iter1.convert.temperature", "reward_temperature"),
+        ("rise.iterations.iter2.convert.accumulate_data", "accumulate"),
+        ("rise.sft.max_tokens", "max_train_tokens"),
+        ("agent_r.evaluate.max_steps", "max_turns"),
+        ("reflect_rl.env.horizon", "max_turns"),
+        ("reflect_rl.generate.horizon", "max_turns"),
+        ("reflect_rl.evaluate.max_new_tokens", "max_tokens"),
+        ("reflect_rl.rl.max_new_tokens", "max_tokens"),
+        ("spin.evaluate.max_rounds", "max_turns"),
+        ("spin.iterations.iter0.generate.max_rounds", "max_turns"),
+    ],
+)
+def test_a_key_that_was_renamed_is_told_its_new_name(path: str, name: str) -> None:
+    assert complaint(put(path, 1)) == f"params.yaml: {path}: this key is now called {name!r}; rename it."
 
 
 @pytest.mark.parametrize(
@@ -177,7 +198,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.evaluate.top_p", 1.5, "less than or equal to 1"),
         ("rise.evaluate.temperature", float("nan"), "finite"),
         ("rise.iterations.iter1.generate.models.0", None, "string"),
-        ("rise.iterations.iter1.generate.problems", 2.5, "integer"),
+        ("rise.iterations.iter1.generate.tasks", 2.5, "integer"),
         ("rise.iterations.iter1.convert.criteria", "good", "got 'good'"),
         ("rise.engines.student.slots", 0, "a whole number from 1 to 8192, or auto, is expected, got 0"),
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
@@ -188,7 +209,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("agent_r.env.server_timeout", 0, "greater than 0"),
         ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
         ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),
-        ("agent_r.evaluate.max_steps", 0, "greater than or equal to 1"),
+        ("agent_r.evaluate.max_turns", 0, "greater than or equal to 1"),
         ("agent_r.iterations.iter1.generate.n_gen", 0, "greater than or equal to 1"),
         ("agent_r.iterations.iter1.generate.dives", 1.5, "integer"),
         ("agent_r.iterations.iter1.convert.alpha", 1.01, "less than or equal to 1, got 1.01"),
@@ -206,7 +227,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.evaluate.top_p", 1e-320, "a number from 1e-12 to 1e+09 is expected"),
         ("rise.evaluate.temperature", 1e300, "a number from 1e-12 to 1e+09 is expected"),
         ("rise.evaluate.max_tokens", 10**8, "a number of at most 10000000 is expected"),
-        ("rise.iterations.iter1.convert.temperature", 1e-320, "greater than or equal to 0.02"),
+        ("rise.iterations.iter1.convert.reward_temperature", 1e-320, "greater than or equal to 0.02"),
         ("rise.engines.student.slots", 100_000, "a whole number from 1 to 8192, or auto"),
         ("rise.sft.betas", [0.9, 2.0], "two numbers from 0 to below 1 are expected"),
         ("rise.sft.epochs", 1e30, "a number from 1e-12 to 1e+09 is expected"),
@@ -228,7 +249,7 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: 12 problems from place 13 on"),
+        ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: 12 tasks from place 13 on"),
         ("agent_r.iterations.iter2.generate.tasks", 13, "iterations.iter2.generate: 13 tasks from place 0 on"),
         ("spin.iterations.iter1.generate.end", 25, "iterations.iter1.generate.end: 25 is asked for, tasks.train is 24"),
         ("rise.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
@@ -403,6 +424,6 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
 def test_an_evaluation_on_a_split_without_tasks_is_refused(method: str) -> None:
     values = profile("smoke")
     values[method]["tasks"]["dev"] = 0
-    values[method]["evaluate"]["panel"] = "dev"
-    with pytest.raises(UserError, match=f"{method}: evaluate.panel: dev is asked for, but tasks.dev is 0"):
+    values[method]["evaluate"]["split"] = "dev"
+    with pytest.raises(UserError, match=f"{method}: evaluate.split: dev is asked for, but tasks.dev is 0"):
         load_section(values, method, SCHEMAS[method], "params.yaml")

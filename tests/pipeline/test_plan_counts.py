@@ -90,7 +90,7 @@ def test_all_gpus_generate_unless_replicas_say_otherwise(tmp_path: Path) -> None
 def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_those_written(tmp_path: Path) -> None:
     def made(problems: int, samples: int) -> tuple[int, int]:
         text = (
-            f"rise: {{iterations: {{iter1: {{generate: {{problems: {problems}, max_turns: 1, models: [student], "
+            f"rise: {{iterations: {{iter1: {{generate: {{tasks: {problems}, max_turns: 1, models: [student], "
             f"num_of_samples: [{samples}]}}}}, iter2: null}}, controls: null}}"
         )
         (plan,) = plans("mine", folder=overlay(tmp_path, text))
@@ -155,12 +155,10 @@ def test_plain_self_play_writes_one_answer_a_prompt_and_trains_on_two_sides() ->
 
 
 def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once(tmp_path: Path) -> None:
-    text = SIXTY_FOUR_SLOTS.replace(
-        "max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_new_tokens: 50"
-    )
+    text = SIXTY_FOUR_SLOTS.replace("max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_tokens: 50")
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
     found = line(plan, "reflect_rl-finetune@reflect_rl")
-    steps = 10 * 4 * 20  # iterations, episodes, the horizon
+    steps = 10 * 4 * 20  # iterations, episodes, turns
     assert found.written == steps * (50 + 1)
     assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # advised, played, learnt
 

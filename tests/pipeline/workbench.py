@@ -29,14 +29,14 @@ rise:
   engines: {student: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}}
   sft: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1,
     launcher: {kind: single, processes: 1}}
-  iterations: {iter1: {generate: {problems: 6, max_tokens: 8}}, iter2: {generate: {problems: 6, offset: 6, max_tokens: 8}}}
+  iterations: {iter1: {generate: {tasks: 6, max_tokens: 8}}, iter2: {generate: {tasks: 6, offset: 6, max_tokens: 8}}}
   evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
 agent_r:
   tasks: {demonstrations: 8, layouts: 1, revision_demonstrations: 0, judge_examples: 4, train: 6, dev: 2, test: 4}
   engines: {actor: {replicas: 1, slots: 4, prefill_rows: 2, context: 1024}, expert: {error_rate: 0.6}}
   sft: {epochs: 1.0, row_tokens: 1024, max_length: 1024, batch_size: 2, save_steps: 2, logging_steps: 1,
     launcher: {kind: single, processes: 1}}
-  evaluate: {max_steps: 2, max_tokens: 8, revision_prefix: 1}
+  evaluate: {max_turns: 2, max_tokens: 8, revision_prefix: 1}
   iterations:
     iter1: {generate: {engine: actor, tasks: 3, n_gen: 2, dives: 2, max_depth: 1, max_tokens: 8}}  # the model searches
     iter2:  # the expert does, so that there is something to judge
@@ -50,17 +50,17 @@ reflect_rl:
   engines:
     policy: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
     reflector: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
-  generate: {tasks: 3, negative_tasks: 2, horizon: 16}
+  generate: {tasks: 3, negative_tasks: 2, max_turns: 16}
   sft:
     reflector: &once {finetune: {epochs: 1, batch_size: 16, row_tokens: 256, max_length: 256, save_steps: 9,
       launcher: {kind: single, processes: 1}}}
     policy: *once
     plain: *once
-  evaluate: {eval_reps: 1, max_new_tokens: 6}
+  evaluate: {eval_reps: 1, max_tokens: 6}
   iterations:
     rl_only: null
     no_reflection: null
-    reflect_rl: {rl: {max_steps: 6, episodes: 3, replay_episodes: 2, max_new_tokens: 6, save_steps: 2,
+    reflect_rl: {rl: {max_steps: 6, episodes: 3, replay_episodes: 2, max_tokens: 6, save_steps: 2,
       launcher: {kind: single, processes: 1}}}
 spin:
   tasks: {train: 24, dev: 2, test: 4}
@@ -68,10 +68,10 @@ spin:
   sft: {epochs: 1, batch_size: 8, save_steps: 9, launcher: {kind: single, processes: 1}}
   iterations:
     iter0:
-      generate: {start: 0, end: 6, runs: 1, max_rounds: 2, retries: 1, max_tokens: 8}
+      generate: {start: 0, end: 6, runs: 1, max_turns: 2, retries: 1, max_tokens: 8}
       finetune: {epochs: 2, batch_size: 2, row_tokens: 512, max_length: 512, save_steps: 2, logging_steps: 1,
         launcher: {kind: single, processes: 1}}
-"""  # noqa: E501
+"""
 FIRST_STAGES = {
     "rise": [("rise.data", ""), ("base", "rise"), ("rise.finetune", "base")],
     "agent_r": [

@@ -184,7 +184,7 @@ def test_batch_normalised_training_has_mean_weight_one(tiny: Path, dialogues: Ma
 def test_max_tokens_overrides_epochs_and_is_met_by_the_last_step(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
     examples = dialogues(10)
     total = sum(len(one.ids) for one in encode_examples(examples, ChatFormat.load(tiny), 300)[0])
-    report = run(tiny, examples, tmp_path, tuned(epochs=0, max_tokens=7), max_tokens=3 * total)
+    report = run(tiny, examples, tmp_path, tuned(epochs=0, max_train_tokens=7), max_train_tokens=3 * total)
     assert 3 * total <= report.real_tokens < 3 * total + 8 * 300
     assert report.steps == len(report.loss)
 

@@ -61,7 +61,7 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
     gains, rates = summary["gains"], summary["rates"]
     first = rows[order[0]]["metrics"]
     table = Table(
-        title=f"{method}: held-out panel, n = {first[columns[0]]['n']}, mean ± standard error",
+        title=f"{method}: held-out split, n = {first[columns[0]]['n']}, mean ± standard error",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
     )

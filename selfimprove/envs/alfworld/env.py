@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
-from selfimprove.envs.alfworld.kitchen import HORIZON, INSTRUCTION
+from selfimprove.envs.alfworld.kitchen import INSTRUCTION, MAX_TURNS
 from selfimprove.envs.alfworld.kitchen_expert import thoughts
 from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_rules import Deed
@@ -47,7 +47,7 @@ from selfimprove.envs.interface import EnvError, Move, Step
 T = TypeVar("T")
 LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning
 Split = Literal["train", "valid"]
-Ending = Literal["", "success", "horizon"]
+Ending = Literal["", "success", "max_turns"]
 
 
 class AlfMoment(NamedTuple):
@@ -63,7 +63,7 @@ class AlfMoment(NamedTuple):
 class AlfWorld:
     """The environment; copies share the process and the blacklist, and each has games of its own in it.
 
-    ``seed``, ``kinds``, ``thing``, ``place``, ``horizon``: as ``Kitchen`` has them; ``folder``: the downloaded games,
+    ``seed``, ``kinds``, ``thing``, ``place``, ``max_turns``: as ``Kitchen`` has them; ``folder``: the downloaded games,
     None for our own; ``process``, ``blacklist``: shared between copies.
     """
 
@@ -76,7 +76,7 @@ class AlfWorld:
         kinds: Sequence[Kind] = KINDS,
         thing: str | None = None,
         place: str | None = None,
-        horizon: int = HORIZON,
+        max_turns: int = MAX_TURNS,
         *,
         folder: Path | None = None,
         process: AlfWorldProcess | None = None,
@@ -86,10 +86,10 @@ class AlfWorld:
         for kind in kinds:
             if kind not in KINDS:
                 raise UserError(f"alfworld: there is no kind of goal {kind!r}; choose from {', '.join(KINDS)}.")
-        if horizon < 1:
-            raise UserError(f"alfworld: the horizon must be at least 1, not {horizon}.")
+        if max_turns < 1:
+            raise UserError(f"alfworld: max_turns must be at least 1, not {max_turns}.")
         self._games = make_games(folder, seed, kinds, thing, place)
-        self._horizon = horizon
+        self._max_turns = max_turns
         self._process = process if process is not None else AlfWorldProcess()
         self._blacklist = blacklist if blacklist is not None else Blacklist()
         self._lives: list[LiveGame] = []  # games in the process, the one used last at the end
@@ -131,7 +131,7 @@ class AlfWorld:
             told = self._guarded(self._game(now.task), lambda: self._at(now).step(action))
             observation, commands, won = told["text"], tuple(told["commands"]), told["won"]
         actions = (*now.actions, action if valid else "")  # what is not understood changes nothing, but time passes
-        ending: Ending = "success" if won else "horizon" if len(actions) >= self._horizon else ""
+        ending: Ending = "success" if won else "max_turns" if len(actions) >= self._max_turns else ""
         self._now = AlfMoment(now.task, now.first, actions, commands, ending)
         return self._answer(observation, valid)
 
@@ -143,7 +143,7 @@ class AlfWorld:
             "valid": valid,
             "disaster": False,
             "terminated": won,
-            "truncated": len(now.actions) >= self._horizon,
+            "truncated": len(now.actions) >= self._max_turns,
         }
         return Step(observation, float(won), bool(now.ending), info)
 
@@ -161,7 +161,7 @@ class AlfWorld:
         return [] if now.ending else list(now.commands)
 
     def oracle(self) -> list[str]:
-        """The planner's path to the goal from here, whether or not the horizon allows it; [] at the end or if none.
+        """The planner's path to the goal from here, whether or not max_turns allows it; [] at the end or if none.
 
         Planned anew at each call, so that it depends on nothing but where we are.
         """
@@ -174,7 +174,7 @@ class AlfWorld:
     def expert(self) -> list[Move]:
         """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
         way, now = self.oracle(), self._moment()
-        if len(way) > self._horizon - len(now.actions):
+        if len(way) > self._max_turns - len(now.actions):
             return []
         return [Move(*move) for move in zip(explained(self._game(now.task), way), way, strict=True)]
 

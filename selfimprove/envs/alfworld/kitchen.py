@@ -53,9 +53,9 @@ from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import Move, Step
 
 Split = Literal["train", "valid"]
-Ending = Literal["", "success", "horizon"]
+Ending = Literal["", "success", "max_turns"]
 
-HORIZON = 15
+MAX_TURNS = 15
 
 INSTRUCTION = """\
 You are in a kitchen and have a task. You can carry one object at a time. Actions:
@@ -82,7 +82,7 @@ class Kitchen:
     """The environment; copies share games, which never change, and nothing else.
 
     ``kinds``: which goals there are; ``thing``, ``place``: the goal's, if it is to be always the same, as the paper's
-    tomato in the microwave; ``horizon``: after so many actions the episode is cut.
+    tomato in the microwave; ``max_turns``: after so many actions the episode is cut.
     """
 
     name = "kitchen"
@@ -94,7 +94,7 @@ class Kitchen:
         kinds: Sequence[Kind] = KINDS,
         thing: str | None = None,
         place: str | None = None,
-        horizon: int = HORIZON,
+        max_turns: int = MAX_TURNS,
     ) -> None:
         """Raises: UserError: no such kind, no goal with that thing and place, or no step to take."""
         for kind in kinds:
@@ -106,9 +106,9 @@ class Kitchen:
         if not self._kinds:
             asked = f"thing {thing!r} and place {place!r}" if thing or place else "kind"
             raise UserError(f"kitchen: no game has the asked-for {asked}; choose others.")
-        if horizon < 1:
-            raise UserError(f"kitchen: the horizon must be at least 1, not {horizon}.")
-        self._seed, self._thing, self._place, self._horizon = seed, thing, place, horizon
+        if max_turns < 1:
+            raise UserError(f"kitchen: max_turns must be at least 1, not {max_turns}.")
+        self._seed, self._thing, self._place, self._max_turns = seed, thing, place, max_turns
         self._game = self._game_of(self.task_ids()[0])
         self._now = KitchenSnapshot(self._game.task, first_scene(self._game), 0, "")
 
@@ -148,12 +148,12 @@ class Kitchen:
         scene, observation = now.scene, "Nothing happens."
         if deed is not None:
             scene, observation = do(game, scene, deed)
-        ending: Ending = "success" if is_won(game, scene) else "horizon" if now.steps + 1 >= self._horizon else ""
+        ending: Ending = "success" if is_won(game, scene) else "max_turns" if now.steps + 1 >= self._max_turns else ""
         self._now = KitchenSnapshot(now.task, scene, now.steps + 1, ending)
         return self._answer(observation, valid=deed is not None)
 
     def _answer(self, observation: str, valid: bool) -> Step:
-        won, late = self._now.ending == "success", self._now.steps >= self._horizon
+        won, late = self._now.ending == "success", self._now.steps >= self._max_turns
         info = {
             "raw_score": float(won),
             "valid": valid,
@@ -180,13 +180,13 @@ class Kitchen:
         return [] if self._now.ending else list(_commands(self._game, self._now.scene))
 
     def oracle(self) -> list[str]:
-        """The fewest commands to the goal from here, whether or not the horizon allows them; [] at the end."""
+        """The fewest commands to the goal from here, whether or not max_turns allows them; [] at the end."""
         return [command(self._game, deed) for deed in self._plan()]
 
     def expert(self) -> list[Move]:
         """``oracle`` with a reason for each command; [] if it takes more actions than are left."""
         way = self._plan()
-        if len(way) > self._horizon - self._now.steps:
+        if len(way) > self._max_turns - self._now.steps:
             return []
         said = thoughts(self._game, way)
         return [Move(thought, command(self._game, deed)) for thought, deed in zip(said, way, strict=True)]

@@ -27,7 +27,7 @@ class PlannedGame(AgentEnv, Protocol):
         ...
 
     def oracle(self) -> list[str]:
-        """The fewest commands to the goal from here, whether or not the horizon allows them; [] at the end."""
+        """The fewest commands to the goal from here, whether or not max_turns allows them; [] at the end."""
         ...
 
 
@@ -38,9 +38,9 @@ class EnumeratedKitchen(ListedText):
     wrong = ("The last command did not help.", "That brought nothing.", "That was not needed.")
 
     def __init__(
-        self, game: PlannedGame, horizon: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
+        self, game: PlannedGame, max_turns: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
     ) -> None:
-        super().__init__(game, horizon, labels, shuffle_action, seed)
+        super().__init__(game, max_turns, labels, shuffle_action, seed)
         self.name, self.instruction = "alfworld", ""
         self._planned = game
 

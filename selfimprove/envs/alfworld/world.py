@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from selfimprove.envs.alfworld.listed import PlannedGame
 
 UNCUT = 10_000
-"""The horizon of the games: the adapter cuts the episode, so that a game can explain any path."""
+"""The cap on turns of the games: the adapter cuts the episode, so that a game can explain any path."""
 
 OF_TEXTWORLD = ("games", "step_seconds", "blacklist")
 """Options of the backend of that name."""
@@ -59,7 +59,7 @@ class AlfworldParams(ListedParams):
             game = self._textworld()
         else:
             game = Kitchen(self.seed, self.kinds, self.thing, self.place, UNCUT)
-        return EnumeratedKitchen(game, self.horizon, LABELS[self.labels], self.shuffle_action, self.seed)
+        return EnumeratedKitchen(game, self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def _textworld(self) -> PlannedGame:
         """ALFWorld itself; all copies share one process. A missing environment is said at ``reset``."""

@@ -126,7 +126,7 @@ class AutoExplore:
         tasks: Sequence[Task],
         repos: Mapping[str, Repo],
         *,
-        horizon: int = 15,
+        max_turns: int = 15,
         leaveout_prob: float = 0.0,
         shuffle_action: bool = False,
         easy: bool = False,
@@ -151,7 +151,7 @@ class AutoExplore:
                     f"by listed commands); restore the file or drop the task."
                 )
         self._tasks, self._repos = tasks, repos
-        self.horizon = horizon
+        self.max_turns = max_turns
         self._leaveout_prob, self._shuffle_action = leaveout_prob, shuffle_action
         self._easy, self._first_step, self._union_targets = easy, first_step, union_targets
         self._keyword_costs = dict(keyword_costs or {})
@@ -216,13 +216,13 @@ class AutoExplore:
         now = self._moment
         steps = now.steps + 1
         cost = 1.0 + self._keyword_costs.get(status.partition(":")[0], 0.0)
-        done = self._first_step or steps >= self.horizon or (chosen is not None and chosen.name == "id")
+        done = self._first_step or steps >= self.max_turns or (chosen is not None and chosen.name == "id")
         if self._first_step:
             success = chosen is not None and chosen.text == self._tasks[now.task].optimal_path[0]
             now = now._replace(success=success)
-            cost = -FIRST_STEP_BONUS - self.horizon if success else cost
+            cost = -FIRST_STEP_BONUS - self.max_turns if success else cost
         elif done:
-            cost += -self.horizon if now.success else self.horizon
+            cost += -self.max_turns if now.success else self.max_turns
         self._moment = now._replace(steps=steps, cost=now.cost + cost, done=done)
         return self._step(self._moment.result if done else self.observation(), cost, chosen, valid)
 
@@ -303,6 +303,6 @@ class AutoExplore:
         now = self._moment
         if now.done:
             return []
-        actions = plan(now.cwd, self.targets(), now.seen, self.horizon - now.steps)
+        actions = plan(now.cwd, self.targets(), now.seen, self.max_turns - now.steps)
         question, draw = self.question(), (self._seed, now.task, now.steps)
         return [Move(explain(question, action, (*draw, i)), action.text) for i, action in enumerate(actions)]

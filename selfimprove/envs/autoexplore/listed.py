@@ -67,7 +67,7 @@ class EnumeratedAutoExplore:
                 f"reflect_rl.env.curriculum_index: these tasks have the levels 0 to {len(levels) - 1}, not {level}; "
                 "choose one."
             )
-        self._game, self.labels, self.horizon = game, tuple(labels), game.horizon
+        self._game, self.labels, self.max_turns = game, tuple(labels), game.max_turns
         self._buckets = dict(levels)
         self.levels = tuple(levels) if level < 0 else (tuple(levels)[level],)
 
@@ -108,7 +108,7 @@ class EnumeratedAutoExplore:
         now = self._game.snapshot()
         if now.done:
             return []
-        left = self.horizon - now.steps
+        left = self.max_turns - now.steps
         targets = self._game.targets()
         way = plan(now.cwd, targets, now.seen, left) or plan(now.cwd, targets, now.seen, 2 * len(now.history) + 1000)
         return [action.text for action in way]

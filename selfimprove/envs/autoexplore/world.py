@@ -56,7 +56,7 @@ class AutoExploreParams(ListedParams):
         game = AutoExplore(
             played,
             repos,
-            horizon=self.horizon,
+            max_turns=self.max_turns,
             leaveout_prob=self.leaveout_prob if training else 0.0,
             shuffle_action=self.shuffle_action,
             easy=self.easy,

@@ -38,7 +38,7 @@ class EncyclopediaParams(Section):
     """How large the world is and how hard its questions are."""
 
     people: int = Field(
-        default=900, ge=60, le=1_000_000, description="and as many works; six in ten of them in the training panel"
+        default=900, ge=60, le=1_000_000, description="and as many works; six in ten of them in the training split"
     )
     distractors: int = Field(
         default=100, ge=0, le=1_000_000, description="people (and works) that no question is about"
@@ -68,7 +68,7 @@ class Encyclopedia:
     """The corpus, and the splits' questions with the plans of their scripted experts."""
 
     paragraphs: tuple[Paragraph, ...]
-    panels: dict[Split, tuple[Quest, ...]]
+    splits: dict[Split, tuple[Quest, ...]]
 
 
 def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *, seed: int) -> Encyclopedia:
@@ -80,20 +80,20 @@ def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *
         UserError: the world is too small for so many different questions.
     """
     world = build_world(params.people, params.distractors, rng("encyclopedia", seed))
-    panels: dict[Split, tuple[Quest, ...]] = {}
-    for panel in SHARES:
-        writer = _Writer(world, params, panel, rng("encyclopedia", seed, panel))
-        panels[panel] = tuple(writer.write(counts.get(panel, 0)))
-    return Encyclopedia(world.paragraphs, panels)
+    splits: dict[Split, tuple[Quest, ...]] = {}
+    for split in SHARES:
+        writer = _Writer(world, params, split, rng("encyclopedia", seed, split))
+        splits[split] = tuple(writer.write(counts.get(split, 0)))
+    return Encyclopedia(world.paragraphs, splits)
 
 
 class _Writer:
     """Draws the questions of one split."""
 
-    def __init__(self, world: World, params: EncyclopediaParams, panel: Split, draws: Random) -> None:
-        self._world, self._params, self._panel, self._draws = world, params, panel, draws
+    def __init__(self, world: World, params: EncyclopediaParams, split: Split, draws: Random) -> None:
+        self._world, self._params, self._split, self._draws = world, params, split, draws
         self._of: dict[str, list[Entry]] = {}
-        for entry in world.asked[panel]:
+        for entry in world.asked[split]:
             self._of.setdefault(entry.kind, []).append(entry)
         self._paths = _paths()
 
@@ -112,7 +112,7 @@ class _Writer:
                     break
             else:
                 raise UserError(
-                    f"the encyclopedia has {len(quests)} questions for the {self._panel} panel, {count} are asked for; "
+                    f"the encyclopedia has {len(quests)} questions for the {self._split} split, {count} are asked for; "
                     "raise people or ask for fewer."
                 )
         return list(quests.values())
@@ -136,7 +136,7 @@ class _Writer:
         asks = path[-1].hard_asks if hard else path[-1].asks
         text = self._draws.choice(asks).format(x=subject)
         question = Question(
-            id=content_id("encyclopedia", self._panel, text),
+            id=content_id("encyclopedia", self._split, text),
             task="encyclopedia",
             question=text[0].upper() + text[1:],
             gold=found,
@@ -165,7 +165,7 @@ class _Writer:
         hard = self._draws.random() < self._params.hard_wordings
         text = self._draws.choice(comparison.hard_asks if hard else comparison.asks).format(a=named(a), b=named(b))
         question = Question(
-            id=content_id("encyclopedia", self._panel, text),
+            id=content_id("encyclopedia", self._split, text),
             task="encyclopedia",
             question=text,
             gold=gold,

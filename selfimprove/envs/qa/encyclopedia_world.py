@@ -28,11 +28,11 @@ YEARS = (1501, 1899)
 
 @dataclass(frozen=True)
 class Entry:
-    """What one paragraph is about. ``facts``: relation -> title of another entry, or a word. ``panel`` None: common."""
+    """What one paragraph is about. ``facts``: relation -> title of another entry, or a word. ``split`` None: common."""
 
     title: str
     kind: str
-    panel: Split | None
+    split: Split | None
     facts: dict[str, str] = field(hash=False)
 
 
@@ -65,11 +65,11 @@ def build_world(people: int, distractors: int, draws: Random) -> World:
     fairs = _names(draws, words.ADJECTIVES, words.EVENTS, total // 3)
     asked: dict[Split, tuple[Entry, ...]] = {}
     start = 0.0
-    for panel, share in SHARES.items():
+    for split, share in SHARES.items():
         part = (start, start + share)
         mine = [_share(pool[: len(pool) * people // total], part) for pool in (names, titles, clubs, fairs)]
-        asked[panel] = tuple(_made(draws, panel, towns, *mine))
-        entries += asked[panel]
+        asked[split] = tuple(_made(draws, split, towns, *mine))
+        entries += asked[split]
         start += share
     rest = [pool[len(pool) * people // total :] for pool in (names, titles, clubs, fairs)]
     if distractors > 1:
@@ -105,7 +105,7 @@ def _places(draws: Random, towns: Sequence[str]) -> Iterator[Entry]:
 
 def _made(
     draws: Random,
-    panel: Split | None,
+    split: Split | None,
     towns: Sequence[str],
     names: Sequence[str],
     titles: Sequence[str],
@@ -122,17 +122,17 @@ def _made(
             "birth year": str(draws.randint(*YEARS)),
             "teacher": teacher,
         }
-        yield Entry(name, "person", panel, facts)
+        yield Entry(name, "person", split, facts)
     for title in titles:
         kind, role = draws.choice(list(words.WORKS.items()))
         facts = {"kind": kind, "stage": draws.choice(towns), "year": str(draws.randint(*YEARS))}
-        yield Entry(title, "work", panel, {**facts, role: draws.choice(names)})
+        yield Entry(title, "work", split, {**facts, role: draws.choice(names)})
     for club in clubs:
         facts = {"seat": draws.choice(towns), "year": str(draws.randint(*YEARS)), "founder": draws.choice(names)}
-        yield Entry(club, "organisation", panel, facts)
+        yield Entry(club, "organisation", split, facts)
     for fair in fairs:
         facts = {"site": draws.choice(towns), "season": draws.choice(words.SEASONS), "founder": draws.choice(names)}
-        yield Entry(fair, "event", panel, facts)
+        yield Entry(fair, "event", split, facts)
 
 
 def _sentence(draws: Random, entry: Entry) -> str:

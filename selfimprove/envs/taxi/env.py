@@ -65,9 +65,9 @@ from selfimprove.envs.taxi.grid import ABOARD, ACTIONS, best_actions, moves, pic
 from selfimprove.envs.taxi.words import thought
 
 Mode = Literal["pickup", "dropoff", "full", "none"]
-Ending = Literal["", "success", "danger", "horizon"]
+Ending = Literal["", "success", "danger", "max_turns"]
 
-HORIZON = 15
+MAX_TURNS = 15
 LABELS = tuple(str(action) for action in range(len(ACTIONS)))
 DANGER = -10 / 20  # instead of the step's reward
 
@@ -140,7 +140,7 @@ class Taxi:
     """The environment; copies share tables, which never change, and nothing else.
 
     ``mode``: ``pickup`` ends with the first pickup; ``dropoff`` begins after the oracle's pickup; ``full`` rewards
-    both; ``none`` only the delivery. The episode is cut after ``horizon`` actions. ``with_history`` shows the map
+    both; ``none`` only the delivery. The episode is cut after ``max_turns`` actions. ``with_history`` shows the map
     after every action (``history_text``).
 
     Rewards of the original may be negative, ``Step.reward`` may not: it is the normalised score, 1 on success (the
@@ -152,13 +152,13 @@ class Taxi:
     name = "taxi"
     instruction = INSTRUCTION
 
-    def __init__(self, mode: Mode = "full", horizon: int = HORIZON, with_history: bool = False) -> None:
+    def __init__(self, mode: Mode = "full", max_turns: int = MAX_TURNS, with_history: bool = False) -> None:
         """Raises: UserError: no such mode, or no step to take."""
         if mode not in get_args(Mode):
             raise UserError(f"taxi: there is no mode {mode!r}; choose one of {', '.join(get_args(Mode))}.")
-        if horizon < 1:
-            raise UserError(f"taxi: the horizon must be at least 1, not {horizon}.")
-        self._mode, self._horizon, self._with_history = mode, horizon, with_history
+        if max_turns < 1:
+            raise UserError(f"taxi: max_turns must be at least 1, not {max_turns}.")
+        self._mode, self._max_turns, self._with_history = mode, max_turns, with_history
         self.reset(0)
 
     def task_ids(self) -> Sequence[int]:
@@ -213,8 +213,8 @@ class Taxi:
             reward, ending = DANGER, "danger"
         elif delivered or (self._mode == "pickup" and picked_up):
             ending = "success"
-        elif len(now.actions) + 1 >= self._horizon:
-            ending = "horizon"
+        elif len(now.actions) + 1 >= self._max_turns:
+            ending = "max_turns"
         score = now.score + reward
         self._now = TaxiSnapshot(now.task, (*now.states, state), (*now.actions, action), score, picked_up, ending)
         return reward
@@ -231,7 +231,7 @@ class Taxi:
             "disaster": danger,
             "delivered": delivered,
             "terminated": danger or delivered,
-            "truncated": danger or (success and not delivered) or len(now.actions) >= self._horizon,
+            "truncated": danger or (success and not delivered) or len(now.actions) >= self._max_turns,
         }
         return Step(self.observation, float(success), bool(now.ending), info)
 
@@ -248,7 +248,7 @@ class Taxi:
         return [] if self._now.ending else list(ACTIONS)
 
     def oracle(self) -> list[int]:
-        """A shortest path to success from here, whether or not the horizon allows it; [] at the end."""
+        """A shortest path to success from here, whether or not max_turns allows it; [] at the end."""
         if self._now.ending:
             return []
         return best_actions(self._now.states[-1], until_aboard=self._mode == "pickup")
@@ -256,7 +256,7 @@ class Taxi:
     def expert(self) -> list[Move]:
         """``oracle`` with a reason for each action; [] if it takes more actions than are left."""
         actions, state, plan = self.oracle(), self._now.states[-1], []
-        if len(actions) > self._horizon - len(self._now.actions):
+        if len(actions) > self._max_turns - len(self._now.actions):
             return []
         for action in actions:
             plan.append(Move(thought(state, action), ACTIONS[action]))

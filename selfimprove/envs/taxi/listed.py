@@ -80,13 +80,13 @@ class EnumeratedTaxi:
     heading = ACTION_HEADING
     labels = LABELS
 
-    def __init__(self, mode: Mode = "full", horizon: int = 15, with_history: bool = False, level: int = -1) -> None:
-        """``level``: only this one of the curriculum's; -1: all. Raises: UserError: no such mode, horizon or level."""
+    def __init__(self, mode: Mode = "full", max_turns: int = 15, with_history: bool = False, level: int = -1) -> None:
+        """``level``: only this one of the curriculum's; -1: all. Raises: UserError: bad mode, level or max_turns."""
         if level >= len(LEVELS):
             raise UserError(f"reflect_rl.env.curriculum_index: taxi has the levels 0 to 2, not {level}; choose one.")
         self.levels: tuple[str, ...] = LEVELS if level < 0 else LEVELS[level : level + 1]
-        self.horizon = horizon
-        self._games = {name: Taxi(name, horizon, with_history) for name in (*LEVELS, "none")}
+        self.max_turns = max_turns
+        self._games = {name: Taxi(name, max_turns, with_history) for name in (*LEVELS, "none")}
         self._default: Mode = mode if level < 0 else LEVELS[level]
         self._level: Mode = self._default
         self._moment = self._games[mode].snapshot()

@@ -22,18 +22,18 @@ class TaxiParams(ListedParams):
     mishap: ClassVar[str] = "\nThe episode is over: that action changed nothing, which is dangerous."
 
     @classmethod
-    def rules(cls, horizon: int) -> str:
+    def rules(cls, max_turns: int) -> str:
         """The rules that the environment gives to a model, without the form of its answers."""
         from selfimprove.envs.taxi.env import INSTRUCTION
 
         rules = INSTRUCTION.partition("\nAnswer each time")[0]
-        return f"{rules}\nYou have {horizon} actions. Type an action's number or its words."
+        return f"{rules}\nYou have {max_turns} actions. Type an action's number or its words."
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         """See ``ListedParams``."""
         from selfimprove.envs.taxi.listed import EnumeratedTaxi
 
-        return EnumeratedTaxi(self.mode, self.horizon, self.with_history, self.curriculum_index)
+        return EnumeratedTaxi(self.mode, self.max_turns, self.with_history, self.curriculum_index)
 
     def instruction(self) -> str:
         """See ``ListedParams``."""

@@ -47,10 +47,10 @@ def bad_beginning(episode: Episode, most: int) -> list[str]:
     return replies[: min(most, len(replies) - 1)]
 
 
-def bad_beginnings(panel: Sequence[int], episodes: Sequence[Episode], most: int) -> list[Beginning]:
-    """Those of a model's episodes, one a task of ``panel``, that failed."""
+def bad_beginnings(split: Sequence[int], episodes: Sequence[Episode], most: int) -> list[Beginning]:
+    """Those of a model's episodes, one a task of ``split``, that failed."""
     return [
         Beginning(task_id=task, replies=replies)
-        for task, episode in zip(panel, episodes, strict=True)
+        for task, episode in zip(split, episodes, strict=True)
         if (replies := bad_beginning(episode, most))
     ]

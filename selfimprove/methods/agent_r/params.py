@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.registry import TextSection
-from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_room, check_split, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
@@ -27,14 +27,14 @@ class GameParams(Section):
 
 
 class TaskParams(Section):
-    """Which tasks: how many demonstrations for the warm start, and the panels to search, choose and test on.
+    """Which tasks: how many demonstrations for the warm start, and the splits to search, choose and test on.
 
-    Panels are drawn from the environment's task ids by the run's seed and are disjoint; ``files`` names lists of ids
+    Splits are drawn from the environment's task ids by the run's seed and are disjoint; ``files`` names lists of ids
     instead (JSON, as AgentGym and Agent-R publish them).
     """
 
     demonstrations: int = Field(
-        ge=0, le=1_000_000, description="tasks whose expert episodes are the warm start; a panel of their own"
+        ge=0, le=1_000_000, description="tasks whose expert episodes are the warm start; a split of their own"
     )
     layouts: int = Field(
         default=1,
@@ -74,8 +74,8 @@ class TaskParams(Section):
 class SearchParams(Section):
     """One collection: a search tree per task (docs/agent-r.md, A7 to A13)."""
 
-    tasks: int = Field(ge=1, description="how many of the training panel, from its start")
-    offset: int = Field(default=0, ge=0, description="panel index to start at")
+    tasks: int = Field(ge=1, description="how many of the training split, from its start")
+    offset: int = Field(default=0, ge=0, description="index in the training split to start at")
     limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
     min: int | None = Field(default=None, ge=0, description="only task ids from here on")
     max: int | None = Field(default=None, ge=1, description="only task ids below this")
@@ -137,11 +137,11 @@ class ConvertParams(Section):
 
 
 class EvaluateParams(Section):
-    """The policy plays a panel; and goes on from given bad beginnings (revision evaluation, the paper's Table 3)."""
+    """The policy plays a split; and goes on from given bad beginnings (revision evaluation, the paper's Table 3)."""
 
-    panel: Literal["dev", "test"] = "test"
+    split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    max_steps: int = Field(default=100, ge=1)
+    max_turns: int = Field(default=100, ge=1, description="turns of an episode, at most; the original's max_steps")
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=500, ge=1)
@@ -205,7 +205,7 @@ class AgentRParams(Trained):
             search, place = iteration.generate, f"iterations.{key}.generate"
             check_known(f"{place}.engine", "engine", search.engine, self.engines)
             if (search.min, search.max) == (None, None):
-                check_room(place, "tasks", search.tasks, search.offset, self.tasks.train)
+                check_room(place, search.tasks, search.offset, self.tasks.train)
         for key, control in self.controls.items():
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
         for key, iteration in self.iterations.items():
@@ -219,7 +219,7 @@ class AgentRParams(Trained):
             raise ValueError(f"tasks.layouts: {self.env.name} has no other layouts of a task; set 1")
         if self.tasks.games is not None and self.env.name != "sciworld":
             raise ValueError("tasks.games: only sciworld has task numbers; remove it")
-        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
         if isinstance(self.engines["actor"], ScriptedEngineConfig):

@@ -23,7 +23,7 @@ GIVEN = "given"
 async def play(
     task_id: int, world: World, actor: Engine, cfg: EvaluateParams, seed: int, bad_prefix: Sequence[str] = ()
 ) -> Episode:
-    """One episode: the given replies first, then at most ``cfg.max_steps`` of the actor's own, until it is over.
+    """One episode: the given replies first, then at most ``cfg.max_turns`` of the actor's own, until it is over.
 
     Each turn has one attempt: the stored reply as ``text``, the action as ``answer``, the score so far as ``reward``.
     The last one's is the episode's score; a negative score counts as 0 and ends it. ``solved``: the score is 1.
@@ -40,7 +40,7 @@ async def play(
         here, dialogue = moments[-1], [*prompt]
         for turn in turns:
             dialogue += _messages(turn)
-        for step in range(cfg.max_steps):
+        for step in range(cfg.max_turns):
             if here.done:
                 break
             (completion,) = await ask(actor, dialogue, cfg, SeedKey(seed, name, step))

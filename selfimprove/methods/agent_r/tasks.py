@@ -25,20 +25,20 @@ from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
 
-Panel = Literal["demonstrations", "train", "dev", "test"]
+Split = Literal["demonstrations", "train", "dev", "test"]
 LONGEST = 100
 """Actions of an expert's episode, at most."""
 
 SLIP_THOUGHT = "This may help."
 """The thought of a slip: never trained on, and the same for all, so that only action and observation show the error."""
 
-PANELS: tuple[Panel, ...] = ("demonstrations", "train", "dev", "test")
+SPLITS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
 
 
-def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, list[int]]:
-    """The four panels: task ids, disjoint, in an order drawn by the seed.
+def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Split, list[int]]:
+    """The four splits: task ids, disjoint, in an order drawn by the seed.
 
-    With ``tasks.files`` the test panel is drawn from the test file and the others from the training file; a file that
+    With ``tasks.files`` the test split is drawn from the test file and the others from the training file; a file that
     is not named stands for every id of the environment that the other one does not hold.
 
     Raises:
@@ -46,7 +46,7 @@ def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, 
             that stand in both files (names them).
     """
     pools = _pools(tasks, env)
-    panels: dict[Panel, list[int]] = {}
+    splits: dict[Split, list[int]] = {}
     for pool, names in pools:
         drawn = list(pool)
         rng("panels", seed, env.name, "+".join(names)).shuffle(drawn)
@@ -58,13 +58,13 @@ def build_panels(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Panel, 
                     f"agent_r.tasks.{name}: {count} tasks of {env.name} are asked for, {len(drawn) - start} are left "
                     f"of {len(drawn)}; ask for fewer."
                 )
-            panels[name] = drawn[start : start + count]
+            splits[name] = drawn[start : start + count]
             start += count
-    return {name: panels[name] for name in PANELS}
+    return {name: splits[name] for name in SPLITS}
 
 
-def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Panel, ...]]]:
-    """Ids, and the panels that share them in turn."""
+def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Split, ...]]]:
+    """Ids, and the splits that share them in turn."""
     everything = list(env.task_ids())
     if not tasks.files:
         everything = _of_games(tasks, None) if tasks.games is not None else everything
@@ -99,16 +99,16 @@ def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
     return ids_of_task_numbers(tasks.games.start, tasks.games.stop, tasks.games.variations, listed)
 
 
-def check_disjoint(panels: Mapping[str, Sequence[int]]) -> None:
+def check_disjoint(splits: Mapping[str, Sequence[int]]) -> None:
     """Refuse splits that share ids.
 
     Raises:
-        UserError: names two panels and the ids in both.
+        UserError: names two splits and the ids in both.
     """
-    names = list(panels)
+    names = list(splits)
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
-            shared = sorted(set(panels[one]) & set(panels[other]))
+            shared = sorted(set(splits[one]) & set(splits[other]))
             if shared:
                 raise UserError(
                     f"agent_r.tasks: task {_some(shared)} in both {one} and {other}; take them out of one of the two."
@@ -162,38 +162,38 @@ def _flatten(value: Any, env_name: str) -> Iterable[int]:
             raise ValueError(f"{item!r} is no id")
 
 
-def select(panel: Sequence[int], cfg: SearchParams) -> list[int]:
+def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
     """The part of a split that one collection searches, in the split's order.
 
     ``min`` and ``max`` keep the ids from ``min`` on and below ``max``, as the original's options of that name do;
     of those, ``tasks`` from place ``offset`` on, and of these the first ``limit``.
 
     Raises:
-        UserError: nothing is left, or fewer than ``tasks`` though no range of ids narrows the panel.
+        UserError: nothing is left, or fewer than ``tasks`` though no range of ids narrows the split.
     """
-    inside = [i for i in panel if (cfg.min is None or i >= cfg.min) and (cfg.max is None or i < cfg.max)]
+    inside = [i for i in split if (cfg.min is None or i >= cfg.min) and (cfg.max is None or i < cfg.max)]
     chosen = inside[cfg.offset : cfg.offset + cfg.tasks]
-    narrowed = len(inside) < len(panel)
+    narrowed = len(inside) < len(split)
     if not chosen or (len(chosen) < cfg.tasks and not narrowed):
         raise UserError(
-            f"agent_r generate: {cfg.tasks} tasks from place {cfg.offset} on are asked for, the training panel has "
+            f"agent_r generate: {cfg.tasks} tasks from place {cfg.offset} on are asked for, the training split has "
             f"{len(inside)}{' in that range of ids' if narrowed else ''}; ask for fewer or enlarge agent_r.tasks.train."
         )
     return chosen[: cfg.limit]
 
 
-def panel_hash(ids: Sequence[int]) -> str:
-    """Names a panel: its ids in order."""
+def split_hash(ids: Sequence[int]) -> str:
+    """Names a split: its ids in order."""
     return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
 
 
 def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a panel file, which ``load_panel`` reads back: {"env": …, "task_id": …}."""
+    """The rows of a split file, which ``load_split`` reads back: {"env": …, "task_id": …}."""
     return [{"env": env_name, "task_id": task_id} for task_id in ids]
 
 
-def load_panel(path: Path, env_name: str | None = None) -> list[int]:
-    """Task ids of a panel file; a panel may be empty.
+def load_split(path: Path, env_name: str | None = None) -> list[int]:
+    """Task ids of a split file; a split may be empty.
 
     Raises:
         UserError: the file is missing, or a line has no task id or is of another environment than the one named.
@@ -204,7 +204,7 @@ def load_panel(path: Path, env_name: str | None = None) -> list[int]:
         if not isinstance(task_id, int) or isinstance(task_id, bool) or env_name not in (None, row.get("env")):
             raise UserError(
                 f"{path}, line {line}: no task_id of {env_name or 'an environment'}; run agent_r-data again, which "
-                "writes the panels."
+                "writes the splits."
             )
         ids.append(task_id)
     return ids

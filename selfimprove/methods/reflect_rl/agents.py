@@ -125,7 +125,7 @@ async def play_agent(
     error = None
     try:
         state = env.reset(task, episode, level)
-        for turn in range(env.horizon):
+        for turn in range(env.max_turns):
             decision = await agent.act(env, SeedKey(key.run, key.task, turn))
             command = env.commands().get(decision.label)
             played = env.step(decision.label)

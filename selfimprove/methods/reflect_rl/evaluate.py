@@ -23,7 +23,7 @@ class Game(NamedTuple):
         return SeedKey(seed, f"{self.task}-{self.level}-{self.rep}")
 
 
-def games(env: EnumeratedEnv, panel: Sequence[int], cfg: EvaluateParams, reps: int | None = None) -> list[Game]:
+def games(env: EnumeratedEnv, split: Sequence[int], cfg: EvaluateParams, reps: int | None = None) -> list[Game]:
     """Every task of the split, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
 
     Raises:
@@ -32,12 +32,12 @@ def games(env: EnumeratedEnv, panel: Sequence[int], cfg: EvaluateParams, reps: i
     found = [
         Game(task, level, rep)
         for level in cfg.levels or env.levels
-        for task in env.level_tasks(level, panel)
+        for task in env.level_tasks(level, split)
         for rep in range(reps or cfg.eval_reps)
     ]
     if not found:
         raise UserError(
-            f"reflect_rl.evaluate.levels: the panel {cfg.panel} has no task at {', '.join(cfg.levels or env.levels)}; "
-            "name other levels or enlarge the panel."
+            f"reflect_rl.evaluate.levels: the split {cfg.split} has no task at {', '.join(cfg.levels or env.levels)}; "
+            "name other levels or enlarge the split."
         )
     return found

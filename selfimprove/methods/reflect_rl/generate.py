@@ -113,7 +113,7 @@ async def _whole(made: Trajectory, env: EnumeratedEnv, teacher: Teacher, seed: i
     """The teacher plays: it reflects, then acts, until the end."""
     env.reset(made.task_id, 0, made.level)
     last: Last | None = None
-    for number in range(env.horizon):
+    for number in range(env.max_turns):
         key = SeedKey(seed, made.id, number)
         reflection = await teacher.reflect(env, last, key, exploring=False)
         label = await teacher.choose(env, last, reflection or "", key, exploring=False)
@@ -135,11 +135,11 @@ async def _exploring(
     """Chance plays, the oracle with ``cfg.oracle_prob``; the teacher reflects at every state, for the oracle's action.
 
     It ends where the environment ends it, danger included (the original's spoilers switch the danger off), or after
-    ``horizon`` actions.
+    ``max_turns`` actions.
     """
     env.reset(made.task_id, k + 1, made.level)
     last: Last | None = None
-    for number in range(env.horizon):
+    for number in range(env.max_turns):
         best = oracle_label(env)
         if best is None:
             break
@@ -172,7 +172,7 @@ async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Tea
         return None
     made = _with_step(made, env, "", oracle_label(env), done=others[k], learn=False)
     wrong, played = _act(env, others[k])
-    if played.done:  # the horizon left no step to correct it in
+    if played.done:  # max_turns left no step to correct it in
         return None
     key = SeedKey(seed, made.id, len(made.steps))
     reflection = await teacher.reflect(env, wrong, key, exploring=True)

@@ -74,7 +74,7 @@ class GenerateParams(Section):
     oracle_prob: float = Field(
         default=0.1, ge=0, le=1, description="exploring: how often the oracle acts instead of chance; alfworld 0.3"
     )
-    horizon: int = Field(default=15, ge=1, description="of the teacher's episodes; the paper: taxi 20")
+    max_turns: int = Field(default=15, ge=1, description="turns of the teacher's episodes, at most; the paper: taxi 20")
     levels: list[str] = Field(default=[], description="taxi: modes of the episodes in turn; none: full")
     temperature: float = Field(default=0.7, ge=0)
     top_p: float = Field(default=0.9, gt=0, le=1)
@@ -120,7 +120,7 @@ class Control(Section):
 class EvaluateParams(ActingParams):
     """A policy plays a split, each task several times (docs/reflect-rl.md, L46)."""
 
-    panel: Literal["dev", "test"] = "test"
+    split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
     eval_reps: int = Field(default=10, ge=1, le=10_000, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")

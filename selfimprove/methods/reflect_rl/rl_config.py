@@ -21,7 +21,7 @@ class ActingParams(Section):
     reflect_prob: float = Field(default=1.0, ge=0, le=1, description="a step's coin for the whole batch; else R is ''")
     reflect_temperature: float = Field(default=1.0, ge=0, description="0: greedy; equal states are then read once")
     reflect_top_p: float = Field(default=1.0, gt=0, le=1)
-    max_new_tokens: int = Field(default=100, ge=1, description="of a reflection")
+    max_tokens: int = Field(default=100, ge=1, description="of a reflection")
 
 
 class CriticParams(Section):

@@ -56,7 +56,7 @@ async def play(
     error = None
     try:
         state = env.reset(task, episode, level)
-        for turn in range(env.horizon):
+        for turn in range(env.max_turns):
             here = replace(key, turn=turn)
             reflection = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
             prompt = policy_prompt(env.instruction, state, reflection, markers)
@@ -100,7 +100,7 @@ async def _reflect(
         return ""
     request = Request(
         reflection_prompt(env.instruction, state, markers), key.at(ADVICE), temperature=cfg.reflect_temperature,
-        top_p=cfg.reflect_top_p, max_tokens=cfg.max_new_tokens, cut_left=True,
+        top_p=cfg.reflect_top_p, max_tokens=cfg.max_tokens, cut_left=True,
     )  # fmt: skip
     (answer,) = await reflector.generate(request)
     return cut_reflection(answer.text, markers)

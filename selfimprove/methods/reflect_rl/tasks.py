@@ -23,8 +23,8 @@ from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.methods.reflect_rl.params import TaskParams
 
-Panel = Literal["train", "dev", "test"]
-PANELS: tuple[Panel, ...] = ("train", "dev", "test")
+Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 
 class Explored(NamedTuple):
@@ -61,7 +61,7 @@ def explore_tasks(env: AutoExploreParams, cfg: TaskParams, asked: Sequence[Task]
     return found
 
 
-def build_panels(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Panel, list[int]]:
+def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Split, list[int]]:
     """The three splits, disjoint, in an order drawn by the seed.
 
     Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest (the original's draws are unseeded, and not of
@@ -71,26 +71,26 @@ def build_panels(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Pane
         UserError: more tasks are asked for than there are, or a split would be empty.
     """
     learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
-    panels: dict[Panel, list[int]] = {}
+    splits: dict[Split, list[int]] = {}
     if learn == judge:
         rng("reflect_rl panels", seed, env.name).shuffle(learn)
         sizes = _sizes(cfg, len(learn))
         _enough(env.name, sum(sizes), len(learn))
         starts = (0, sizes[0], sizes[0] + sizes[1])
-        panels = {n: learn[a : a + size] for n, a, size in zip(PANELS, starts, sizes, strict=True)}
+        splits = {n: learn[a : a + size] for n, a, size in zip(SPLITS, starts, sizes, strict=True)}
     else:
         rng("reflect_rl train panel", seed, env.name).shuffle(learn)
         rng("reflect_rl test panels", seed, env.name).shuffle(judge)
         train, dev, test = _sizes(cfg, min(len(learn), len(judge)))
         _enough(env.name, train, len(learn))
         _enough(env.name, dev + test, len(judge))
-        panels = {"train": learn[:train], "dev": judge[:dev], "test": judge[dev : dev + test]}
+        splits = {"train": learn[:train], "dev": judge[:dev], "test": judge[dev : dev + test]}
     for name in ("train", "test"):
-        if not panels[name]:
+        if not splits[name]:
             raise UserError(f"reflect_rl.tasks: {env.name} has too few tasks to leave any for {name}; make more.")
     if cfg.few_data:
-        panels["train"] = panels["train"][: cfg.few_data]
-    return panels
+        splits["train"] = splits["train"][: cfg.few_data]
+    return splits
 
 
 def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
@@ -105,23 +105,23 @@ def _enough(name: str, asked: int, there: int) -> None:
         raise UserError(f"reflect_rl.tasks: {asked} tasks of {name} are asked for, it has {there}; ask for fewer.")
 
 
-def panel_hash(ids: Sequence[int]) -> str:
+def split_hash(ids: Sequence[int]) -> str:
     """Names a split: its ids in order."""
     return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
 
 
 def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a split file, which ``load_panel`` reads back."""
+    """The rows of a split file, which ``load_split`` reads back."""
     return [{"env": env_name, "task_id": task_id} for task_id in ids]
 
 
-def load_panel(folder: Path, panel: Panel, env_name: str) -> list[int]:
+def load_split(folder: Path, split: Split, env_name: str) -> list[int]:
     """Task ids of a split.
 
     Raises:
         UserError: the file is missing, or a line has no task id or is of another environment.
     """
-    path = folder / f"{panel}.jsonl"
+    path = folder / f"{split}.jsonl"
     ids = []
     for line, row in read_rows(path, may_be_empty=True):
         task_id = row.get("task_id")

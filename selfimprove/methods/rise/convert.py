@@ -26,7 +26,7 @@ class ConvertConfig(Protocol):
     """The fields of ``ConvertParams`` that conversion reads."""
 
     criteria: Criteria
-    temperature: float
+    reward_temperature: float
     only_success: bool
     remove_duplication: bool
     shuffle: bool
@@ -149,7 +149,7 @@ def convert(
     """The whole conversion: select, count, weight, shuffle, number (``identity_0`` …).
 
     ``chat``: count tokens with it; samples longer than ``max_length`` tokens are counted, never dropped here.
-    ``earlier``: parent iterations' examples (``accumulate_data``), added as they are before the shuffle. The
+    ``earlier``: parent iterations' examples (``accumulate``), added as they are before the shuffle. The
     order without shuffling is that of the episodes.
 
     Raises:
@@ -177,7 +177,7 @@ def convert(
     if cfg.weighted:
         attempts = [(sample.episode.id, sample.index, sample.reward) for sample in samples]
         baselines = reward_baselines(attempts, cfg.reward_baseline)
-        values = weights([sample.reward for sample in samples], cfg.temperature, baselines)
+        values = weights([sample.reward for sample in samples], cfg.reward_temperature, baselines)
         samples = [replace(sample, weight=weight) for sample, weight in zip(samples, values, strict=True)]
     examples = [*earlier, *(example(sample, dialogue_limit) for sample in samples)]
     stats: dict[str, Any] = {

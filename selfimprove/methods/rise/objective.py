@@ -30,13 +30,13 @@ def weights(rewards: Sequence[float], temperature: float, baselines: Sequence[fl
         UserError: the temperature is not above 0, or so small that a weight overflows.
     """
     if not temperature > 0:
-        raise UserError(f"convert.temperature is {temperature}; set it above 0.")
+        raise UserError(f"convert.reward_temperature is {temperature}; set it above 0.")
     offsets = [0.0] * len(rewards) if baselines is None else baselines
     try:
         return [math.exp((reward - b) / temperature) for reward, b in zip(rewards, offsets, strict=True)]
     except OverflowError:
         raise UserError(
-            f"convert.temperature {temperature} makes weights overflow; set it higher (RISE: 0.4)."
+            f"convert.reward_temperature {temperature} makes weights overflow; set it higher (RISE: 0.4)."
         ) from None
 
 

@@ -13,13 +13,13 @@ from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.arithmetic import Difficulty
 from selfimprove.envs.registry import AnswerSection
-from selfimprove.methods.lineage import check_known, check_names, check_panel, check_room, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_room, check_split, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 
 class TaskParams(Section):
-    """Which problems: how many demonstrations for the first SFT, and the panels to collect, choose and test on."""
+    """Which problems: how many demonstrations for the first SFT, and the splits to collect, choose and test on."""
 
     source: Literal["embedded", "gsm8k", "math", "files"] = "embedded"
     files: dict[Literal["train", "test"], str] | None = Field(
@@ -30,7 +30,7 @@ class TaskParams(Section):
     dev: int = Field(ge=0, le=1_000_000)
     test: int = Field(ge=1, le=1_000_000)
     demonstration_difficulty: Difficulty = Field(default=Difficulty(), description="embedded demonstrations")
-    difficulty: Difficulty = Field(default=Difficulty(), description="embedded train, dev and test panels")
+    difficulty: Difficulty = Field(default=Difficulty(), description="embedded train, dev and test splits")
 
     @model_validator(mode="after")
     def _files(self) -> TaskParams:
@@ -42,10 +42,10 @@ class TaskParams(Section):
 class GenerateParams(Section):
     """One collection: ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t."""
 
-    problems: int = Field(ge=1, description="how many of the training panel, from its start")
-    offset: int = Field(default=0, ge=0, description="panel index to start at")
+    tasks: int = Field(ge=1, description="how many problems of the training split, from its start")
+    offset: int = Field(default=0, ge=0, description="index in the training split to start at")
     limit: int | None = Field(default=None, ge=1, description="debug: only the first so many of those")
-    max_turns: int = Field(default=5, ge=1, le=1000)
+    max_turns: int = Field(default=5, ge=1, le=1000, description="attempts at a problem, at most")
     models: list[str]
     num_of_samples: list[int]
     temperature: float = Field(default=1.0, ge=0)
@@ -55,16 +55,16 @@ class GenerateParams(Section):
     concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
     resamples: int = Field(default=3, ge=0, description="new draws when every sample of a turn is degenerate")
 
-    def select(self, panel: Sequence[Problem]) -> list[Problem]:
-        """The part of the panel that is collected on.
+    def select(self, split: Sequence[Problem]) -> list[Problem]:
+        """The part of the split that is collected on.
 
         Raises:
-            UserError: the panel is shorter.
+            UserError: the split is shorter.
         """
-        end = self.offset + self.problems
-        if end > len(panel):
-            raise UserError(f"generate.problems: {end} asked for, the training panel has {len(panel)}; ask for fewer.")
-        return list(panel[self.offset : end])[: self.limit]
+        end = self.offset + self.tasks
+        if end > len(split):
+            raise UserError(f"generate.tasks: {end} asked for, the training split has {len(split)}; ask for fewer.")
+        return list(split[self.offset : end])[: self.limit]
 
     @model_validator(mode="after")
     def _one_per_turn(self) -> GenerateParams:
@@ -77,25 +77,27 @@ class GenerateParams(Section):
 
 
 class ConvertParams(Section):
-    """Episodes to weighted examples: w = exp(reward / temperature)."""
+    """Episodes to weighted examples: w = exp(reward / reward_temperature)."""
 
     criteria: Literal["all", "better", "best", "success"] = "all"
-    temperature: float = Field(default=0.4, ge=0.02, description="below 0.02 weights would overflow float32")
+    reward_temperature: float = Field(
+        default=0.4, ge=0.02, description="tau of the weights; below 0.02 they would overflow float32"
+    )
     only_success: bool = False
     remove_duplication: bool = True
     shuffle: bool = True
     weighted: bool = Field(default=True, description="false: every weight is 1 (the unweighted control)")
     reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
     weight_normalization: Literal["none", "batch"] = "none"
-    accumulate_data: bool = Field(default=False, description="add the parent iterations' examples")
+    accumulate: bool = Field(default=False, description="add the parent iterations' examples")
 
 
 class EvaluateParams(Section):
     """Sequential and parallel evaluation without an oracle; the oracle's metric follows from the same episodes."""
 
-    panel: Literal["dev", "test"] = "test"
+    split: Literal["dev", "test"] = "test"
     limit: int | None = Field(default=None, ge=1)
-    max_turns: int = Field(default=5, ge=1, le=1000)
+    max_turns: int = Field(default=5, ge=1, le=1000, description="attempts at a problem, at most")
     context_window: int = Field(default=5, ge=1)
     parallel_samples: int = Field(default=5, ge=1, le=10_000)
     oracle: bool = Field(default=False, description="stop at the first right attempt")
@@ -157,10 +159,10 @@ class RiseParams(Trained):
             asked, place = iteration.generate, f"iterations.{key}.generate"
             for model in asked.models:
                 check_known(f"{place}.models", "engine", model, self.engines)
-            check_room(place, "problems", asked.problems, asked.offset, self.tasks.train)
+            check_room(place, asked.tasks, asked.offset, self.tasks.train)
         for key, control in self.controls.items():
             check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
-        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")

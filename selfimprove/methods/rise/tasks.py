@@ -20,29 +20,29 @@ from selfimprove.envs.math.arithmetic import Split, generate
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
 
-PANELS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
+SPLITS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
 
 
-def build_panels(
+def build_splits(
     tasks: TaskParams, env: AnswerEnv, *, seed: int, download: Path, mirror: Path | None
 ) -> dict[str, list[Problem]]:
-    """The four panels.
+    """The four splits.
 
     Raises:
         UserError: the source can't be had or is malformed, holds too few problems, or overlaps.
     """
-    wanted: dict[str, int] = {name: getattr(tasks, name) for name in PANELS}
-    panels: dict[str, list[Problem]]
+    wanted: dict[str, int] = {name: getattr(tasks, name) for name in SPLITS}
+    splits: dict[str, list[Problem]]
     if tasks.source == "embedded":
-        panels = {name: _embedded(tasks, env, name, wanted[name], seed) for name in PANELS}
+        splits = {name: _embedded(tasks, env, name, wanted[name], seed) for name in SPLITS}
     else:
-        panels = _divide(tasks, env, wanted, seed=seed, download=download, mirror=mirror)
-    _check_disjoint(panels)
-    return panels
+        splits = _divide(tasks, env, wanted, seed=seed, download=download, mirror=mirror)
+    _check_disjoint(splits)
+    return splits
 
 
-def panel_hash(problems: Sequence[Problem]) -> str:
-    """Names a panel: its ids in order."""
+def split_hash(problems: Sequence[Problem]) -> str:
+    """Names a split: its ids in order."""
     return blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=16).hexdigest()
 
 
@@ -74,8 +74,8 @@ def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, str]]:
     ]
 
 
-def load_panel(path: Path, env: AnswerEnv) -> list[Problem]:
-    """Problems of a panel file.
+def load_split(path: Path, env: AnswerEnv) -> list[Problem]:
+    """Problems of a split file.
 
     Raises:
         UserError: missing, empty or malformed (names file and line).
@@ -84,7 +84,7 @@ def load_panel(path: Path, env: AnswerEnv) -> list[Problem]:
 
 
 def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
-    """The row that ``load_panel`` reads back."""
+    """The row that ``load_split`` reads back."""
     if env.name == "math":
         return {"id": problem.id, "problem": problem.question, "solution": problem.answer}
     return {"id": problem.id, "question": problem.question, "answer": problem.answer}
@@ -109,19 +109,19 @@ def _divide(
     files: dict[str, str] = dict((tasks.files or {}).items())
     if not files:
         files = {path.stem: str(path) for path in fetch(tasks.source, download, mirror=mirror)}
-    loaded = {stem: load_panel(Path(path), env) for stem, path in files.items()}
+    loaded = {stem: load_split(Path(path), env) for stem, path in files.items()}
     for stem, problems in loaded.items():
         rng("panels", seed, tasks.source, stem).shuffle(problems)
     if "test" not in loaded:
         raise UserError(f"rise.tasks: source {tasks.source} needs a test file; name one under rise.tasks.files.test.")
     pools = {"test": loaded["test"], "rest": loaded.get("train", loaded["test"])}
     shared = "train" not in loaded
-    panels = {"test": _take(pools["test"], wanted["test"], "test", 0)}
+    splits = {"test": _take(pools["test"], wanted["test"], "test", 0)}
     start = wanted["test"] if shared else 0
     for name in ("dev", "train", "demonstrations"):
-        panels[name] = _take(pools["rest"], wanted[name], name, start)
+        splits[name] = _take(pools["rest"], wanted[name], name, start)
         start += wanted[name]
-    return panels
+    return splits
 
 
 def _take(pool: Sequence[Problem], count: int, name: str, start: int) -> list[Problem]:
@@ -133,9 +133,9 @@ def _take(pool: Sequence[Problem], count: int, name: str, start: int) -> list[Pr
     return list(pool[start : start + count])
 
 
-def _check_disjoint(panels: Mapping[str, Sequence[Problem]]) -> None:
+def _check_disjoint(splits: Mapping[str, Sequence[Problem]]) -> None:
     owner: dict[str, str] = {}
-    for name, problems in panels.items():
+    for name, problems in splits.items():
         for problem in problems:
             other = owner.setdefault(problem.question, name)
             if other != name:

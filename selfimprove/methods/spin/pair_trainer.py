@@ -80,7 +80,7 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
             micro_batch_tokens=params.micro_batch_tokens,
             seed=job.seed,
             epochs=params.epochs,
-            max_tokens=job.max_tokens,
+            max_tokens=job.max_train_tokens,
             world_size=arguments.world_size,
             group_by_length=params.group_by_length,
             whole_epochs=True,

@@ -14,7 +14,7 @@ from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.methods.lineage import check_known, check_names, check_panel, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_split, lineage
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.methods.trained import Trained
@@ -55,7 +55,7 @@ class TasksParams(Section):
         default=None, description="hotpotqa: Alpaca rows of experts instead of FireAct's own; they are audited"
     )
     file: str | None = Field(default=None, description="chat: the folder that `plain reformat` wrote")
-    other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own panel")
+    other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own split")
 
     @model_validator(mode="after")
     def _of_the_source(self) -> TasksParams:
@@ -88,9 +88,9 @@ class PlayParams(Section):
     """How the policy plays an episode, and which questions: shuffled by the original's seed, then from start to end."""
 
     start: int = Field(default=0, ge=0)
-    end: int | None = Field(default=None, ge=1, description="null: to the end of the panel")
+    end: int | None = Field(default=None, ge=1, description="null: to the end of the split")
     shuffled: bool = Field(default=True, description="random.Random(233); false: the data set's order")
-    max_rounds: int = Field(default=11, ge=1)
+    max_turns: int = Field(default=11, ge=1, description="rounds of thought and action in an episode, at most")
     retries: int = Field(default=5, ge=0, description="replies without an action that are asked for again")
     temperature: float = Field(default=1.0, ge=0, description="self-play samples (1.0); evaluation is greedy")
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -116,7 +116,7 @@ class GenerateParams(PlayParams):
 class EvaluateParams(PlayParams):
     """The policy plays a split it never saw."""
 
-    panel: Literal["dev", "test"] = "test"
+    split: Literal["dev", "test"] = "test"
     temperature: float = Field(default=0.0, ge=0)
 
     @model_validator(mode="after")
@@ -208,7 +208,7 @@ class SpinParams(Trained):
     @model_validator(mode="after")
     def _names(self) -> SpinParams:
         check_names({"controls": self.controls, "iterations": self.iterations})
-        check_panel("evaluate.panel", self.evaluate.panel, self.tasks)
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             self.lineage(key)
             if iteration.init_from != iteration.init:
@@ -246,7 +246,7 @@ class SpinParams(Trained):
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
         return self
 
-    def asked(self, panel: Split) -> tuple[str, str]:
+    def asked(self, split: Split) -> tuple[str, str]:
         """(task, prefix): which data set a split's questions are of, and what is put before each of them.
 
         With ``tasks.other`` the test split is that task's, and ``prompt.question_prefix`` is for it alone: warm start
@@ -255,7 +255,7 @@ class SpinParams(Trained):
         other, prefix = self.tasks.other, self.prompt.question_prefix
         if other is None:
             return self.tasks.source, prefix
-        return (other.task, prefix) if panel == "test" else (self.tasks.source, "")
+        return (other.task, prefix) if split == "test" else (self.tasks.source, "")
 
     def lineage(self, name: str) -> list[str]:
         """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""

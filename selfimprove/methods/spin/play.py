@@ -1,4 +1,4 @@
-"""One episode: the policy thinks and acts, tools answer, at most ``max_rounds`` rounds (docs/spin.md, S8 to S16).
+"""One episode: the policy thinks and acts, tools answer, at most ``max_turns`` rounds (docs/spin.md, S8 to S16).
 
 ::
 
@@ -70,7 +70,7 @@ class SpinEpisode(Record):
     id: str
     task: str
     kind: str = ""
-    index: int = Field(description="place of the question in its panel: the trajectory file's key")
+    index: int = Field(description="place of the question in its split: the trajectory file's key")
     question: str
     gold: str
     prompt: list[Message]
@@ -128,7 +128,7 @@ async def play(
         seed=f"{seed}/{name}",
     )  # fmt: skip
     try:
-        for number in range(1 if form == "reply" else cfg.max_rounds):
+        for number in range(1 if form == "reply" else cfg.max_turns):
             dialogue = [*episode.prompt, *episode.messages, *cue(form, number)]
             if not policy.fits(dialogue, cfg.max_tokens):
                 episode.cramped = True

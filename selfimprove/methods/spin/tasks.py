@@ -33,7 +33,7 @@ from selfimprove.methods.spin.params import OtherTask, PlayParams, TasksParams
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, Format, is_flat, opening, written
 
-PANELS: tuple[Split, ...] = ("train", "dev", "test")
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"
 SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}")
 """What stands between the words of every episode."""
@@ -43,7 +43,7 @@ SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}
 class Material:
     """What the data stage makes. ``experts`` has one for every question of the training split, in its order."""
 
-    panels: dict[Split, list[Question]]
+    splits: dict[Split, list[Question]]
     experts: list[Expert]
     paragraphs: list[Paragraph]
     audit: ExpertAudit
@@ -58,7 +58,7 @@ def gather(
     mirror: Path | None,
     play_tools: ToolsParams | None = None,
 ) -> Material:
-    """Panels, experts and paragraphs of the source. ``play_tools``: those of self-play, where it has its own.
+    """Splits, experts and paragraphs of the source. ``play_tools``: those of self-play, where it has its own.
 
     Raises:
         UserError: the source can't be had or is malformed, has too few questions, or a question stands in two splits.
@@ -73,18 +73,18 @@ def gather(
         searched = any("local" in one.use.values() for one in (tools, play_tools) if one is not None)
         material = _hotpotqa(tasks, tools, download, mirror, searched=searched)
     if tasks.other is not None:
-        material.panels["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
-    check_disjoint(material.panels)
+        material.splits["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
+    check_disjoint(material.splits)
     return material
 
 
-def check_disjoint(panels: Mapping[Split, Sequence[Question]]) -> None:
+def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
     """Refuse a question that stands in two splits or twice in one.
 
     Raises:
         UserError: names the first such question and its splits.
     """
-    twice = duplicates({str(name): questions for name, questions in panels.items()})
+    twice = duplicates({str(name): questions for name, questions in splits.items()})
     if twice:
         text, names = next(iter(twice.items()))
         more = f" (and {len(twice) - 1} more)" if len(twice) > 1 else ""
@@ -93,22 +93,22 @@ def check_disjoint(panels: Mapping[Split, Sequence[Question]]) -> None:
         )
 
 
-def chosen(panel: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:
+def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:
     """(task index, question) of the part of a split that is played, in playing order.
 
     Raises:
         UserError: the split has fewer questions than are asked for: rates would silently be of fewer.
     """
-    order = task_order(len(panel), shuffled=cfg.shuffled)
+    order = task_order(len(split), shuffled=cfg.shuffled)
     end = len(order) if cfg.end is None else cfg.end
     if end > len(order) or cfg.start >= end:
         raise UserError(
-            f"spin: questions {cfg.start} to {end} are asked for, the panel has {len(order)}; fix start and end."
+            f"spin: questions {cfg.start} to {end} are asked for, the split has {len(order)}; fix start and end."
         )
-    return [(index, panel[index]) for index in order[cfg.start : end]]
+    return [(index, split[index]) for index in order[cfg.start : end]]
 
 
-def panel_hash(questions: Sequence[Question]) -> str:
+def split_hash(questions: Sequence[Question]) -> str:
     """Names a split: its ids in order."""
     return blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
 
@@ -147,15 +147,15 @@ def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
 def _encyclopedia(tasks: TasksParams, tools: ToolsParams, seed: int) -> Material:
     counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
     book = make_encyclopedia(tasks.encyclopedia, counts, seed=seed)
-    return _planned(book.panels, book.paragraphs, tools, "generated")
+    return _planned(book.splits, book.paragraphs, tools, "generated")
 
 
 def _own(tasks: TasksParams, tools: ToolsParams) -> Material:
     """A person's own questions."""
     source: QuestSource = make_own(tasks.source, QuestSource)
     counts: dict[Split, int] = {"train": tasks.train, "dev": tasks.dev, "test": tasks.test}
-    panels = {name: _first(source.quests(name, count), count, name) for name, count in counts.items()}
-    return _planned(panels, source.paragraphs(), tools, tasks.source)
+    splits = {name: _first(source.quests(name, count), count, name) for name, count in counts.items()}
+    return _planned(splits, source.paragraphs(), tools, tasks.source)
 
 
 def _planned(
@@ -164,8 +164,8 @@ def _planned(
     """Questions with plans: their experts search as the policy will."""
     search = LocalSearch(paragraphs, setup=tools.setup, k1=tools.k1, b=tools.b, cut=tools.cut)
     experts = [demonstrate(quest, search) for quest in quests["train"]]
-    panels = {name: [quest.question for quest in quests[name]] for name in PANELS}
-    return Material(panels, experts, list(paragraphs), ExpertAudit(file=file, read=len(experts), kept=len(experts)))
+    splits = {name: [quest.question for quest in quests[name]] for name in SPLITS}
+    return Material(splits, experts, list(paragraphs), ExpertAudit(file=file, read=len(experts), kept=len(experts)))
 
 
 def _chat(tasks: TasksParams) -> Material:
@@ -174,12 +174,12 @@ def _chat(tasks: TasksParams) -> Material:
     train, test = (read_chats(folder, split) for split in ("train", "test"))
     experts = _first(train, tasks.train, "train")
     held = _first(test, tasks.test + tasks.dev, "test and dev")
-    panels: dict[Split, list[Question]] = {
+    splits: dict[Split, list[Question]] = {
         "train": [expert.question for expert in experts],
         "dev": [expert.question for expert in held[tasks.test :]],
         "test": [expert.question for expert in held[: tasks.test]],
     }
-    return Material(panels, experts, [], ExpertAudit(file=folder.name, read=len(train), kept=len(experts)))
+    return Material(splits, experts, [], ExpertAudit(file=folder.name, read=len(train), kept=len(experts)))
 
 
 def _hotpotqa(
@@ -209,12 +209,12 @@ def _hotpotqa(
     assert audit is not None  # tasks.experts names at least one of the two
     experts = _first(experts, tasks.train, "train")
     dev = [read_question(row, "dev_hard100_context.jsonl") for row in known.hard]
-    panels: dict[Split, list[Question]] = {
+    splits: dict[Split, list[Question]] = {
         "train": [expert.question for expert in experts],
         "dev": _first(dev, tasks.dev, "dev"),
         "test": _first(known.dev, tasks.test, "test") if tasks.other is None else [],
     }
-    return Material(panels, experts, known.corpus, audit)
+    return Material(splits, experts, known.corpus, audit)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def finetune_pairs(
         )
     encoded, counters = encode_pairs(pairs, ChatFormat.load(model_dir), cfg)
     warn_of_dropped("pairs", counters.dropped_long, len(encoded), cfg.max_length)
-    if cfg.epochs == 0 and cfg.max_tokens is None:
+    if cfg.epochs == 0 and cfg.max_train_tokens is None:
         copy_untrained(model_dir, part, out_dir)
         return PairReport.nothing(counters)
     held_out = drawn_out([pair.key for pair in encoded], cfg.validation, seed)
@@ -78,7 +78,7 @@ def finetune_pairs(
         validation=len(measured),
         seed=seed,
         threads=threads_each(cfg, threads),
-        max_tokens=cfg.max_tokens,
+        max_train_tokens=cfg.max_train_tokens,
     )
     report = launch(job, scratch, sequences_of([*trained, *measured]), train_pairs, PairReport, progress)
     finish(model_dir, part, out_dir, cfg.dtype)

@@ -85,16 +85,16 @@ def _examples(trees: int, search: SearchParams, cfg: ConvertParams) -> int:
 
 
 def _evaluation(agent_r: AgentRParams, *, base: bool = False) -> tuple[Calls, ...]:
-    """The panel, and the beginnings to go on from; the base plays the panel once more, to fail for these."""
+    """The split, and the beginnings to go on from; the base plays the split once more, to fail for these."""
     cfg = agent_r.evaluate
-    panel = getattr(agent_r.tasks, cfg.panel)
-    panel = min(panel, cfg.limit or panel)
-    games = panel
+    tasks = getattr(agent_r.tasks, cfg.split)
+    tasks = min(tasks, cfg.limit or tasks)
+    games = tasks
     if cfg.revision:
-        games += min(panel, cfg.revision_tasks or panel) + (panel if base else 0)
+        games += min(tasks, cfg.revision_tasks or tasks) + (tasks if base else 0)
     return (
         grow(
-            agent_r.engines, "actor", games, cfg.max_steps, OPENING, OBSERVATION, cfg.max_tokens,
+            agent_r.engines, "actor", games, cfg.max_turns, OPENING, OBSERVATION, cfg.max_tokens,
             at_once=cfg.concurrency,
         ),
     )  # fmt: skip

@@ -12,24 +12,24 @@ STATE, EXCERPT = 2048, 2560
 TAXI_LEVELS = 3
 NOTES = (
     f"A state shown to a teacher is taken to have {STATE} tokens at most, a file that it asks about {EXCERPT}.",
-    "Every prompt of policy and reflection model is taken to fill its context, every episode to last to its horizon.",
+    "Every prompt of policy and reflection model is taken to fill its context, every episode to last max_turns.",
     "AutoExplore is taken to have as many tasks as env.packages, files_per_repo and the questions a file allow.",
 )
 
 
 def works(reflect_rl: ReflectRLParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
-    panels = _panels(reflect_rl)
+    splits = _splits(reflect_rl)
     found = [Work("reflect_rl-data", _questions(reflect_rl))] if reflect_rl.tasks.teacher else []
-    found += [Work("reflect_rl-generate", _taught(reflect_rl, panels["train"])), Work("base@reflect_rl", base=True)]
-    sizes = _sets(reflect_rl, panels["train"])
+    found += [Work("reflect_rl-generate", _taught(reflect_rl, splits["train"])), Work("base@reflect_rl", base=True)]
+    sizes = _sets(reflect_rl, splits["train"])
     for key, sft in reflect_rl.sft.items():
         training = supervised(f"reflect_rl.sft.{key}.finetune", sft.finetune, sizes[sft.data])
         found.append(Work(f"reflect_rl-sft@{key}", training=training))
 
     def evaluation(row: str) -> tuple[Calls, ...]:
         advised = reflect_rl.reflector_of(row) is not None
-        return _evaluation(reflect_rl, panels, advised=advised)
+        return _evaluation(reflect_rl, splits, advised=advised)
 
     found.append(Work("reflect_rl-base-evaluate", evaluation(reflect_rl.evaluate.sft_only)))
     tokens = dict.fromkeys(reflect_rl.sft, 0)
@@ -53,13 +53,13 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
     return [
         *found,
         *(
-            Work(f"reflect_rl-agent-evaluate@{key}", _agent(reflect_rl, panels, agent))
+            Work(f"reflect_rl-agent-evaluate@{key}", _agent(reflect_rl, splits, agent))
             for key, agent in reflect_rl.agents.items()
         ),
     ]
 
 
-def _panels(reflect_rl: ReflectRLParams) -> dict[str, int]:
+def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:
     """Tasks of each split: as asked for, or 7:2:1 of all that there can be."""
     tasks, env = reflect_rl.tasks, reflect_rl.env
     if tasks.train is not None:
@@ -96,16 +96,16 @@ def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
     if isinstance(reflect_rl.engines[cfg.teacher], ScriptedEngineConfig):
         return ()
     whole, negative = min(train, cfg.tasks or train), min(train, cfg.negative_tasks or train) * cfg.negatives
-    requests = 2 * whole * cfg.horizon + negative * (2 if reflect_rl.env.name == "autoexplore" else cfg.horizon)
+    requests = 2 * whole * cfg.max_turns + negative * (2 if reflect_rl.env.name == "autoexplore" else cfg.max_turns)
     return (ask(reflect_rl.engines, cfg.teacher, requests, STATE, cfg.max_tokens, at_once=cfg.concurrency),)
 
 
 def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
     """Examples of each supervised set: one for each step that is trained on."""
     cfg = reflect_rl.generate
-    positive = min(train, cfg.tasks or train) * cfg.horizon
+    positive = min(train, cfg.tasks or train) * cfg.max_turns
     negative = min(train, cfg.negative_tasks or train) * cfg.negatives
-    negative *= 1 if reflect_rl.env.name == "autoexplore" else cfg.horizon
+    negative *= 1 if reflect_rl.env.name == "autoexplore" else cfg.max_turns
     every = dict.fromkeys(("sft", "sft_reflection", "sft_policy"), positive + negative)
     return every | dict.fromkeys(("sft_reflection_positive", "sft_policy_positive"), positive)
 
@@ -116,46 +116,46 @@ def _acting(
     """At each step the reflection model writes and the policy chooses one token."""
     calls = []
     if advised:
-        full = room(reflect_rl.engines["reflector"], cfg.max_new_tokens)
-        calls.append(ask(reflect_rl.engines, "reflector", steps, full, cfg.max_new_tokens, at_once=at_once))
+        full = room(reflect_rl.engines["reflector"], cfg.max_tokens)
+        calls.append(ask(reflect_rl.engines, "reflector", steps, full, cfg.max_tokens, at_once=at_once))
     full = room(reflect_rl.engines[policy], 1)
     return (*calls, ask(reflect_rl.engines, policy, steps, full, 1, at_once=at_once))
 
 
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
     """Playing and learning; and what fine-tuning would read for as much compute, which controls match."""
-    rl, horizon = run.rl, reflect_rl.env.horizon
+    rl, max_turns = run.rl, reflect_rl.env.max_turns
     advised = run.advisor is not None
-    calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * horizon, rl.episodes, advised=advised)
+    calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * max_turns, rl.episodes, advised=advised)
     full = room(reflect_rl.engines["policy"], 1)
     replayed = rl.replay_episodes if rl.replay_buffer else 0
     passes = rl.ppo_epochs if rl.algorithm == "ppo" else 1
-    learnt = rl.max_steps * (rl.episodes + replayed) * horizon * full * passes
-    played = rl.max_steps * rl.episodes * horizon * full * (2 if advised else 1)
+    learnt = rl.max_steps * (rl.episodes + replayed) * max_turns * full * passes
+    played = rl.max_steps * rl.episodes * max_turns * full * (2 if advised else 1)
     training = Training(f"reflect_rl.iterations.{key}.rl", rl, learnt, full, rl.max_steps)
     return calls, training, learnt + played // 3
 
 
-def _games(reflect_rl: ReflectRLParams, panels: dict[str, int], reps: int) -> int:
+def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> int:
     """Episodes of an evaluation: Taxi's tasks are played at each level, others at the one that they belong to."""
     cfg: EvaluateParams = reflect_rl.evaluate
-    panel = min(panels[cfg.panel], cfg.limit or panels[cfg.panel])
+    tasks = min(splits[cfg.split], cfg.limit or splits[cfg.split])
     levels = (len(cfg.levels) or TAXI_LEVELS) if reflect_rl.env.name == "taxi" else 1
-    return panel * levels * reps
+    return tasks * levels * reps
 
 
-def _evaluation(reflect_rl: ReflectRLParams, panels: dict[str, int], *, advised: bool) -> tuple[Calls, ...]:
+def _evaluation(reflect_rl: ReflectRLParams, splits: dict[str, int], *, advised: bool) -> tuple[Calls, ...]:
     cfg = reflect_rl.evaluate
-    steps = _games(reflect_rl, panels, cfg.eval_reps) * reflect_rl.env.horizon
+    steps = _games(reflect_rl, splits, cfg.eval_reps) * reflect_rl.env.max_turns
     return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised, policy=cfg.engine)
 
 
-def _agent(reflect_rl: ReflectRLParams, panels: dict[str, int], agent: Agent) -> tuple[Calls, ...]:
+def _agent(reflect_rl: ReflectRLParams, splits: dict[str, int], agent: Agent) -> tuple[Calls, ...]:
     """A chat model as a player: one request a step, or two with an analysis before. Others ask nobody."""
     if agent.engine is None:
         return ()
-    episodes = _games(reflect_rl, panels, agent.eval_reps or reflect_rl.evaluate.eval_reps)
-    turns = reflect_rl.env.horizon * (1 if agent.kind == "direct" else 2)
+    episodes = _games(reflect_rl, splits, agent.eval_reps or reflect_rl.evaluate.eval_reps)
+    turns = reflect_rl.env.max_turns * (1 if agent.kind == "direct" else 2)
     engines, at_once = reflect_rl.engines, reflect_rl.evaluate.concurrency
     if agent.kind == "react":  # it alone has one dialogue over the whole episode
         return (grow(engines, agent.engine, episodes, turns, STATE, STATE // 2, agent.max_tokens, at_once=at_once),)

@@ -27,7 +27,7 @@ def works(rise: RiseParams) -> list[Work]:
         place = f"rise.iterations.{key}"
         own = _problems(row.generate) * row.generate.max_turns
         collected[key] = collected.get(row.init, 0) + own
-        items = collected[key] if row.convert.accumulate_data else own
+        items = collected[key] if row.convert.accumulate else own
         training = supervised(f"{place}.finetune", row.finetune, items)
         tokens[key] = tokens.get(row.init, 0) + training.tokens
         found += [
@@ -46,7 +46,7 @@ def works(rise: RiseParams) -> list[Work]:
 
 
 def _problems(cfg: GenerateParams) -> int:
-    return min(cfg.problems, cfg.limit or cfg.problems)
+    return min(cfg.tasks, cfg.limit or cfg.tasks)
 
 
 def _collection(rise: RiseParams, cfg: GenerateParams) -> tuple[Calls, ...]:
@@ -68,14 +68,14 @@ def _collection(rise: RiseParams, cfg: GenerateParams) -> tuple[Calls, ...]:
 def _evaluation(rise: RiseParams) -> tuple[Calls, ...]:
     """Sequential turns, of which the first draws ``parallel_samples``."""
     cfg = rise.evaluate
-    panel = getattr(rise.tasks, cfg.panel)
-    panel = min(panel, cfg.limit or panel)
+    problems = getattr(rise.tasks, cfg.split)
+    problems = min(problems, cfg.limit or problems)
     calls = []
     for turn in range(cfg.max_turns):
         seen = min(turn, cfg.context_window - 1)
         prompt = OPENING + seen * (reply_tokens(rise.engines["student"], cfg.max_tokens) + FEEDBACK)
         samples = cfg.parallel_samples if turn == 0 else 1
         calls.append(
-            ask(rise.engines, "student", panel, prompt, cfg.max_tokens, at_once=cfg.concurrency, samples=samples)
+            ask(rise.engines, "student", problems, prompt, cfg.max_tokens, at_once=cfg.concurrency, samples=samples)
         )
     return tuple(calls)

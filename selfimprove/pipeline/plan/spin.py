@@ -46,20 +46,20 @@ def works(spin: SpinParams) -> list[Work]:
     return found
 
 
-def _questions(cfg: PlayParams, panel: int) -> int:
-    return max(0, (panel if cfg.end is None else min(cfg.end, panel)) - cfg.start)
+def _questions(cfg: PlayParams, count: int) -> int:
+    return max(0, (count if cfg.end is None else min(cfg.end, count)) - cfg.start)
 
 
 def _evaluation(spin: SpinParams) -> tuple[Calls, ...]:
-    return _play(spin, spin.evaluate, _questions(spin.evaluate, getattr(spin.tasks, spin.evaluate.panel)))
+    return _play(spin, spin.evaluate, _questions(spin.evaluate, getattr(spin.tasks, spin.evaluate.split)))
 
 
 def _play(spin: SpinParams, cfg: PlayParams | GenerateParams, questions: int, runs: int = 1) -> tuple[Calls, ...]:
-    """``max_rounds`` requests an episode; all rounds of one lie in the engine's context."""
+    """``max_turns`` requests an episode; all rounds of one lie in the engine's context."""
     plain = spin.prompt.format == "reply"
     full = room(spin.engines["policy"], cfg.max_tokens)
     opening = full if plain else OPENING + (0 if spin.prompt.few_shot == "off" else WORKED)
-    rounds = 1 if plain else cfg.max_rounds
+    rounds = 1 if plain else cfg.max_turns
     episodes = questions * runs
     calls = grow(
         spin.engines, "policy", episodes, rounds, opening, OBSERVATION, cfg.max_tokens, at_once=cfg.concurrency

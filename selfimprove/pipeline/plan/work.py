@@ -140,7 +140,7 @@ def supervised(
     paired = isinstance(params, PairParams)
     sequence = min(params.max_length, longest or params.max_length)
     item = sequence * (2 if paired else 1)
-    limit = budget if budget is not None else params.max_tokens
+    limit = budget if budget is not None else params.max_train_tokens
     if limit is None:
         tokens = round(params.epochs * items) * item
         steps = -(-round(params.epochs * items) // params.batch_size)

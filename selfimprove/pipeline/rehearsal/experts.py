@@ -1,6 +1,6 @@
 """What the local teacher answers: the scripted experts of the environments, found from the text of a dialogue.
 
-RISE's teacher is asked a problem of the training panel and answers with its gold solution. Reflect-RL's is shown a
+RISE's teacher is asked a problem of the training split and answers with its gold solution. Reflect-RL's is shown a
 file and writes questions about it, or is shown a state of AutoExplore: the state names its task and the commands so
 far, so the episode is replayed up to there and the environment's expert explains it and chooses. Whatever else a
 dialogue asks gets ``FALLBACK``.
@@ -23,7 +23,7 @@ from selfimprove.envs.interface import EnumeratedEnv, Problem
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import load_panel
+from selfimprove.methods.rise.tasks import load_split
 from selfimprove.methods.rise.teacher import scripted_teacher
 from selfimprove.pipeline.params import load_section
 
@@ -62,14 +62,14 @@ def answer(folder: Path) -> Callable[[Sequence[Message], int], str]:
 
 
 class RiseExpert:
-    """Gold solutions of RISE's training panel."""
+    """Gold solutions of RISE's training split."""
 
     def __init__(self, params: RiseParams, folder: Path) -> None:
-        self._params, self._panel = params, folder / "data/rise/tasks/train.jsonl"
+        self._params, self._split = params, folder / "data/rise/tasks/train.jsonl"
 
     def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
         """The solution of the problem that the last message repeats."""
-        if not self._panel.is_file():
+        if not self._split.is_file():
             return None
         asked = dialogue[-1].content
         problem = next((one for question, one in self._problems.items() if asked.endswith(question)), None)
@@ -79,7 +79,7 @@ class RiseExpert:
 
     @cached_property
     def _problems(self) -> Mapping[str, Problem]:
-        return {one.question: one for one in load_panel(self._panel, self._params.env.make())}
+        return {one.question: one for one in load_split(self._split, self._params.env.make())}
 
     @cached_property
     def _expert(self) -> Callable[[Request, int], str]:
@@ -128,8 +128,8 @@ class ExploreExpert:
 
     @cached_property
     def _env(self) -> EnumeratedEnv:
-        horizon = self._params.generate.horizon
-        return self._params.env.model_copy(update={"horizon": horizon}).make(self._tasks)
+        max_turns = self._params.generate.max_turns
+        return self._params.env.model_copy(update={"max_turns": max_turns}).make(self._tasks)
 
     def _stand(self, question: str, history: Sequence[str]) -> EnumeratedEnv | None:
         """The environment where a state says that the player stands; None if no task has the question."""

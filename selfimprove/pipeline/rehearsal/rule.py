@@ -22,7 +22,7 @@ CAPS: Mapping[str, float] = {
     "rise.tasks.dev": 1,
     "rise.tasks.test": 2,
     "rise.evaluate.max_tokens": 16,
-    "rise.iterations.*.generate.problems": 3,
+    "rise.iterations.*.generate.tasks": 3,
     "rise.iterations.*.generate.offset": 3,
     "rise.iterations.*.generate.max_tokens": 24,
     "rise.iterations.*.generate.num_of_samples.*": 4,
@@ -33,7 +33,7 @@ CAPS: Mapping[str, float] = {
     "agent_r.tasks.train": 6,
     "agent_r.tasks.dev": 1,
     "agent_r.tasks.test": 2,
-    "agent_r.evaluate.max_steps": 3,
+    "agent_r.evaluate.max_turns": 3,
     "agent_r.evaluate.max_tokens": 24,
     "agent_r.iterations.*.generate.tasks": 3,
     "agent_r.iterations.*.generate.offset": 3,
@@ -42,25 +42,25 @@ CAPS: Mapping[str, float] = {
     "agent_r.iterations.*.generate.n_gen": 3,
     "agent_r.iterations.*.generate.max_tokens": 24,
     "agent_r.iterations.*.convert.judge_max_tokens": 24,
-    "reflect_rl.env.horizon": 6,
+    "reflect_rl.env.max_turns": 6,
     "reflect_rl.env.packages": 2,
     "reflect_rl.env.files_per_repo": 8,
     "reflect_rl.tasks.asking.max_tokens": 64,
     "reflect_rl.generate.negatives": 1,
     "reflect_rl.generate.max_tokens": 40,
     "reflect_rl.evaluate.eval_reps": 1,
-    "reflect_rl.evaluate.max_new_tokens": 8,
+    "reflect_rl.evaluate.max_tokens": 8,
     "reflect_rl.iterations.*.rl.max_steps": 3,
     "reflect_rl.iterations.*.rl.episodes": 2,
-    "reflect_rl.iterations.*.rl.max_new_tokens": 8,
+    "reflect_rl.iterations.*.rl.max_tokens": 8,
     "reflect_rl.iterations.*.rl.save_steps": 1,
     "spin.tasks.train": 6,
     "spin.tasks.dev": 1,
     "spin.tasks.test": 4,
-    "spin.evaluate.max_rounds": 3,
+    "spin.evaluate.max_turns": 3,
     "spin.evaluate.max_tokens": 24,
     "spin.iterations.*.generate.start": 0,
-    "spin.iterations.*.generate.max_rounds": 3,
+    "spin.iterations.*.generate.max_turns": 3,
     "spin.iterations.*.generate.max_tokens": 24,
     "*.engines.*.context": 2048,
     "*.engines.*.max_sequences": 16,
@@ -317,7 +317,11 @@ def _fit_sizes(edit: _Edit, method: str) -> None:
             if node.get(key) is not None:
                 edit.set(f"{place}.{key}", min(node[key], cap), "size")
         if node.get("epochs") != 0:
-            edit.set(f"{place}.max_tokens", min(node.get("max_tokens") or TRAINING_TOKENS, TRAINING_TOKENS), "size")
+            edit.set(
+                f"{place}.max_train_tokens",
+                min(node.get("max_train_tokens") or TRAINING_TOKENS, TRAINING_TOKENS),
+                "size",
+            )
 
 
 def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpus: int) -> None:

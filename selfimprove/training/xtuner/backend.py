@@ -71,7 +71,7 @@ def train_with_xtuner(job: Job, examples: Sequence[EncodedExample], progress: Pr
         micro_batch_tokens=params.micro_batch_tokens,
         seed=job.seed,
         epochs=params.epochs,
-        max_tokens=job.max_tokens,
+        max_tokens=job.max_train_tokens,
         group_by_length=params.group_by_length,
     )
     layout = lay_out(plan, examples, job)

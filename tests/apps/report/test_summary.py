@@ -88,9 +88,9 @@ def test_the_summary_holds_every_row_s_own_figures_and_paired_differences(result
         assert summary["last_minus"][row]["m1@t5"] == pytest.approx(mean_and_error(differences))
 
 
-def test_runs_over_different_panels_are_not_compared(results: Path) -> None:
+def test_runs_over_different_splits_are_not_compared(results: Path) -> None:
     write_jsonl(results / "more_sft/outcomes.jsonl", [Outcome(id="other", values=dict.fromkeys(COLUMNS, 1.0))])
-    with pytest.raises(UserError, match="evaluate both on the same panel"):
+    with pytest.raises(UserError, match="evaluate both on the same split"):
         summarise_rise(params(), results)
 
 

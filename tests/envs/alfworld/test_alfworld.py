@@ -164,7 +164,7 @@ def test_what_is_missing_is_told_with_the_remedy(tmp_path):
     ("options", "message"),
     [
         ({"kinds": ["juggle"]}, "there is no kind of goal 'juggle'"),
-        ({"horizon": 0}, "the horizon must be at least 1"),
+        ({"max_turns": 0}, "max_turns must be at least 1"),
         ({"thing": "piano"}, "no game has the asked-for thing"),
     ],
 )

@@ -178,8 +178,8 @@ def test_state_is_the_first_text_then_every_action_with_its_observation():
     )
 
 
-def test_horizon_cuts_and_time_passes_when_nothing_happens():
-    env = Kitchen(horizon=3)
+def test_max_turns_cuts_and_time_passes_when_nothing_happens():
+    env = Kitchen(max_turns=3)
     env.reset(0)
     steps = [env.step(action) for action in ("look", "fly", "look")]
     assert [step.done for step in steps] == [False, False, True]
@@ -193,7 +193,7 @@ def test_horizon_cuts_and_time_passes_when_nothing_happens():
     env.reset(0)
     assert len(env.oracle()) > 3  # known, but there is no time for it
     assert env.expert() == []
-    env = Kitchen(horizon=len(env.oracle()))
+    env = Kitchen(max_turns=len(env.oracle()))
     env.reset(0)
     assert len(env.expert()) == len(env.oracle())
     assert env.step(" look\n").info["valid"]  # blanks around a command don't matter
@@ -250,7 +250,7 @@ def test_first_scene_is_the_middle_of_the_room():
         ({"thing": "elephant"}, "no game has the asked-for thing 'elephant' and place None; choose others"),
         ({"thing": "tomato", "place": "drawer"}, "thing 'tomato' and place 'drawer'"),
         ({"kinds": []}, "no game has the asked-for kind"),
-        ({"horizon": 0}, "horizon must be at least 1, not 0"),
+        ({"max_turns": 0}, "max_turns must be at least 1, not 0"),
     ],
 )
 def test_bad_arguments_are_one_clear_sentence(arguments: dict, sentence: str):

@@ -14,7 +14,7 @@ from selfimprove.envs.alfworld.kitchen_things import KINDS, LAMP
 from tests.envs.alfworld.kitchen_rooms import follow, game
 
 
-def test_planner_wins_every_game_within_the_horizon():
+def test_planner_wins_every_game_within_max_turns():
     env, lengths = Kitchen(), set()
     for task in [*TRAIN[::7], *VALID]:
         env.reset(task)
@@ -30,7 +30,7 @@ def test_planner_wins_every_game_within_the_horizon():
 
 
 def test_planner_wins_from_wherever_a_wanderer_got_to():
-    env, chance = Kitchen(horizon=60), random.Random(3)
+    env, chance = Kitchen(max_turns=60), random.Random(3)
     for task in range(240):
         env.reset(task)
         for _ in range(chance.randrange(25)):

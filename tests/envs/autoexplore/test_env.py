@@ -137,7 +137,7 @@ def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env):
         ([*["cd core", "cd .."] * 7, "id README.md"], False, 15 + 15),
     ],
 )
-def test_id_or_the_horizon_ends_it_and_costs_add_up(make_env, path, success, cost):
+def test_id_or_max_turns_ends_it_and_costs_add_up(make_env, path, success, cost):
     env = make_env()
     env.reset(0)
     steps = play(env, *path)
@@ -151,8 +151,8 @@ def test_id_or_the_horizon_ends_it_and_costs_add_up(make_env, path, success, cos
     assert env.valid_actions() == env.choices() == env.expert() == []
 
 
-def test_horizon_is_an_option(make_env):
-    env = make_env(horizon=2)
+def test_max_turns_is_an_option(make_env):
+    env = make_env(max_turns=2)
     env.reset(0)
     assert [(s.done, s.info["cost"]) for s in play(env, "cd core", "cd ..")] == [(False, 1), (True, 3)]
 

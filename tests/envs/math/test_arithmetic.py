@@ -96,7 +96,7 @@ def test_same_seed_same_problems_and_a_short_list_begins_a_long_one() -> None:
     assert generate(20, seed=6, split="train", difficulty=MIXED) != long[:20]
 
 
-def test_a_problem_is_pinned_so_that_published_panels_do_not_drift() -> None:
+def test_a_problem_is_pinned_so_that_published_splits_do_not_drift() -> None:
     problem = generate(1, seed=1, split="test", difficulty=Difficulty())[0]
     assert problem.id == "arithmetic-ee635686046d3ae1"
     assert problem.row() == {

@@ -30,10 +30,10 @@ def search(world):
     return LocalSearch(world.paragraphs)
 
 
-def test_the_expert_finds_every_paragraph_and_solves_every_panel(world, search):
+def test_the_expert_finds_every_paragraph_and_solves_every_split(world, search):
     text = {paragraph.title: paragraph.text for paragraph in world.paragraphs}
-    assert {panel: len(quests) for panel, quests in world.panels.items()} == COUNTS
-    for quests in world.panels.values():
+    assert {split: len(quests) for split, quests in world.splits.items()} == COUNTS
+    for quests in world.splits.values():
         for quest in quests:
             expert = demonstrate(quest, search)
             assert score(expert.answer, quest.question).reward == 1
@@ -47,12 +47,12 @@ def test_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
     small = make_encyclopedia(EncyclopediaParams(**params), {"train": 60, "dev": 15, "test": 30}, seed=seed)
     search = LocalSearch(small.paragraphs)
     text = {paragraph.title: paragraph.text for paragraph in small.paragraphs}
-    for quest in [quest for quests in small.panels.values() for quest in quests]:
+    for quest in [quest for quests in small.splits.values() for quest in quests]:
         assert [search(lookup.query) for lookup in quest.lookups] == [text[lookup.title] for lookup in quest.lookups]
 
 
 def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world, search):
-    for quest in world.panels["test"]:
+    for quest in world.splits["test"]:
         question = quest.question
         last = search(quest.lookups[-1].query)
         assert last is not None
@@ -70,7 +70,7 @@ def test_comparisons_are_right_by_the_facts():
     world = build_world(300, 0, rng("encyclopedia", 5))
     made = make_encyclopedia(EncyclopediaParams(people=300, distractors=0, comparisons=1), {"test": 200}, seed=5)
     golds = Counter()
-    for quest in made.panels["test"]:
+    for quest in made.splits["test"]:
         question, (a, b) = quest.question, (world.entries[t].facts for t in quest.question.titles)
         if question.gold in ("yes", "no"):
             facts = {"craft": "craft", "born": "birthplace", "from": "birthplace", "birthplace": "birthplace"}
@@ -88,23 +88,23 @@ def test_comparisons_are_right_by_the_facts():
     assert min(golds["yes"], golds["no"], golds["which"]) > 20
 
 
-def test_panels_are_disjoint_by_question_and_by_entry(world):
-    assert duplicates({panel: [q.question for q in quests] for panel, quests in world.panels.items()}) == {}
+def test_splits_are_disjoint_by_question_and_by_entry(world):
+    assert duplicates({split: [q.question for q in quests] for split, quests in world.splits.items()}) == {}
     common = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS} | {*words.LANDS, *words.RIVERS}
     entries = {
-        panel: {title for quest in quests for title in quest.question.titles} - common
-        for panel, quests in world.panels.items()
+        split: {title for quest in quests for title in quest.question.titles} - common
+        for split, quests in world.splits.items()
     }
     for one, other in combinations(entries, 2):
         assert not entries[one] & entries[other]
 
 
-def test_a_panel_is_the_same_whatever_the_sizes_of_all(world):
+def test_a_split_is_the_same_whatever_the_sizes_of_all(world):
     fewer = make_encyclopedia(EncyclopediaParams(), {"train": 10, "test": 300}, seed=17)
     assert fewer.paragraphs == world.paragraphs
-    assert fewer.panels["test"] == world.panels["test"][:300]
-    assert fewer.panels["dev"] == ()
-    assert make_encyclopedia(EncyclopediaParams(), {"test": 5}, seed=18).panels["test"] != fewer.panels["test"][:5]
+    assert fewer.splits["test"] == world.splits["test"][:300]
+    assert fewer.splits["dev"] == ()
+    assert make_encyclopedia(EncyclopediaParams(), {"test": 5}, seed=18).splits["test"] != fewer.splits["test"][:5]
 
 
 def test_the_world_does_not_depend_on_the_hash_salt():
@@ -124,7 +124,7 @@ print(make_encyclopedia(EncyclopediaParams(people=90), {"test": 20}, seed=3))
 def test_difficulty_params_set_the_kinds_of_questions():
     def kinds(**params):
         made = make_encyclopedia(EncyclopediaParams(**params), {"train": 300}, seed=1)
-        return Counter((q.question.kind, len(q.lookups)) for q in made.panels["train"])
+        return Counter((q.question.kind, len(q.lookups)) for q in made.splits["train"])
 
     assert set(kinds(comparisons=0, hops={3: 1.0})) == {("bridge", 3)}
     assert set(kinds(comparisons=1)) == {("comparison", 2)}
@@ -134,12 +134,12 @@ def test_difficulty_params_set_the_kinds_of_questions():
 
     easy = make_encyclopedia(EncyclopediaParams(hard_wordings=0), {"train": 200}, seed=1)
     hard = make_encyclopedia(EncyclopediaParams(hard_wordings=1), {"train": 200}, seed=1)
-    starts = [{q.question.question.split()[0] for q in made.panels["train"]} for made in (easy, hard)]
+    starts = [{q.question.question.split()[0] for q in made.splits["train"]} for made in (easy, hard)]
     assert {"Of", "Name"} <= starts[1] - starts[0]
 
 
 def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_short(world, search):
-    quests = world.panels["train"]
+    quests = world.splits["train"]
     assert len({quest.question.question.split(" ")[0] for quest in quests}) > 8
     assert len({quest.lookups[0].thought.split(" the ")[0] for quest in quests}) == len(words.FIRST_THOUGHTS)
     assert max(len(paragraph.text.split()) for paragraph in world.paragraphs) <= 25
@@ -178,7 +178,7 @@ def test_params_that_fit_no_world_are_refused(params):
 
 
 def test_a_world_too_small_for_the_questions_says_so():
-    with pytest.raises(UserError, match=r"questions for the dev panel, 400 are asked for; raise people"):
+    with pytest.raises(UserError, match=r"questions for the dev split, 400 are asked for; raise people"):
         make_encyclopedia(
             EncyclopediaParams(people=60, distractors=0, comparisons=0, hops={1: 1.0}), {"dev": 400}, seed=1
         )

@@ -167,11 +167,11 @@ def test_the_original_order_is_pythons_shuffle_by_233():
     assert task_order(4, shuffled=False) == [0, 1, 2, 3]
 
 
-def test_questions_that_stand_in_two_panels_are_found_case_and_spaces_aside():
-    panels = {"train": [Question(id="1", task="hotpotqa", question="Who  is IT?", gold="x")]}
-    panels["test"] = [Question(id="2", task="hotpotqa", question="who is it?", gold="y")]
-    assert duplicates(panels) == {"who is it?": ["train", "test"]}
-    assert duplicates({"train": panels["train"]}) == {}
+def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside():
+    splits = {"train": [Question(id="1", task="hotpotqa", question="Who  is IT?", gold="x")]}
+    splits["test"] = [Question(id="2", task="hotpotqa", question="who is it?", gold="y")]
+    assert duplicates(splits) == {"who is it?": ["train", "test"]}
+    assert duplicates({"train": splits["train"]}) == {}
 
 
 @given(st.text(max_size=30))

@@ -265,6 +265,6 @@ def test_without_the_packages_one_sentence_says_what_to_run(monkeypatch):
     with pytest.raises(UserError, match="'make env-sciworld'"):
         SciWorldParams(jvms=1).world()
     env = SciWorld(JvmPool(1))
-    assert len(env.task_ids()) == 4639  # panels can be drawn without Java
+    assert len(env.task_ids()) == 4639  # splits can be drawn without Java
     with pytest.raises(UserError, match="scienceworld and py4j not found"):
         env.reset(0)

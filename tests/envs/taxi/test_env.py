@@ -202,14 +202,14 @@ def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves():
         assert observation == state_text([], env.snapshot().states[-1])
 
 
-def test_horizon_cuts_after_its_last_action():
+def test_max_turns_cuts_after_its_last_action():
     to_and_fro = [EAST, WEST] * 10
     steps = play(Taxi("full"), start(2, 2, RED, BLUE), *to_and_fro[:15])
     assert [step.done for step in steps] == [False] * 14 + [True]
     assert steps[-1].info["truncated"]
     assert not steps[-1].info["terminated"]
     assert steps[-1].reward == 0
-    assert [step.done for step in play(Taxi("full", horizon=3), start(2, 2, RED, BLUE), *to_and_fro[:3])][-1]
+    assert [step.done for step in play(Taxi("full", max_turns=3), start(2, 2, RED, BLUE), *to_and_fro[:3])][-1]
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
@@ -267,7 +267,7 @@ def test_expert_is_a_forward_search_from_any_state():
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
-def test_expert_wins_wherever_the_horizon_allows_it(mode: str):
+def test_expert_wins_wherever_max_turns_allows_it(mode: str):
     env, won = Taxi(mode), 0
     for task in env.task_ids():
         env.reset(task)
@@ -374,8 +374,8 @@ def test_no_such_start_is_one_clear_sentence(task: int):
         Taxi().reset(task)
 
 
-def test_bad_mode_and_horizon_are_clear_sentences():
+def test_bad_mode_and_max_turns_are_clear_sentences():
     with pytest.raises(UserError, match="there is no mode 'fly'; choose one of pickup, dropoff, full, none"):
         Taxi("fly")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="horizon must be at least 1, not 0"):
-        Taxi(horizon=0)
+    with pytest.raises(UserError, match="max_turns must be at least 1, not 0"):
+        Taxi(max_turns=0)

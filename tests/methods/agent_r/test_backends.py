@@ -34,7 +34,7 @@ def acted(make: Callable[[], Engine]) -> tuple[Episode, Tree]:
         engine, world = make(), EmbeddedWorld(Corridor())
         try:
             return await asyncio.gather(
-                play(NEAR, world, engine, EvaluateParams(max_steps=4, max_tokens=12), 7, ()),
+                play(NEAR, world, engine, EvaluateParams(max_turns=4, max_tokens=12), 7, ()),
                 search(NEAR, world, engine, params(n_gen=3, dives=2, max_tokens=12), 7),
             )
         finally:

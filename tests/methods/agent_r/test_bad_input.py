@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 EXAMPLES = "data/agent_r/base/train/examples.jsonl"
 BEGINNINGS = "data/agent_r/beginnings.jsonl"
-PANELS = ("train", "dev", "test")
+SPLITS = ("train", "dev", "test")
 
 
 def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def test_ids_in_both_own_lists_are_named(agent_bench: Workbench, tmp_path: Path)
     assert "agent_r.tasks: task 28, 29 in both the training file and the test file" in sentence
     (folder / "my/test.json").write_text(json.dumps(list(range(30, 60))))
     done(agent_bench, folder, "data")  # corrected
-    panels = [{row["task_id"] for _, row in read_rows(folder / f"data/agent_r/tasks/{p}.jsonl")} for p in PANELS]
-    assert panels[0] | panels[1] <= set(range(30))
-    assert panels[2] <= set(range(30, 60))
+    splits = [{row["task_id"] for _, row in read_rows(folder / f"data/agent_r/tasks/{p}.jsonl")} for p in SPLITS]
+    assert splits[0] | splits[1] <= set(range(30))
+    assert splits[2] <= set(range(30, 60))
 
 
 def test_more_tasks_than_there_are_are_refused(agent_bench: Workbench, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_whatever_the_actor_says_the_episode_goes_on(agent_bench: Workbench, tmp
                         "actor": {"engine": "openai", "model": "m", "base_url": server.url, "api_key_env": None}
                     },
                     "iterations": {"iter1": {"generate": {"tasks": 2, "max_depth": 3, "dives": 1}}},
-                    "evaluate": {"max_steps": 3, "revision": False},
+                    "evaluate": {"max_turns": 3, "revision": False},
                 }
             },
         )

@@ -67,9 +67,9 @@ def test_trees_grow_from_given_prior_actions(agent_bench: Workbench, tmp_path: P
 
 
 def test_every_model_goes_on_from_a_list_of_one_s_own(agent_bench: Workbench, tmp_path: Path) -> None:
-    panel = [row["task_id"] for _, row in read_rows(agent_bench.folder / "data/agent_r/tasks/test.jsonl")]
+    split = [row["task_id"] for _, row in read_rows(agent_bench.folder / "data/agent_r/tasks/test.jsonl")]
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"evaluate": {"beginnings": "bad.jsonl"}}})
-    given = {"task_id": panel[1], "replies": [LOOK]}
+    given = {"task_id": split[1], "replies": [LOOK]}
     write_rows(folder / "bad.jsonl", [given])
     ran = agent_bench.forks.run(folder, "agent_r.evaluate", "base")
     assert ran.code == 0, ran.stderr

@@ -149,7 +149,7 @@ def played(task: int, *actions: str) -> Episode:
     def answer(request, index):
         return f"Thought: t\nAction: {actions[request.seed.turn]}"
 
-    cfg = EvaluateParams(max_steps=len(actions))
+    cfg = EvaluateParams(max_turns=len(actions))
     return asyncio.run(play(task, EmbeddedWorld(Corridor()), ScriptedEngine(answer), cfg, 0))
 
 

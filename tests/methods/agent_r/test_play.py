@@ -23,7 +23,7 @@ def speaking(*actions: str, failing=lambda request: False) -> Script:
 
 
 def assess(task, actor, *, env=None, bad=(), **changes) -> Episode:
-    cfg = EvaluateParams(**({"max_steps": 10} | changes))
+    cfg = EvaluateParams(**({"max_turns": 10} | changes))
     return asyncio.run(play(task, EmbeddedWorld(env or Corridor()), actor, cfg, 7, bad))
 
 
@@ -42,8 +42,8 @@ def test_plays_until_done():
     assert len(last.messages) == 4 + 2 * 4
 
 
-def test_ends_after_max_steps_with_the_last_score():
-    one = assess(FAR, speaking("right", "take key", "look"), max_steps=4)
+def test_ends_after_max_turns_with_the_last_score():
+    one = assess(FAR, speaking("right", "take key", "look"), max_turns=4)
     assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
     assert [turn.attempt.valid for turn in one.turns] == [True, True, False, False]
 
@@ -57,7 +57,7 @@ def test_a_negative_score_is_zero_and_stops(env):
 
 def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
     env = Corridor()
-    one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_steps=3)
+    one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_turns=3)
     assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
     assert env.steps == 1
     assert len(one.turns) == 3
@@ -66,7 +66,7 @@ def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
 def test_revision_evaluation_goes_on_from_given_replies():
     actor = speaking("take key", "open door")
     bad = [said("right"), "Thought 1: Back.\nAction 1: left"]
-    one = assess(NEAR, actor, bad=bad, max_steps=2)  # the given steps are none of the policy's
+    one = assess(NEAR, actor, bad=bad, max_turns=2)  # the given steps are none of the policy's
     assert [turn.model for turn in one.turns] == [GIVEN, GIVEN, ACTOR, ACTOR]
     assert [turn.attempt.text for turn in one.turns[:2]] == [said("right"), "Thought: Back.\nAction: left"]
     assert one.status == "solved"
@@ -89,7 +89,7 @@ def test_trap_3_a_long_history_is_cut_for_the_model_only():
             return len(messages) <= 8
 
     actor = Narrow(lambda request, index: said("left"))
-    one = assess(FAR, actor, max_steps=6)
+    one = assess(FAR, actor, max_turns=6)
     assert max(len(request.messages) for request in actor.asked) == 8
     assert len(one.turns) == 6
     kept = list(actor.asked[5].messages)
@@ -114,7 +114,7 @@ def test_search_and_evaluation_act_alike():
     for leaf in tree.leaves():
         nodes = [tree.nodes[i] for i in tree.path(leaf)]
         actor = Script(lambda request, index, nodes=nodes: nodes[request.seed.turn].reply)
-        one = assess(FAR, actor, max_steps=len(nodes))
+        one = assess(FAR, actor, max_turns=len(nodes))
         assert [(t.attempt.answer, t.observation, t.attempt.reward, t.attempt.valid) for t in one.turns] == [
             (node.action, node.observation, node.reward, node.valid) for node in nodes
         ]

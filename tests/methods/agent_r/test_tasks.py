@@ -1,4 +1,4 @@
-"""Panels of tasks: frozen, disjoint, the same every time; demonstrations from them."""
+"""Splits of tasks: frozen, disjoint, the same every time; demonstrations from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
 from selfimprove.methods.agent_r.tasks import (
-    PANELS,
-    build_panels,
+    SPLITS,
+    build_splits,
     check_disjoint,
     demonstrate,
-    load_panel,
-    panel_hash,
+    load_split,
     read_ids,
     select,
+    split_hash,
     texts,
     to_rows,
 )
@@ -35,8 +35,8 @@ MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 COUNTS = {"demonstrations": 4, "train": 10, "dev": 3, "test": 8}
 
 
-def panels(seed: int = 3, **params: object) -> dict:
-    return build_panels(TaskParams(**{**COUNTS, **params}), Corridor(), seed=seed)
+def splits(seed: int = 3, **params: object) -> dict:
+    return build_splits(TaskParams(**{**COUNTS, **params}), Corridor(), seed=seed)
 
 
 def write(folder: Path, **files: object) -> dict[str, str]:
@@ -45,51 +45,51 @@ def write(folder: Path, **files: object) -> dict[str, str]:
     return {name: str(folder / f"{name}.json") for name in files}
 
 
-def test_panels_have_their_sizes_and_share_no_id() -> None:
-    made = panels()
-    assert {name: len(made[name]) for name in PANELS} == COUNTS
-    everything = [i for name in PANELS for i in made[name]]
+def test_splits_have_their_sizes_and_share_no_id() -> None:
+    made = splits()
+    assert {name: len(made[name]) for name in SPLITS} == COUNTS
+    everything = [i for name in SPLITS for i in made[name]]
     assert sorted(everything) == Corridor().task_ids()  # 25 tasks in all: each exactly once
     assert made["test"] != sorted(made["test"])
 
 
-def test_panels_are_the_same_in_another_process_and_others_under_another_seed() -> None:
-    here = {name: panel_hash(ids) for name, ids in panels().items()}
+def test_splits_are_the_same_in_another_process_and_others_under_another_seed() -> None:
+    here = {name: split_hash(ids) for name, ids in splits().items()}
     program = (
         "import json, tests.methods.agent_r.test_tasks as t\n"
-        "print(json.dumps({n: t.panel_hash(ids) for n, ids in t.panels().items()}))"
+        "print(json.dumps({n: t.split_hash(ids) for n, ids in t.splits().items()}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "77"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == here
-    assert not set(here.values()) & {panel_hash(ids) for ids in panels(seed=4).values()}
+    assert not set(here.values()) & {split_hash(ids) for ids in splits(seed=4).values()}
 
 
-def test_a_smaller_test_panel_is_the_start_of_a_larger_one() -> None:
-    assert panels(test=5)["test"] == panels()["test"][:5]
+def test_a_smaller_test_split_is_the_start_of_a_larger_one() -> None:
+    assert splits(test=5)["test"] == splits()["test"][:5]
 
 
-def test_too_few_tasks_are_said_by_panel() -> None:
+def test_too_few_tasks_are_said_by_split() -> None:
     with pytest.raises(UserError, match=r"agent_r\.tasks\.demonstrations: 5 tasks of corridor are asked for, 4 are le"):
-        panels(demonstrations=5)
+        splits(demonstrations=5)
 
 
 def test_own_lists_stay_apart(tmp_path: Path) -> None:
     test, train = [3, 1, 4], list(range(5, 25))
-    made = panels(files=write(tmp_path, train=train, test=test), test=3, train=9, dev=4, demonstrations=7)
+    made = splits(files=write(tmp_path, train=train, test=test), test=3, train=9, dev=4, demonstrations=7)
     assert sorted(made["test"]) == sorted(test)
     assert sorted([*made["train"], *made["dev"], *made["demonstrations"]]) == train
-    # One list alone: the other panels get everything that it does not hold.
-    made = panels(files=write(tmp_path, test=test), test=3, train=22, dev=0, demonstrations=0)
+    # One list alone: the other splits get everything that it does not hold.
+    made = splits(files=write(tmp_path, test=test), test=3, train=22, dev=0, demonstrations=0)
     assert sorted(made["train"]) == [i for i in range(25) if i not in test]
 
 
 def test_ids_in_both_lists_are_named(tmp_path: Path) -> None:
     files = write(tmp_path, train=list(range(12)), test=[20, 7, 3, 21])
     with pytest.raises(UserError, match="task 3, 7 in both the training file and the test file; take them out"):
-        panels(files=files)
+        splits(files=files)
     with pytest.raises(UserError, match="task 0, 1, 2, 3, 4 and 7 more in both a and b"):
         check_disjoint({"a": range(12), "b": range(12), "c": []})
 
@@ -130,38 +130,38 @@ def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) 
     with pytest.raises(UserError, match=r"torn\.json is no list of task ids"):
         read_ids(tmp_path / "torn.json", "corridor")
     with pytest.raises(UserError, match=r"files\.test: corridor has no task 25, 99; take them out of"):
-        panels(files=write(tmp_path, train=[1, 2], test=[3, 25, 99]))
+        splits(files=write(tmp_path, train=[1, 2], test=[3, 25, 99]))
 
 
-def chosen(panel: list[int], **params: object) -> list[int]:
-    return select(panel, SearchParams(**{"tasks": 3, **params}))
+def chosen(split: list[int], **params: object) -> list[int]:
+    return select(split, SearchParams(**{"tasks": 3, **params}))
 
 
 def test_ranges_of_places_and_of_ids() -> None:
-    panel = [9, 2, 7, 4, 5, 0]
-    assert chosen(panel) == [9, 2, 7]
-    assert chosen(panel, offset=2) == [7, 4, 5]
-    assert chosen(panel, offset=2, limit=1) == [7]
-    assert chosen(panel, min=4) == [9, 7, 4]
-    assert chosen(panel, min=4, max=9) == [7, 4, 5]  # max itself is out, as in the original's slices
-    assert chosen(panel, min=5, max=8) == [7, 5]
+    split = [9, 2, 7, 4, 5, 0]
+    assert chosen(split) == [9, 2, 7]
+    assert chosen(split, offset=2) == [7, 4, 5]
+    assert chosen(split, offset=2, limit=1) == [7]
+    assert chosen(split, min=4) == [9, 7, 4]
+    assert chosen(split, min=4, max=9) == [7, 4, 5]  # max itself is out, as in the original's slices
+    assert chosen(split, min=5, max=8) == [7, 5]
 
 
-def test_an_empty_range_and_a_panel_too_small_are_refused() -> None:
-    with pytest.raises(UserError, match="3 tasks from place 4 on are asked for, the training panel has 6; ask for few"):
+def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
+    with pytest.raises(UserError, match="3 tasks from place 4 on are asked for, the training split has 6; ask for few"):
         chosen([9, 2, 7, 4, 5, 0], offset=4)
-    with pytest.raises(UserError, match="the training panel has 0 in that range of ids"):
+    with pytest.raises(UserError, match="the training split has 0 in that range of ids"):
         chosen([9, 2], min=3, max=9)
 
 
-def test_a_panel_file_reads_back_as_it_was(tmp_path: Path) -> None:
+def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
     write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
-    assert load_panel(tmp_path / "dev.jsonl") == load_panel(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
+    assert load_split(tmp_path / "dev.jsonl") == load_split(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
     with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no task_id of webshop; run agent_r-data again"):
-        load_panel(tmp_path / "dev.jsonl", "webshop")
+        load_split(tmp_path / "dev.jsonl", "webshop")
     write_rows(tmp_path / "dev.jsonl", [*to_rows("corridor", [5]), {"env": "corridor", "task_id": "7"}])
     with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task_id of an environment"):
-        load_panel(tmp_path / "dev.jsonl")
+        load_split(tmp_path / "dev.jsonl")
 
 
 def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expert() -> None:
@@ -234,13 +234,13 @@ def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tm
     counts = {"demonstrations": 0, "train": 3, "dev": 0, "test": 2}
     games = {"start": 0, "stop": 2, "variations": 2}
     tasks = TaskParams.model_validate({**counts, "files": files, "games": games})
-    made = build_panels(tasks, Sciences(), seed=3)
+    made = build_splits(tasks, Sciences(), seed=3)
     assert set(made["train"]) <= {100, 99, 4140, 4141}  # two variations of each of the first two task numbers
     assert set(made["test"]) == set(test)  # the loop is over training tasks
     files = write(tmp_path, train=train)
     tasks = TaskParams.model_validate({**counts, "files": files, "games": {"start": 0, "stop": 3}})
     with pytest.raises(UserError, match="the sciworld training list has no task number"):
-        build_panels(tasks, Sciences(), seed=3)
+        build_splits(tasks, Sciences(), seed=3)
 
 
 def test_a_range_of_ids_that_holds_none_is_refused() -> None:

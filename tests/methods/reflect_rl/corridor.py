@@ -26,8 +26,8 @@ class Corridor:
     instruction = "Walk. "
     heading = "\npick:"
 
-    def __init__(self, horizon: int = 4, labels: tuple[str, ...] = ("0", "1", "2"), tasks: int = 8) -> None:
-        self.horizon, self.labels, self._tasks = horizon, labels, tasks
+    def __init__(self, max_turns: int = 4, labels: tuple[str, ...] = ("0", "1", "2"), tasks: int = 8) -> None:
+        self.max_turns, self.labels, self._tasks = max_turns, labels, tasks
         self.levels: tuple[str, ...] = ("near", "far")
         self.costs: dict[str, float] = {}
         self._now: tuple[int, int, int, int] = (0, 0, 0, 0)  # task, cell, steps, episode
@@ -50,7 +50,7 @@ class Corridor:
 
     def commands(self) -> dict[str, str]:
         task, cell, steps, _ = self._now
-        if cell > task or steps >= self.horizon:
+        if cell > task or steps >= self.max_turns:
             return {}
         return dict(zip(self.labels, ("left", "right"), strict=False))
 
@@ -61,7 +61,7 @@ class Corridor:
         self._now = (task, cell, steps + 1, episode)
         done = cell > task
         cost = self.costs.get(label, 0.5 - 2.5 * done)
-        return Played(cost, done or steps + 1 >= self.horizon, done, command is not None, f"at {cell}")
+        return Played(cost, done or steps + 1 >= self.max_turns, done, command is not None, f"at {cell}")
 
     def oracle(self) -> list[str]:
         return ["right"] * (self._now[0] + 1 - self._now[1])

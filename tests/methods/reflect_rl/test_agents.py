@@ -27,7 +27,7 @@ def played(kind: str, answer=None, env=ENV, task: int = 61, episode: int = 0) ->
     return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
 
 
-def test_the_expert_succeeds_where_the_horizon_allows():
+def test_the_expert_succeeds_where_max_turns_allows():
     one = played("expert")
     assert (one.status, one.id) == ("solved", "taxi-61-full-0")
     assert [step.command for step in one.steps][-1] == "drop off passenger"
@@ -86,7 +86,7 @@ def test_chat_asks_each_step_anew():
 
 
 def test_an_answer_without_a_label_is_an_invalid_action():
-    env = listed_env(name="alfworld", horizon=3).make()
+    env = listed_env(name="alfworld", max_turns=3).make()
     cfg = Agent(kind="direct", engine="chat")
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
     one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))
@@ -111,14 +111,14 @@ def test_every_task_is_played_at_each_level_several_times():
     assert {game.level for game in games(ENV, [5], EvaluateParams())} == set(ENV.levels)
     with pytest.raises(UserError, match="no level 'night'"):
         games(ENV, [5], EvaluateParams(levels=["night"]))
-    with pytest.raises(UserError, match="panel test has no task"):
+    with pytest.raises(UserError, match="split test has no task"):
         games(ENV, [], EvaluateParams())
 
 
 def test_agents_name_their_episodes_as_models_do():
     from selfimprove.methods.reflect_rl.rollout import play
 
-    cfg = EvaluateParams(max_new_tokens=5)
+    cfg = EvaluateParams(max_tokens=5)
     policy = ScriptedEngine(lambda request, sample: "1")
     one = asyncio.run(play(61, ENV, None, policy, cfg, KEY, "full", episode=3))
     assert one.id == episode_id("taxi", 61, "full", 3) == played("expert", episode=3).id

@@ -240,6 +240,6 @@ def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path:
         assert "models/reflect_rl/policy has learnt to act in taxi, not in alfworld" in sentence
 
 
-def test_panels_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
+def test_splits_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     assert "train.jsonl, line 1: no task of alfworld" in refused(reflect_bench, folder, "generate")

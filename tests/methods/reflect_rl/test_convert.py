@@ -17,7 +17,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, refle
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
 
 SPACED = MARKERS["spaced"]
-ENV = listed_env(horizon=20).make()
+ENV = listed_env(max_turns=20).make()
 
 
 @pytest.fixture(scope="module")

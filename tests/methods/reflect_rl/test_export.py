@@ -51,7 +51,7 @@ def test_tasks_carry_their_trajectories(tmp_path: Path):
     write_rows(tmp_path / "train.jsonl", to_rows("autoexplore", [0]))
     env = listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
     write_jsonl(tmp_path / "made.jsonl", taught(env, Job(task_id=0), Job(task_id=0, negative=0), Job(task_id=1)))
-    run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--panel", "train")
+    run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--split", "train")
     (task,) = json.loads((tmp_path / "train.json").read_text())
     positive, negative = task["trajectories"]
     assert (positive["info"], positive["filename"], positive["model_name"]) == ("positive", "core/hub.py", "scripted")

@@ -35,12 +35,12 @@ from selfimprove.methods.reflect_rl.teacher import (
 )
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
-CFG = GenerateParams(horizon=20)
+CFG = GenerateParams(max_turns=20)
 OTHERS = {"core/bus.py": "# A bus that nobody takes.\n" * 20, "core/log.py": "# What was logged.\n" * 20}
 
 
 def taxi() -> EnumeratedEnv:
-    return listed_env(horizon=20).make()
+    return listed_env(max_turns=20).make()
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: Gene
 
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
 def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
-    env = listed_env(name=name, horizon=20).make()
+    env = listed_env(name=name, max_turns=20).make()
     one = made(Job(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
     assert all(step.reflection and step.learn and step.done is None for step in one.steps)
@@ -111,7 +111,7 @@ def test_exploring_acts_by_chance_and_learns_the_oracles_action():
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_the_oracle_acts_as_often_as_the_params_say(probability):
-    cfg = GenerateParams(oracle_prob=probability, horizon=20)
+    cfg = GenerateParams(oracle_prob=probability, max_turns=20)
     some = [made(Job(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
     always = all(step.done is None for one in some for step in one.steps)
     assert always == (probability == 1)
@@ -169,7 +169,7 @@ def test_a_telltale_is_asked_again_with_other_noise():
 
     env = taxi()
     env.reset(0)
-    cfg = GenerateParams(horizon=1)
+    cfg = GenerateParams(max_turns=1)
     one = made(Job(task_id=0, negative=0), env, ChatTeacher(ScriptedEngine(answer), "m", cfg), cfg)
     assert one.steps[0].reflection == "It is near."
     assert len(set(seen[:3])) == 3

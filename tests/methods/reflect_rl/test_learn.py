@@ -34,7 +34,7 @@ from tests.methods.reflect_rl.corridor import Corridor, nan_cost
 from tests.support.tiny import make_tiny_model
 
 PARAMS = {
-    "max_steps": 6, "episodes": 6, "lr": 3e-3, "replay_episodes": 3, "max_new_tokens": 5, "save_steps": 2,
+    "max_steps": 6, "episodes": 6, "lr": 3e-3, "replay_episodes": 3, "max_tokens": 5, "save_steps": 2,
     "row_tokens": 100, "log_episodes": 2,
 }  # fmt: skip
 

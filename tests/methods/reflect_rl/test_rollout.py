@@ -152,7 +152,7 @@ def make_engine(folder: Path) -> TransformersEngine:
 
 
 def test_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
-    cfg = ActingParams(max_new_tokens=6)
+    cfg = ActingParams(max_tokens=6)
 
     def played(at_once: int) -> list[RLEpisode]:
         policy, reflector = make_engine(folder), make_engine(folder)

@@ -1,4 +1,4 @@
-"""Panels: 7:2:1 or counted, disjoint, seeded; AutoExplore's tasks from templates or a file."""
+"""Splits: 7:2:1 or counted, disjoint, seeded; AutoExplore's tasks from templates or a file."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from selfimprove.core.records import write_rows
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
 from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.params import TaskParams
-from selfimprove.methods.reflect_rl.tasks import build_panels, explore_tasks, load_panel, to_rows, write_tasks
+from selfimprove.methods.reflect_rl.tasks import build_splits, explore_tasks, load_split, to_rows, write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 TAXI = listed_env().make()
 
 
 def test_without_counts_the_split_is_7_2_1():
-    panels = build_panels(TaskParams(), TAXI, seed=1)
-    assert {name: len(ids) for name, ids in panels.items()} == {"train": 210, "dev": 60, "test": 30}
+    splits = build_splits(TaskParams(), TAXI, seed=1)
+    assert {name: len(ids) for name, ids in splits.items()} == {"train": 210, "dev": 60, "test": 30}
 
 
 @given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
-def test_panels_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
+def test_splits_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
     cfg = TaskParams(train=train, dev=dev, test=test)
-    panels = build_panels(cfg, TAXI, seed=seed)
-    everything = [task for ids in panels.values() for task in ids]
+    splits = build_splits(cfg, TAXI, seed=seed)
+    everything = [task for ids in splits.values() for task in ids]
     assert len(everything) == len(set(everything)) == train + dev + test
-    assert panels == build_panels(cfg, TAXI, seed=seed)
+    assert splits == build_splits(cfg, TAXI, seed=seed)
     assert set(everything) <= set(TAXI.task_ids())
 
 
 def test_the_split_is_one_shuffle():
-    """Other sizes give the same order, so that growing a panel keeps what was in it."""
-    small = build_panels(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
-    large = build_panels(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
+    """Other sizes give the same order, so that growing a split keeps what was in it."""
+    small = build_splits(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
+    large = build_splits(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
     assert large["train"][:50] == small["train"]
-    assert build_panels(TaskParams(), TAXI, seed=4) != build_panels(TaskParams(), TAXI, seed=5)
+    assert build_splits(TaskParams(), TAXI, seed=4) != build_splits(TaskParams(), TAXI, seed=5)
 
 
 def test_few_data_takes_the_first_of_the_training_tasks():
-    whole = build_panels(TaskParams(), TAXI, seed=1)
-    few = build_panels(TaskParams(few_data=7), TAXI, seed=1)
+    whole = build_splits(TaskParams(), TAXI, seed=1)
+    few = build_splits(TaskParams(few_data=7), TAXI, seed=1)
     assert few == {**whole, "train": whole["train"][:7]}
 
 
 def test_kitchens_to_be_tested_in_are_other_kitchens():
     env = listed_env(name="alfworld").make()
-    panels = build_panels(TaskParams(train=30, dev=10, test=20), env, seed=1)
-    assert set(panels["train"]) <= set(TRAIN)
-    assert set(panels["dev"]) | set(panels["test"]) <= set(VALID)
+    splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=1)
+    assert set(splits["train"]) <= set(TRAIN)
+    assert set(splits["dev"]) | set(splits["test"]) <= set(VALID)
 
 
 def test_too_many_tasks_are_refused():
     with pytest.raises(UserError, match="310 tasks of taxi are asked for, it has 300; ask for fewer"):
-        build_panels(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
+        build_splits(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
     with pytest.raises(ValueError, match=r"train, dev and test, or none"):
         TaskParams(train=5)
 
@@ -91,10 +91,10 @@ def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Pa
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 
 
-def test_panels_are_read_back_and_others_refused(tmp_path: Path):
+def test_splits_are_read_back_and_others_refused(tmp_path: Path):
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
-    assert load_panel(tmp_path, "train", "taxi") == [3, 1]
+    assert load_split(tmp_path, "train", "taxi") == [3, 1]
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):
-        load_panel(tmp_path, "train", "alfworld")
+        load_split(tmp_path, "train", "alfworld")
     with pytest.raises(UserError, match=r"dev\.jsonl does not exist"):
-        load_panel(tmp_path, "dev", "taxi")
+        load_split(tmp_path, "dev", "taxi")

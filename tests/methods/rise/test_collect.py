@@ -47,7 +47,7 @@ class Script:
 
 
 def gather(engines, models, samples, **more):
-    cfg = GenerateParams(problems=1, max_turns=len(models), models=models, num_of_samples=samples, **more)
+    cfg = GenerateParams(tasks=1, max_turns=len(models), models=models, num_of_samples=samples, **more)
     return asyncio.run(collect(PROBLEM, engines, PLAY, cfg))
 
 
@@ -180,13 +180,13 @@ def test_a_failure_in_evaluation_is_recorded_and_counted(failing):
     assert metrics["blocked"]["mean"] == 1
 
 
-def test_limit_and_offset_choose_the_first_of_the_panel():
-    panel = list("abcdef")
+def test_limit_and_offset_choose_the_first_of_the_split():
+    split = list("abcdef")
     base = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
-    assert GenerateParams(problems=4, **base).select(panel) == list("abcd")
-    assert GenerateParams(problems=4, offset=2, limit=2, **base).select(panel) == list("cd")
-    with pytest.raises(UserError, match=r"generate\.problems"):
-        GenerateParams(problems=4, offset=3, **base).select(panel)
+    assert GenerateParams(tasks=4, **base).select(split) == list("abcd")
+    assert GenerateParams(tasks=4, offset=2, limit=2, **base).select(split) == list("cd")
+    with pytest.raises(UserError, match=r"generate\.tasks"):
+        GenerateParams(tasks=4, offset=3, **base).select(split)
 
 
 class Small(Script):

@@ -36,7 +36,7 @@ def chat(tmp_path_factory):
 def config(**changes):
     defaults = {
         "criteria": "all",
-        "temperature": 0.4,
+        "reward_temperature": 0.4,
         "only_success": False,
         "remove_duplication": False,
         "shuffle": False,
@@ -156,7 +156,7 @@ def test_weights_are_exponential_and_only_on_the_last_message():
 
 def test_unusable_temperatures_are_refused():
     for temperature in (0.0, -1.0, float("nan"), 1e-4):
-        with pytest.raises(UserError, match=r"convert\.temperature"):
+        with pytest.raises(UserError, match=r"convert\.reward_temperature"):
             weights([1.0], temperature)
 
 
@@ -253,7 +253,7 @@ def test_trap_16_counters_add_up_and_effective_weight_is_logged():
 
 
 def test_accumulated_examples_join_as_they_are_with_new_ids():
-    earlier = convert([run(0, 1, id="old")], config(temperature=1.0), seed=0).examples
+    earlier = convert([run(0, 1, id="old")], config(reward_temperature=1.0), seed=0).examples
     converted = convert([run(1, id="new")], config(shuffle=True), seed=3, earlier=earlier)
     assert sorted(e.source for e in converted.examples) == ["new", "old", "old"]
     assert [e.id for e in converted.examples] == ["identity_0", "identity_1", "identity_2"]

@@ -145,7 +145,7 @@ def test_two_runs_are_compared_problem_by_problem():
         paired_difference({"a": 1.0}, {"b": 1.0})
 
 
-def test_runs_over_different_panels_are_refused():
+def test_runs_over_different_splits_are_refused():
     with pytest.raises(UserError, match="different problems"):
         outcomes([answers("1", id="a")], [together("1", id="b")], equivalent)
 
@@ -177,9 +177,9 @@ def test_accuracy_rows_for_the_plot():
         max_size=6,
     )
 )
-def test_relations_that_always_hold(panel):
-    sequential = [answers(*turns, id=str(i)) for i, (turns, _) in enumerate(panel)]
-    parallel = [together(*first, id=str(i)) for i, (_, first) in enumerate(panel)]
+def test_relations_that_always_hold(split):
+    sequential = [answers(*turns, id=str(i)) for i, (turns, _) in enumerate(split)]
+    parallel = [together(*first, id=str(i)) for i, (_, first) in enumerate(split)]
     got = means(evaluate_metrics(sequential, parallel, equivalent))
     assert got["m1@t1"] == got["accuracy@t1"]
     assert got["m1@t1"] <= got["p1@t2"] <= got["p1@t3"]

@@ -14,11 +14,11 @@ def rise(name: str) -> RiseParams:
 
 
 def test_models_and_samples_have_one_entry_a_turn() -> None:
-    made = GenerateParams(problems=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
+    made = GenerateParams(tasks=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
     assert (made.models, made.num_of_samples) == (["student", "teacher"], [1, 16])
     for wrong in ({"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}):
         with pytest.raises(ValidationError):
-            GenerateParams(**{"problems": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
+            GenerateParams(**{"tasks": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
 
 
 def test_evaluation_is_the_original_s_unless_told_otherwise() -> None:
@@ -46,7 +46,7 @@ def test_the_paper_s_profile_has_the_paper_s_settings() -> None:
     tune = first.finetune
     assert (tune.lr, tune.batch_size, tune.max_length, tune.warmup_ratio) == (1e-5, 64, 2048, 0.04)
     assert (tune.schedule, tune.launcher.kind, tune.launcher.zero_stage) == ("cosine", "deepspeed", 3)
-    assert (first.convert.temperature, made.evaluate.context_window) == (0.4, 2)
+    assert (first.convert.reward_temperature, made.evaluate.context_window) == (0.4, 2)
 
 
 def test_the_self_distillation_profile_takes_the_best_of_sixteen() -> None:

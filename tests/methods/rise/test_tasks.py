@@ -1,4 +1,4 @@
-"""Panels of problems: frozen, disjoint, the same every time; demonstrations from them."""
+"""Splits of problems: frozen, disjoint, the same every time; demonstrations from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from selfimprove.core.records import write_rows
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import opening
-from selfimprove.methods.rise.tasks import PANELS, build_panels, demonstrate, load_panel, panel_hash, texts, to_row
+from selfimprove.methods.rise.tasks import SPLITS, build_splits, demonstrate, load_split, split_hash, texts, to_row
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
@@ -24,8 +24,8 @@ GSM8K, MATH = make_env("gsm8k"), make_env("math")
 COUNTS = {"demonstrations": 40, "train": 30, "dev": 5, "test": 20}
 
 
-def panels(tmp_path: Path, *, seed: int = 3, mirror: Path | None = None, env: Any = GSM8K, **params: Any) -> dict:
-    return build_panels(
+def splits(tmp_path: Path, *, seed: int = 3, mirror: Path | None = None, env: Any = GSM8K, **params: Any) -> dict:
+    return build_splits(
         TaskParams(**{**COUNTS, **params}), env, seed=seed, download=tmp_path / "download", mirror=mirror
     )
 
@@ -41,49 +41,49 @@ def own_files(folder: Path, **counts: int) -> dict[str, str]:
 
 
 def assert_disjoint_and_sized(made: dict, counts: dict[str, int]) -> None:
-    assert {name: len(made[name]) for name in PANELS} == counts
+    assert {name: len(made[name]) for name in SPLITS} == counts
     for key in ("id", "question"):
-        everything = [getattr(problem, key) for name in PANELS for problem in made[name]]
+        everything = [getattr(problem, key) for name in SPLITS for problem in made[name]]
         assert len(set(everything)) == len(everything)
 
 
-def test_panels_have_their_sizes_and_share_no_problem(tmp_path: Path) -> None:
-    assert_disjoint_and_sized(panels(tmp_path), COUNTS)
+def test_splits_have_their_sizes_and_share_no_problem(tmp_path: Path) -> None:
+    assert_disjoint_and_sized(splits(tmp_path), COUNTS)
 
 
-def test_panels_are_the_same_in_another_process_and_others_under_another_seed(tmp_path: Path) -> None:
-    here = {name: panel_hash(problems) for name, problems in panels(tmp_path).items()}
+def test_splits_are_the_same_in_another_process_and_others_under_another_seed(tmp_path: Path) -> None:
+    here = {name: split_hash(problems) for name, problems in splits(tmp_path).items()}
     program = (
         "import json, pathlib, tests.methods.rise.test_tasks as t\n"
-        "made = t.panels(pathlib.Path('.'))\nprint(json.dumps({n: t.panel_hash(p) for n, p in made.items()}))"
+        "made = t.splits(pathlib.Path('.'))\nprint(json.dumps({n: t.split_hash(p) for n, p in made.items()}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": "77"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert json.loads(done.stdout) == here
-    other = {name: panel_hash(problems) for name, problems in panels(tmp_path, seed=4).items()}
+    other = {name: split_hash(problems) for name, problems in splits(tmp_path, seed=4).items()}
     assert not set(here.values()) & set(other.values())
 
 
-def test_a_smaller_panel_is_the_start_of_a_larger_one(tmp_path: Path) -> None:
-    assert panels(tmp_path, test=5)["test"] == panels(tmp_path)["test"][:5]
+def test_a_smaller_split_is_the_start_of_a_larger_one(tmp_path: Path) -> None:
+    assert splits(tmp_path, test=5)["test"] == splits(tmp_path)["test"][:5]
 
 
 def test_the_hash_names_the_problems_and_their_order(tmp_path: Path) -> None:
-    test = panels(tmp_path)["test"]
-    assert panel_hash(test) == panel_hash(list(test))
-    assert panel_hash(test) != panel_hash(test[::-1]) != panel_hash(test[:-1])
+    test = splits(tmp_path)["test"]
+    assert split_hash(test) == split_hash(list(test))
+    assert split_hash(test) != split_hash(test[::-1]) != split_hash(test[:-1])
 
 
-def test_a_panel_file_reads_back_as_it_was(tmp_path: Path) -> None:
-    test = panels(tmp_path)["test"]
+def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
+    test = splits(tmp_path)["test"]
     write_rows(tmp_path / "test.jsonl", [to_row(problem, GSM8K) for problem in test])
-    assert load_panel(tmp_path / "test.jsonl", GSM8K) == test
+    assert load_split(tmp_path / "test.jsonl", GSM8K) == test
 
 
 def test_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp_path: Path) -> None:
-    problems = panels(tmp_path)["demonstrations"]
+    problems = splits(tmp_path)["demonstrations"]
     for few_shot in (False, True):
         made = demonstrate(problems, GSM8K, few_shot=few_shot)
         assert [example.source for example in made] == [problem.id for problem in problems]
@@ -94,27 +94,27 @@ def test_demonstrations_open_as_episodes_do_and_learn_the_gold_solution_only(tmp
 
 
 def test_the_tokenizer_s_texts_hold_questions_feedback_and_solutions(tmp_path: Path) -> None:
-    problem = panels(tmp_path)["demonstrations"][0]
+    problem = splits(tmp_path)["demonstrations"][0]
     made = [row["text"] for row in texts([problem], GSM8K)]
     assert len(made) == 3
     assert all(problem.question in text for text in made[:2])
     assert made[2] == GSM8K.demonstration(problem)
 
 
-def test_own_files_are_divided_and_the_test_file_is_the_test_panel_s_alone(tmp_path: Path) -> None:
+def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_path: Path) -> None:
     files = own_files(tmp_path, train=20, test=8)
     counts = {"demonstrations": 4, "train": 10, "dev": 5, "test": 7}
-    made = panels(tmp_path, source="files", files=files, **counts)
+    made = splits(tmp_path, source="files", files=files, **counts)
     assert_disjoint_and_sized(made, counts)
-    held_out = {problem.question for problem in load_panel(Path(files["test"]), GSM8K)}
+    held_out = {problem.question for problem in load_split(Path(files["test"]), GSM8K)}
     assert {problem.question for problem in made["test"]} <= held_out
     assert not held_out & {problem.question for name in ("train", "dev", "demonstrations") for problem in made[name]}
     assert [p.id for p in made["train"]] != sorted(p.id for p in made["train"])  # not in the file's order
 
 
-def test_one_file_alone_is_divided_among_all_panels(tmp_path: Path) -> None:
+def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
     counts = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4}
-    made = panels(tmp_path, source="files", files=own_files(tmp_path, test=20), **counts)
+    made = splits(tmp_path, source="files", files=own_files(tmp_path, test=20), **counts)
     assert_disjoint_and_sized(made, counts)
 
 
@@ -126,29 +126,29 @@ def test_one_file_alone_is_divided_among_all_panels(tmp_path: Path) -> None:
         ({"demonstrations": 9}, r"rise\.tasks\.demonstrations: 9 problems are asked for, 8 are left of 20"),
     ],
 )
-def test_too_few_problems_are_said_by_panel(tmp_path: Path, counts: dict[str, int], said: str) -> None:
+def test_too_few_problems_are_said_by_split(tmp_path: Path, counts: dict[str, int], said: str) -> None:
     asked = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4, **counts}
     with pytest.raises(UserError, match=said):
-        panels(tmp_path, source="files", files=own_files(tmp_path, train=20, test=8), **asked)
+        splits(tmp_path, source="files", files=own_files(tmp_path, train=20, test=8), **asked)
 
 
 def test_a_problem_in_two_files_and_a_missing_test_file_are_refused(tmp_path: Path) -> None:
     files = own_files(tmp_path, train=6, test=3)
     with pytest.raises(UserError, match=r"source files needs a test file; name one under rise\.tasks\.files\.test"):
-        panels(tmp_path, source="files", files={"train": files["train"]}, demonstrations=1, train=1, dev=1, test=1)
+        splits(tmp_path, source="files", files={"train": files["train"]}, demonstrations=1, train=1, dev=1, test=1)
     text = Path(files["test"]).read_text()
     Path(files["train"]).write_text(text + Path(files["train"]).read_text())
     with pytest.raises(UserError, match=r"is in both (test and|\w+ and)"):
-        panels(tmp_path, source="files", files=files, demonstrations=2, train=5, dev=2, test=3)
+        splits(tmp_path, source="files", files=files, demonstrations=2, train=5, dev=2, test=3)
 
 
 @pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_real_data_give_disjoint_panels_and_the_official_test_split_stays_test(tmp_path: Path) -> None:
+def test_the_real_data_give_disjoint_splits_and_the_official_test_split_stays_test(tmp_path: Path) -> None:
     counts = {"demonstrations": 3000, "train": 4000, "dev": 473, "test": 1319}
-    made = panels(tmp_path, source="gsm8k", mirror=MIRROR, **counts)
+    made = splits(tmp_path, source="gsm8k", mirror=MIRROR, **counts)
     assert_disjoint_and_sized(made, counts)
     counts = {"demonstrations": 100, "train": 300, "dev": 100, "test": 500}
-    made = panels(tmp_path, source="math", mirror=MIRROR, env=MATH, **counts)
+    made = splits(tmp_path, source="math", mirror=MIRROR, env=MATH, **counts)
     assert_disjoint_and_sized(made, counts)
     write_rows(tmp_path / "m.jsonl", [to_row(problem, MATH) for problem in made["test"]])
-    assert load_panel(tmp_path / "m.jsonl", MATH) == made["test"]
+    assert load_split(tmp_path / "m.jsonl", MATH) == made["test"]

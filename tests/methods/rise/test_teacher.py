@@ -11,7 +11,7 @@ from selfimprove.engines.base import Request
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.params import TaskParams
-from selfimprove.methods.rise.tasks import build_panels
+from selfimprove.methods.rise.tasks import build_splits
 from selfimprove.methods.rise.teacher import scripted_teacher
 
 ENV = make_env("gsm8k")
@@ -20,7 +20,7 @@ ENV = make_env("gsm8k")
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
     params = TaskParams(demonstrations=0, train=300, dev=0, test=1)
-    return build_panels(params, ENV, seed=1, download=Path("unused"), mirror=None)["train"]
+    return build_splits(params, ENV, seed=1, download=Path("unused"), mirror=None)["train"]
 
 
 def ask(problem: Problem, turn: int = 1) -> Request:

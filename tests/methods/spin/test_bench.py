@@ -12,7 +12,7 @@ from selfimprove.methods.spin.params import GenerateParams
 
 
 def test_questions_at_once_are_set_against_one_at_a_time_and_the_raw_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "CFG", GenerateParams(max_rounds=2, retries=0, max_tokens=8))
+    monkeypatch.setattr(questions, "CFG", GenerateParams(max_turns=2, retries=0, max_tokens=8))
     result = measure(questions=6, experts=40, single_questions=2, slots=4, rounds=1, threads=1, epochs=0.5)
     rates = result["tokens_per_second"]
     assert set(rates) == {"play", "one at a time", "library one at a time", "engine"}

@@ -311,7 +311,7 @@ def test_the_same_call_gives_the_same_bytes(tiny: Path, duels: Maker, tmp_path: 
 def test_max_tokens_overrides_epochs_and_no_epochs_copies_the_model(tiny: Path, duels: Maker, tmp_path: Path) -> None:
     pairs, _ = encode_pairs(duels(8), ChatFormat.load(tiny), params())
     total = sum(lengths_of(pairs))
-    report = run(tiny, duels(8), tmp_path / "budget", params(epochs=0, max_tokens=3 * total))
+    report = run(tiny, duels(8), tmp_path / "budget", params(epochs=0, max_train_tokens=3 * total))
     assert 3 * total <= report.real_tokens < 3 * total + 4 * 300
     nothing = run(tiny, duels(8), tmp_path / "none", params(epochs=0))
     assert (nothing.steps, nothing.counters.pairs) == (0, 8)

@@ -41,7 +41,7 @@ def test_every_iteration_has_its_own_lr_beta_and_epochs():
 
 def test_the_defaults_are_the_specs():
     cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
-    assert (cfg.max_rounds, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
+    assert (cfg.max_turns, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
     assert SpinParams.model_validate(section()).evaluate.temperature == 0
 
 
@@ -94,10 +94,10 @@ def test_prefix_and_worked_episodes_are_the_asked_task_s():
     tasks = {"train": 4, "dev": 0, "test": 2}
     prompt = {"question_prefix": "Yes or no: "}
     alone = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
-    assert [alone.asked(panel) for panel in ("train", "test")] == [("encyclopedia", "Yes or no: ")] * 2
+    assert [alone.asked(split) for split in ("train", "test")] == [("encyclopedia", "Yes or no: ")] * 2
     tasks["other"] = {"task": "strategyqa", "split": "dev"}
     other = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
-    assert [other.asked(panel) for panel in ("train", "dev", "test")] == [
+    assert [other.asked(split) for split in ("train", "dev", "test")] == [
         ("encyclopedia", ""), ("encyclopedia", ""), ("strategyqa", "Yes or no: "),
     ]  # fmt: skip
 

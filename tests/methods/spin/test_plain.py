@@ -181,12 +181,12 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path, capsys):
         gathered(tmp_path, 4, "train")
 
 
-def test_the_same_pipeline_takes_the_rows_as_panels_and_experts(ultrachat, tmp_path):
+def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat, tmp_path):
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     tasks = TasksParams(source="chat", file=str(tmp_path / "rows"), train=8, dev=1, test=2)
     made = gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
-    assert [question.question for question in made.panels["train"]][:2] == ["Ask 0?", "Ask 1?"]
-    episode = played([" An answer of mine."], question=made.panels["train"][0], form="reply")
+    assert [question.question for question in made.splits["train"]][:2] == ["Ask 0?", "Ask 1?"]
+    episode = played([" An answer of mine."], question=made.splits["train"][0], form="reply")
     (pair,), audit = spin_pairs(made.experts, [episode], ConvertParams(), "iter0")
     assert (text_of(pair.real), text_of(pair.generated)) == ("Answer 0.", " An answer of mine.")
     assert (audit.kept, audit.unfinished) == (1, 0)

@@ -35,7 +35,7 @@ def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
     assert len(episode.rounds) == 11
     assert (episode.finished, episode.answer, episode.reward, episode.pred) == (False, "", 0.0, "")
     assert episode.status == "unsolved"
-    assert len(played([LOOK] * 20, max_rounds=3).rounds) == 3
+    assert len(played([LOOK] * 20, max_turns=3).rounds) == 3
 
 
 def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit():
@@ -160,7 +160,7 @@ def test_tools_run_side_by_side_up_to_their_limit():
     async def run() -> None:
         calls = tools(search)
         one = lambda at: play(  # noqa: E731
-            QUESTION.model_copy(update={"id": f"q{at}"}), at, calls, policy([LOOK] * 2), PlayParams(max_rounds=2), 7,
+            QUESTION.model_copy(update={"id": f"q{at}"}), at, calls, policy([LOOK] * 2), PlayParams(max_turns=2), 7,
             form="alpaca",
         )  # fmt: skip
         await play_all(range(12), one, concurrency=12)
@@ -237,7 +237,7 @@ def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
 
 
 def test_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn():
-    episode = run([spelt(LOOK + STOP)] * 2, max_rounds=2)
+    episode = run([spelt(LOOK + STOP)] * 2, max_turns=2)
     assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
 
 

@@ -63,7 +63,7 @@ def test_a_model_and_its_adapter_are_sampled_by_run(tmp_path: Path) -> None:
         (merged / file.name).write_bytes(file.read_bytes())
 
     def texts(folder: Path, **params: object) -> list[str]:
-        play_params = {"max_tokens": 20, "max_rounds": 2, **params}
+        play_params = {"max_tokens": 20, "max_turns": 2, **params}
         episodes = questions(lambda: local(folder), 6, "question", **play_params)
         return [episode.messages[1].content for episode in episodes]
 

@@ -14,8 +14,8 @@ from selfimprove.envs.qa.world import score
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
 from selfimprove.methods.spin.tasks import (
-    PANELS,
     SCAFFOLD,
+    SPLITS,
     check_disjoint,
     chosen,
     examples,
@@ -29,29 +29,29 @@ ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 
 
-def panel(count: int) -> list[Question]:
+def split(count: int) -> list[Question]:
     return [QUESTION.model_copy(update={"id": f"q{n}", "question": f"Question {n}?"}) for n in range(count)]
 
 
 def test_the_order_is_pythons_random_233_and_then_a_slice():
     order = list(range(50))
     random.Random(233).shuffle(order)
-    got = chosen(panel(50), PlayParams(start=10, end=20))
+    got = chosen(split(50), PlayParams(start=10, end=20))
     assert [index for index, _ in got] == order[10:20]
     assert all(question.id == f"q{index}" for index, question in got)
-    assert [index for index, _ in chosen(panel(50), PlayParams(shuffled=False, end=3))] == [0, 1, 2]
-    assert len(chosen(panel(50), PlayParams())) == 50
+    assert [index for index, _ in chosen(split(50), PlayParams(shuffled=False, end=3))] == [0, 1, 2]
+    assert len(chosen(split(50), PlayParams())) == 50
 
 
 def test_more_than_there_is_is_refused():
-    with pytest.raises(UserError, match="questions 0 to 60 are asked for, the panel has 50"):
-        chosen(panel(50), PlayParams(end=60))
+    with pytest.raises(UserError, match="questions 0 to 60 are asked for, the split has 50"):
+        chosen(split(50), PlayParams(end=60))
     with pytest.raises(UserError, match="fix start and end"):
-        chosen(panel(50), PlayParams(start=50))
+        chosen(split(50), PlayParams(start=50))
 
 
-def test_a_question_in_two_panels_is_refused():
-    train, test = panel(4), panel(2)[1:]
+def test_a_question_in_two_splits_is_refused():
+    train, test = split(4), split(2)[1:]
     test[0] = test[0].model_copy(update={"id": "other", "question": "  question 1? "})
     with pytest.raises(UserError, match=r"'question 1\?' stands in train and test; take it out of one"):
         check_disjoint({"train": train, "dev": [], "test": test})
@@ -65,15 +65,15 @@ def book():
 
 
 def test_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book):
-    assert [len(book.panels[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
-    assert [expert.question for expert in book.experts] == book.panels["train"]
+    assert [len(book.splits[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
+    assert [expert.question for expert in book.experts] == book.splits["train"]
     assert all(score(expert.answer, expert.question).reward == 1 for expert in book.experts)
     assert (book.audit.read, book.audit.kept) == (60, 60)
 
 
 def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book):
     made = examples(book.experts, "alpaca")
-    assert [example.source for example in made] == [question.id for question in book.panels["train"]]
+    assert [example.source for example in made] == [question.id for question in book.splits["train"]]
     assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
     rows = texts(made, "alpaca")
     assert [row["text"] for row in rows if row.get("fixed")] == [WRAPPER, RESPONSE, *SCAFFOLD]
@@ -103,15 +103,15 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 @pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 221), ("both", 687)])
-def test_real_questions_with_their_experts_are_disjoint_from_the_test_panel(experts, train, tmp_path, monkeypatch):
+def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(experts, train, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     tasks = TasksParams(source="hotpotqa", experts=experts, train=train, dev=80, test=500)
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=MIRROR)
-    assert len(made.experts) == len(made.panels["train"]) == train
+    assert len(made.experts) == len(made.splits["train"]) == train
     assert {expert.source for expert in made.experts} == {
         "gpt-4": {"gpt-4"}, "scripted": {"scripted"}, "both": {"gpt-4", "scripted"},
     }[experts]  # fmt: skip
-    assert len(made.panels["test"]) == 500
+    assert len(made.splits["test"]) == 500
     assert len({paragraph.title for paragraph in made.paragraphs}) == len(made.paragraphs) > 4937
     read, dropped = {
         "gpt-4": (500, {}),
@@ -144,7 +144,7 @@ def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeyp
     )
     made = gather(tasks, ToolsParams(use={"search": "serpapi"}), seed=3, download=tmp_path, mirror=None)
     assert asked == ["fireact", "hotpotqa"]
-    assert [len(made.panels[name]) for name in PANELS] == [2, 0, 30]
+    assert [len(made.splits[name]) for name in SPLITS] == [2, 0, 30]
     assert made.paragraphs == []
     with pytest.raises(AssertionError):  # a tool that searches the paragraphs needs them
         gather(
@@ -155,11 +155,11 @@ def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeyp
 
 
 @needs_data
-def test_another_task_can_be_the_test_panel(tmp_path):
+def test_another_task_can_be_the_test_split(tmp_path):
     other = {"task": "strategyqa", "split": "dev", "folder": str(MIRROR / "fireact" / "tasks")}
     tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
-    assert {question.task for question in made.panels["test"]} == {"strategyqa"}
+    assert {question.task for question in made.splits["test"]} == {"strategyqa"}
     with pytest.raises(UserError, match=r"spin.tasks.test: 230 are asked for, there are 229"):
         gather(tasks.model_copy(update={"test": 230}), ToolsParams(), seed=3, download=tmp_path, mirror=None)
 

@@ -107,7 +107,7 @@ def test_instructions_of_several_lines_stay_whole():
 
 
 def test_an_unfinished_trajectory_keeps_its_last_observation():
-    row = alpaca_row(trajectory(played([REPLIES[0]] * 2, max_rounds=2)), "self_play")
+    row = alpaca_row(trajectory(played([REPLIES[0]] * 2, max_turns=2)), "self_play")
     assert row["output"].endswith("Observation: The Silver Gate is a novel by Mara Venn.")
 
 

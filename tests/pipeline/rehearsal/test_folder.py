@@ -36,7 +36,7 @@ def test_dvc_runs_a_stage_there_and_the_repositorys_params_lock_and_outputs_stay
     run(folder, "python", "-m", "selfimprove.pipeline.profiles", "default", check=False)  # profiles are not linked
     (folder / "params.yaml").write_text((ROOT / "profiles/default.yaml").read_text().replace("seed: 17", "seed: 18"))
     run(folder, "dvc", "repro", "reflect_rl-data")
-    assert (folder / "data/reflect_rl/tasks/panels.json").is_file()
+    assert (folder / "data/reflect_rl/tasks/splits.json").is_file()
     assert (folder / "dvc.lock").is_file()
     assert any((folder / ".dvc/cache").iterdir())
     assert not (repo / "dvc.lock").exists()

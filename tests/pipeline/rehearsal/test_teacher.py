@@ -54,9 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own, _ = rehearsed(params, gpu_methods(params), machine)
     own["rise"]["tasks"]["source"] = "gsm8k"
     YAML().dump(own, here / "params.yaml")
-    panel = here / "data/rise/tasks/train.jsonl"
-    panel.parent.mkdir(parents=True)
-    write_rows(panel, [{"id": "p1", "question": QUESTION, "answer": "3 + 4 = 7\n#### 7"}])
+    split = here / "data/rise/tasks/train.jsonl"
+    split.parent.mkdir(parents=True)
+    write_rows(split, [{"id": "p1", "question": QUESTION, "answer": "3 + 4 = 7\n#### 7"}])
     tasks = here / "data/reflect_rl/tasks"
     tasks.mkdir(parents=True)
     env = explore(here)
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def explore(folder: Path) -> AutoExploreParams:
-    return AutoExploreParams(horizon=15, shuffle_action=True, repos=str(folder / "library"))
+    return AutoExploreParams(max_turns=15, shuffle_action=True, repos=str(folder / "library"))
 
 
 def user(text: str) -> list[Message]:
