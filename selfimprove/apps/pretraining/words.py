@@ -110,7 +110,7 @@ def _said(pages: int, seed: int) -> Iterator[str]:
             yield env.reset(task)  # type: ignore[attr-defined]
             yield from _lines(env.expert())  # type: ignore[attr-defined]
     book = make_encyclopedia(EncyclopediaParams(people=300), {"train": pages}, seed=seed)
-    for quest in book.panels["train"]:
+    for quest in book.splits["train"]:
         yield from (quest.question.question, quest.conclusion, f"Observation: finish[{quest.question.gold}]")
         yield from (f"{lookup.thought}\nAction: search[{lookup.query}]" for lookup in quest.lookups)
 
