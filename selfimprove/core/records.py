@@ -160,31 +160,37 @@ def read_rows(path: Path, *, may_be_empty: bool = False) -> Iterator[tuple[int, 
     seen = False
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            try:
-                line = raw.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: not UTF-8 (byte {error.start}); save the file as UTF-8."
-                ) from None
-            if not line.strip():
-                continue
-            try:
-                row = _loads(line)
-            except UnicodeEncodeError:
-                raise UserError(
-                    f"{path}, line {number}: half of a character (a lone surrogate such as \\ud800); fix or delete the "
-                    "line."
-                ) from None
-            except (ValueError, RecursionError):
-                raise UserError(
-                    f"{path}, line {number}: not a whole JSON object (a torn line?); fix or delete the line."
-                ) from None
-            if not isinstance(row, dict):
-                raise UserError(f"{path}, line {number}: a JSON object was expected; fix or delete the line.")
-            seen = True
-            yield number, row
+            row = parse_row(raw, f"{path}, line {number}")
+            if row is not None:
+                seen = True
+                yield number, row
     if not seen and not may_be_empty:
         raise UserError(f"{path} holds no rows; give it at least one, or point params.yaml at another file.")
+
+
+def parse_row(raw: bytes, where: str) -> dict[str, Any] | None:
+    """The object of one line of a JSONL file; None if the line is blank.
+
+    Raises:
+        UserError: the line is not UTF-8, or is not one whole JSON object (names ``where``).
+    """
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: not UTF-8 (byte {error.start}); save the file as UTF-8.") from None
+    if not line.strip():
+        return None
+    try:
+        row = _loads(line)
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{where}: half of a character (a lone surrogate such as \\ud800); fix or delete the line."
+        ) from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{where}: not a whole JSON object (a torn line?); fix or delete the line.") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: a JSON object was expected; fix or delete the line.")
+    return row
 
 
 def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list[R]:

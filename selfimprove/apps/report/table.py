@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,12 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from selfimprove.apps.report.bars import draw_bars
-from selfimprove.core.publish import aside
+from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
 from selfimprove.pipeline.params import METHODS
 
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
-MANY = 15
-"""So many points make a line, without a mark and a tick for each."""
 
 
 def main() -> None:
@@ -49,13 +45,13 @@ def main() -> None:
     console.print(f"plots: {OUT}/*.png; in full: {SUMMARIES}/<method>.json, results/<method>/<row>/metrics.json")
 
 
-def read_summaries(methods: Sequence[str]) -> dict[str, Any]:
+def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
     """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order."""
-    files = {method: SUMMARIES / f"{method}.json" for method in METHODS if method in methods or not methods}
+    files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
     return {method: json.loads(file.read_text(encoding="utf-8")) for method, file in files.items() if file.is_file()}
 
 
-def results_table(method: str, summary: dict[str, Any]) -> Table:
+def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
     """Rows x metrics, mean ± standard error, what the method gains within a row, and what a row cost."""
     columns, order, rows = summary["columns"], summary["order"], summary["rows"]
     gains, rates = summary["gains"], summary["rates"]
@@ -71,11 +67,11 @@ def results_table(method: str, summary: dict[str, Any]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
-        cells = [_figure(metrics[column], column) for column in columns] + [
-            _signed(metrics[gain], gain) for gain in gains
+        cells = [figure_text(metrics[column], column) for column in columns] + [
+            signed_text(metrics[gain], gain) for gain in gains
         ]
         cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
-        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *_seconds(method, name)]
+        cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
@@ -123,7 +119,7 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(width=1 << 12), table).maximum
 
 
-def overview(summaries: dict[str, Any]) -> Table:
+def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
     """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
     table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
     table.title_justify = "left"
@@ -137,9 +133,9 @@ def overview(summaries: dict[str, Any]) -> Table:
             row, difference = summary["rows"][name], summary["last_minus"].get(name)
             table.add_row(
                 method, metric, name + (" (last)" if difference is None else ""),
-                _figure(row["metrics"][metric], metric), str(row["metrics"][metric]["n"]),
-                "" if difference is None else _signed(difference[metric], metric),
-                f"{row['training_tokens'] / 1000:.0f}k", *_seconds(method, name),
+                figure_text(row["metrics"][metric], metric), str(row["metrics"][metric]["n"]),
+                "" if difference is None else signed_text(difference[metric], metric),
+                f"{row['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing),
                 end_section=name == summary["order"][-1],
             )  # fmt: skip
     return table
@@ -155,57 +151,27 @@ def difference_table(method: str, summary: dict[str, Any]) -> Table:
     for name in summary["order"]:
         if name in summary["last_minus"]:
             figures = summary["last_minus"][name]
-            table.add_row(name, *(_signed(figures[column], column) for column in summary["columns"]))
+            table.add_row(name, *(signed_text(figures[column], column) for column in summary["columns"]))
     return table
 
 
 def draw(summaries: dict[str, Any], folder: Path) -> None:
     """A PNG of each method's rows and of each of its curves; one that shows these very points is left as it is."""
     folder.mkdir(exist_ok=True)
-    code = Path(__file__).read_text(encoding="utf-8")
     for method, summary in summaries.items():
-        draw_bars(method, summary, folder / f"{method}-rows.png")
+        write_png(rows_chart(method, summary), folder / f"{method}-rows.png")
         for curve in summary.get("curves") or [summary["curve"]]:
-            file = folder / f"{method}-{curve['title'].replace(' ', '-')}.png"
-            shown = sha256(json.dumps([method, curve, summary["solid"], code], sort_keys=True).encode()).hexdigest()
-            if not (file.is_file() and shown.encode() in file.read_bytes()):
-                _draw(method, curve, summary["solid"], file, shown)
+            name = f"{method}-{curve['title'].replace(' ', '-')}.png"
+            write_png(curve_chart(method, curve, summary["solid"]), folder / name)
 
 
-def _draw(method: str, curve: dict[str, Any], solid: Sequence[str], file: Path, shown: str) -> None:
-    """A line a row, with error bars; the method's own rows in solid lines. The file says itself what it shows."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    x, y = curve["x"], next(key for key in curve["points"][0] if key not in ("row", "se", curve["x"]))
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for name in dict.fromkeys(point["row"] for point in curve["points"]):
-        points = [point for point in curve["points"] if point["row"] == name]
-        mark = "o" if len(points) < MANY else ""
-        line, width = ("-", 2) if name in solid else ("--", 1)
-        axes.errorbar(
-            [point[x] for point in points], [point[y] for point in points], [point["se"] for point in points],
-            label=name, marker=mark, linestyle=line, linewidth=width,
-        )  # fmt: skip
-    axes.set(xlabel=x, ylabel=curve["y"], title=f"{method}: {curve['title']}")
-    if curve["top"] is not None:
-        axes.set_ylim(0, curve["top"])
-    places = sorted({point[x] for point in curve["points"]})
-    if len(places) < MANY:
-        axes.set_xticks(places)
-    axes.legend(fontsize=8)
-    with aside(file) as part:
-        figure.savefig(part, format="png", dpi=130, metadata={"Comment": shown})
-    pyplot.close(figure)
-
-
-def _figure(figure: dict[str, float], column: str) -> str:
+def figure_text(figure: dict[str, float], column: str) -> str:
+    """Mean ± standard error."""
     return f"{_short(figure['mean'], column)}±{_short(figure['se'], column)}"
 
 
-def _signed(figure: dict[str, float], column: str) -> str:
+def signed_text(figure: dict[str, float], column: str) -> str:
+    """A difference ± its standard error; * marks more than three of them."""
     mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
     sign = "-" if figure["mean"] < 0 else "+"
     return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
@@ -218,12 +184,12 @@ def _short(value: float, column: str) -> str:
     return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
 
 
-def _seconds(method: str, row: str) -> tuple[str, str]:
+def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
     """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
     found = []
     for steps in (("finetune", "sft"), ("evaluate",)):
         # One script serves base, iterations and controls, and names its run after the script and the row.
-        paths = [TIMING / f"{method}-{step}@{row}.json" for step in steps]
+        paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
         seconds = [json.loads(path.read_text())["seconds"] for path in paths if path.is_file()]
         found.append(f"{seconds[0]:.0f}" if seconds else "-")
     return found[0], found[1]

@@ -1,0 +1,29 @@
+"""``make page``: the report of this run, ``report/index.html``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from selfimprove.apps.page.build import OUT, build
+
+
+def main(
+    run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
+    out: Annotated[Path, typer.Option(help="where the report goes")] = OUT,
+) -> None:
+    """Write the report and say where it is, and what could not be read."""
+    began = time.monotonic()
+    built = build(run, out)
+    size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
+    for problem in built.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    print(f"{out / 'index.html'}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s; open it in a browser")
+
+
+if __name__ == "__main__":
+    typer.run(main)

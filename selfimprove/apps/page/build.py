@@ -1,0 +1,218 @@
+"""Writes the report: one HTML page a view, its data in chunks, tables to take away.
+
+Everything is made in a folder aside and put in place when it is whole, so that a reader of the old report never meets
+half of the new one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from ruamel.yaml import YAML
+
+from selfimprove.apps.page import figures, graph, provenance, tables
+from selfimprove.apps.page.chunks import write_chunk
+from selfimprove.apps.page.library import Library, write_library
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.page.tables import Plain
+from selfimprove.apps.report.charts import VEGA_LITE, headline
+from selfimprove.apps.report.table import TIMING, figure_text, signed_text
+from selfimprove.apps.report.words import method_name, metric_name, row_name
+from selfimprove.core.publish import publish
+from selfimprove.pipeline.params import METHODS
+
+HERE = Path(__file__).parent
+OUT = Path("report")
+
+VIEWS = [
+    ("index.html", "Overview"),
+    *((f"{method}.html", method_name(method)) for method in METHODS),
+    ("episodes.html", "Episodes"),
+    ("trees.html", "Trees"),
+    ("pairs.html", "Pairs"),
+    ("compare.html", "Compare"),
+]
+
+IDEAS = {
+    "rise": "Several attempts at a problem, feedback after each; learning from the better ones, weighted by reward.",
+    "agent_r": "Tree search; the first error of a failed trajectory is found, and training goes on from there.",
+    "reflect_rl": "A frozen model reflects on the state; a policy acts on it and learns by reinforcement.",
+    "spin": "Self-play: the expert's trajectory is preferred to the one that the last iteration wrote itself.",
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was written, and what could not be read."""
+
+    files: list[Path]
+    problems: list[str]
+
+
+def build(root: Path, out: Path) -> Built:
+    """Write the report of the run in ``root`` to ``out``; other files in ``out`` stay."""
+    run = Run(root)
+    with TemporaryDirectory(prefix=".page-", dir=_made(out)) as aside:
+        folder = Path(aside) / "page"
+        (folder / "data").mkdir(parents=True)
+        (folder / "tables").mkdir()
+        _assets(folder / "assets")
+        _Report(run, folder).write()
+        files = []
+        for entry in sorted(folder.iterdir(), key=lambda path: (path.suffix == ".html", path.name)):
+            publish(entry, out / entry.name)
+            files.append(out / entry.name)
+    return Built(files, run.problems)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def environment() -> Environment:
+    """Templates that escape every value."""
+    return Environment(
+        loader=PackageLoader("selfimprove.apps.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+class _Report:
+    """The views of one run."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run, self.folder, self.templates = run, folder, environment()
+        self.timing = run.root / TIMING
+        self.summaries = run.summaries
+        self.stages = graph.stages(run)
+
+    def write(self) -> None:
+        """All views. The overview is last: by then every file has been read, and what is damaged is known."""
+        libraries = {method: write_library(self.run, method, self.folder / "data") for method in self.run.methods}
+        for method in METHODS:
+            self._method(method, libraries.get(method))
+        with_episodes = [(name, method_name(name)) for name, one in libraries.items() if one.sets]
+        self._view("episodes.html", "Episodes", libraries=with_episodes)
+        self._view("trees.html", "Trees", iterations=[])
+        self._view("pairs.html", "Pairs", sets=[], scored=True)
+        self._view("compare.html", "Compare", runs=[])
+        self._overview()
+
+    def _view(self, view: str, title: str, charts: Mapping[str, Any] | None = None, **values: Any) -> None:
+        name = f"charts-{view.removesuffix('.html')}"
+        if charts:
+            write_chunk(self.folder / "data", name, charts)
+        text = self.templates.get_template(values.pop("template", view)).render(
+            view=view, title=title, views=VIEWS, charts=name if charts else "", connect="'none'", **values
+        )
+        (self.folder / view).write_text(text, encoding="utf-8", errors="replace")
+
+    def _overview(self) -> None:
+        run, summaries = self.run, self.summaries
+        table = tables.all_methods(summaries, self.timing)
+        charts = {f"rows-{method}": chart for method in summaries if (chart := figures.rows(run, method))}
+        drawn = [(method, method_name(method)) for method in summaries if f"rows-{method}" in charts]
+        graphs = graph.graph_charts(self.stages)
+        charts |= {f"graph-{method}": {**chart, "wide": True, "quiet": True} for method, chart in graphs.items()}
+        (self.folder / "tables" / "results.csv").write_text(tables.as_csv(summaries), encoding="utf-8")
+        if table:
+            (self.folder / "tables" / "all-methods.tex").write_text(
+                tables.as_latex(table, "all-methods"), encoding="utf-8"
+            )
+        shared = [stage for stage in self.stages if not stage.method]
+        groups = [(method_name(name), [one for one in self.stages if one.method == name]) for name in METHODS]
+        self._view(
+            "index.html", "Overview", charts, profile=provenance.profile(run), summaries=summaries,
+            methods_known=len(METHODS), problems=run.problems, missing=graph.missing(self.stages), stages=self.stages,
+            claims=[claim for method in summaries if (claim := _claim(method, summaries[method], run))], table=table,
+            charted=drawn, papers=_papers(), facts=provenance.facts(run), own_params=provenance.own_params(run),
+            graphed=[(method, method_name(method)) for method in graphs],
+            grouped=[(name, group) for name, group in [*groups, ("shared", shared)] if group],
+            anchors={stage.name: stage.anchor for stage in self.stages},
+        )  # fmt: skip
+
+    def _method(self, method: str, library: Library | None) -> None:
+        name, summary = method_name(method), self.summaries.get(method)
+        results = differences = None
+        charts: dict[str, Any] = {}
+        sections: list[tuple[str, list[tuple[str, str]]]] = []
+        downloads = []
+        if summary:
+            results, differences = tables.results(method, summary, self.timing), tables.differences(method, summary)
+            for kind, table in (("results", results), ("differences", differences)):
+                if table:
+                    file = f"tables/{method}-{kind}.tex"
+                    (self.folder / file).write_text(tables.as_latex(table, f"{method}-{kind}"), encoding="utf-8")
+                    downloads.append(file)
+            for heading, group in figures.sections(self.run, method, library):
+                charts |= {key: spec for key, _, spec in group}
+                sections.append((heading, [(key, text) for key, text, _ in group]))
+        links = [
+            (one["label"], f"episodes.html#method={method}&set={one['name']}")
+            for one in (library.sets if library else [])
+        ]
+        self._view(
+            f"{method}.html", name, charts, template="method.html", name=name, idea=IDEAS.get(method, ""),
+            partial=bool(summary and summary.get("partial")), results=results, differences=differences,
+            downloads=downloads, sections=sections, links=links,
+        )  # fmt: skip
+
+
+def _claim(method: str, summary: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
+    """The headline of a method's last row, its differences to base and controls, and what they rest on."""
+    last = summary["last"]
+    if last is None or last not in summary["rows"]:
+        return None
+    metric = headline(summary)
+    measured = summary["rows"][last]["metrics"][metric]
+    lines = []
+    for name, gains in summary["last_minus"].items():
+        gain = gains[metric]
+        sure = bool(gain["se"]) and abs(gain["mean"]) > 3 * gain["se"]
+        sign = ("up" if gain["mean"] > 0 else "down") if sure else "level"
+        lines.append({"delta": signed_text(gain, metric).strip(), "text": f"to {row_name(method, name)}", "sign": sign})
+    seed = (run.params.get("run") or {}).get("seed", "unknown")
+    return {
+        "method": method_name(method), "file": f"{method}.html", "value": figure_text(measured, metric),
+        "metric": metric_name(metric), "row": row_name(method, last), "lines": lines,
+        "rests": f"{measured['n']} held-out tasks, paired; one run, seed {seed}. * is more than three standard errors.",
+    }  # fmt: skip
+
+
+def _papers() -> list[Plain]:
+    found = YAML(typ="safe").load((HERE / "papers.yaml").read_text(encoding="utf-8"))
+    return [
+        Plain(one["title"], [(head, place > 0) for place, head in enumerate(one["head"])], one["rows"],
+              [False] * len(one["rows"]), [f"Source: {one['source']}."])
+        for one in found.values()
+    ]  # fmt: skip
+
+
+def _assets(folder: Path) -> None:
+    """Scripts, styles, and the libraries that draw charts, with their licences."""
+    shutil.copytree(HERE / "static", folder)
+    (folder / "vega.js").write_text(_libraries(), encoding="utf-8")
+    texts = [f"{HERE.joinpath('licences.txt').read_text(encoding='utf-8')}\n"]
+    package = distribution("vl-convert-python")
+    for file in package.files or []:
+        if "licenses/" in str(file):
+            path = Path(str(package.locate_file(file)))
+            texts.append(f"---- vl-convert, {path.name}\n\n{path.read_text(encoding='utf-8')}\n")
+    (folder / "LICENSES.txt").write_text("".join(texts), encoding="utf-8")
+
+
+@cache
+def _libraries() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script that defines ``vegaEmbed`` and nothing else."""
+    from vl_convert import javascript_bundle
+
+    return f"(function () {{{javascript_bundle('window.vegaEmbed = vegaEmbed;', vl_version=VEGA_LITE)}}})();\n"

@@ -1,0 +1,186 @@
+"""Episodes and training examples of every method in one form, the one that the page's reader shows.
+
+A record of the page::
+
+    {"i": "textcraft-87", "t": "textcraft-87", "s": "solved", "r": 1.0, "u": "", "e": null, "gold": "…",
+     "m": [{"r": "user", "p": [["Crafting commands: …", 0, null]]},
+           {"r": "assistant", "p": [["Thought: … Action: get 2 grape", 0, [294, 30, …]]], "reward": 0.0, "ok": true},
+           {"r": "environment", "p": [["Got 2 grape", 0, null]], "v": {"carries": {"grape": 2}}}]}
+
+``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` which run over the task. A message's parts ``p`` are [text,
+weight in training, token ids]; a fourth entry holds the tokens' log-probabilities where they were computed. ``v`` is a
+scene (``scenes.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from selfimprove.apps.page import scenes
+
+Json = dict[str, Any]
+
+CUT = 100_000
+"""Longer texts are cut in the page; it says so."""
+
+
+def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
+    """A line of any method's episodes, trajectories or training examples.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: the line is of no known kind.
+    """
+    if "turns" in record:
+        return _turns(record)
+    if "rounds" in record:
+        return _rounds(record)
+    if "steps" in record:
+        return _steps(record)
+    if "messages" in record:
+        return _example(record, number)
+    raise ValueError("neither an episode nor an example")
+
+
+def _turns(record: Mapping[str, Any]) -> Json:
+    """RISE and Agent-R: ``core.records.Episode``."""
+    messages = _opening(record["prompt"])
+    crafts = scenes.Inventory() if record["env"] == "textcraft" else None
+    invalid = 0
+    rewards = []
+    for turn in record["turns"]:
+        attempt = turn["attempts"][turn.get("chosen", 0)]
+        rewards.append(attempt.get("reward"))
+        valid = attempt.get("valid", True)
+        invalid += not valid
+        others = [
+            [clip(one["text"]), one.get("reward")] for place, one in enumerate(turn["attempts"])
+            if place != turn.get("chosen", 0)
+        ]  # fmt: skip
+        said: Json = {
+            "r": "assistant", "p": [[clip(attempt["text"]), 0, attempt.get("token_ids")]],
+            "reward": attempt.get("reward"), "by": turn["model"],
+        }  # fmt: skip
+        said |= {} if valid else {"ok": False}
+        said |= {"answer": clip(attempt["answer"])} if attempt.get("answer") is not None else {}
+        said |= {"others": others} if others else {}
+        said |= {"cut": True} if attempt.get("finish") == "length" else {}
+        answer: Json = {"r": "environment", "p": [[clip(turn.get("observation", "")), 0, None]]}
+        if crafts:
+            answer["v"] = crafts.step(attempt.get("answer") or "", turn.get("observation", ""))
+        messages += [said, answer]
+    scored = [reward for reward in rewards if reward is not None]
+    known = re.match(r"(.+)-\d+$", record["id"]) if record["env"] in ("textcraft", "webshop", "sciworld") else None
+    return _record(
+        record, messages, task=record["id"], reward=scored[-1] if scored else None, invalid=invalid,
+        turns=len(record["turns"]), run=record.get("run", ""), text=record["query"], gold=record.get("gold", ""),
+        kind=known[1] if known else record["env"],
+    )  # fmt: skip
+
+
+def _rounds(record: Mapping[str, Any]) -> Json:
+    """SPIN: ``methods.spin.play.SpinEpisode``."""
+    messages = _opening(record["prompt"]) + _joined(record.get("messages", []))
+    tools = iter(record.get("rounds", []))
+    for message in messages:
+        if message["r"] == "assistant" and (entry := next(tools, None)):
+            message |= {"tool": clip(str(entry["tool"])), "argument": clip(entry["argument"])} if entry["tool"] else {}
+            message |= {"ok": False} if entry.get("failed") or not entry["tool"] else {}
+    run = record.get("run", 0)
+    return _record(
+        record, messages, task=record["id"].removesuffix(f"#{run}"), reward=record.get("reward"),
+        invalid=sum(bool(entry.get("failed")) for entry in record.get("rounds", [])),
+        turns=len(record.get("rounds", [])), run=f"run {run}" if run else "", text=record["question"],
+        gold=record.get("gold", ""), kind=record.get("kind", ""), answer=record.get("answer", ""),
+    )  # fmt: skip
+
+
+def _steps(record: Mapping[str, Any]) -> Json:
+    """Reflect-RL: ``episode.RLEpisode``, and its teacher's trajectories."""
+    messages: list[Json] = []
+    invalid = 0
+    for step in record["steps"]:
+        state = step["prompt"] if "prompt" in step else step["pre"] + step["post"]
+        shown: Json = {"r": "environment", "p": [[clip(state), 0, None]]}
+        if (scene := scenes.listed(state)) is not None:
+            shown["v"] = scene
+        messages.append(shown)
+        if step.get("reflection"):
+            messages.append({"r": "reflector", "p": [[clip(step["reflection"]), 0, None]]})
+        valid = step.get("valid", True)
+        invalid += not valid
+        command = step.get("command")
+        said: Json = {"r": "assistant", "p": [[clip(step["label"]), 0, None]]}
+        said |= {"answer": clip(command)} if command else {}
+        said |= {} if valid else {"ok": False}
+        said |= {key: step[key] for key in ("cost", "logprob", "entropy") if step.get(key) is not None}
+        messages.append(said)
+    cost = record.get("cost", sum(step.get("cost", 0.0) for step in record["steps"]))
+    level = record.get("level", "")
+    run = " ".join(str(part) for part in (level, record.get("info"), record.get("episode")) if part not in (None, ""))
+    task = f"{record['env']}-{record['task_id']}"
+    return _record(
+        record, messages, task=task, reward=None if cost is None else -cost, invalid=invalid,
+        turns=len(record["steps"]), run=run, text=f"{record['env']} {record['task_id']}", gold="", kind=record["env"],
+    )  # fmt: skip
+
+
+def _example(record: Mapping[str, Any], number: int) -> Json:
+    """A training example: messages with weights."""
+    messages = _joined(record["messages"])
+    for message in messages:
+        if (scene := scenes.taxi(message["p"][0][0])) is not None:
+            message["v"] = scene
+    text = next((part[0] for message in messages if message["r"] != "assistant" for part in message["p"]), "")
+    task = re.split(r":|-(?:positive|negative)", record.get("source") or record["id"])[0]
+    return _record(
+        {**record, "status": "example"}, messages, task=task, reward=None, invalid=0,
+        turns=sum(message["r"] == "assistant" for message in messages), run="", text=text[-400:], gold="",
+        kind=re.sub(r"[_-]?\d+$", "", record["id"].split("-")[0]) if record["id"][:1].isalpha() else "",
+        place=number,
+    )  # fmt: skip
+
+
+def _record(record: Mapping[str, Any], messages: list[Json], **rest: Any) -> Json:
+    found: Json = {
+        "i": record["id"], "t": rest.pop("task"), "s": record.get("status", "unsolved"), "r": rest.pop("reward"),
+        "u": rest.pop("run"), "n": rest.pop("turns"), "x": rest.pop("invalid"), "m": messages,
+        "q": clip(rest.pop("text")),
+    }  # fmt: skip
+    found |= {"e": clip(str(record["error"]))} if record.get("error") else {}
+    found |= {"src": clip(str(record["source"]))} if record.get("source") else {}
+    return found | {key: clip(value) if isinstance(value, str) else value for key, value in rest.items() if value}
+
+
+def _opening(prompt: list[Mapping[str, Any]]) -> list[Json]:
+    return [{"r": one["role"], "p": [[clip(one["content"]), 0, None]], "opening": True} for one in prompt]
+
+
+def _joined(messages: list[Mapping[str, Any]]) -> list[Json]:
+    """Messages, those of one role in a row as parts of one."""
+    found: list[Json] = []
+    for one in messages:
+        part = [clip(one["content"]), one.get("weight", 0), one.get("token_ids")]
+        if found and one["role"] == found[-1]["r"] == "assistant":
+            found[-1]["p"].append(part)
+        else:
+            found.append({"r": one["role"], "p": [part]})
+    return found
+
+
+def clip(text: str) -> str:
+    """Text that the page can hold: whole characters, and not a megabyte in one line."""
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    return whole if len(whole) <= CUT else f"{whole[:CUT]} … [cut by the page: {len(whole) - CUT:,} more characters]"
+
+
+def read(
+    lines: Iterator[tuple[int, Mapping[str, Any]]], file: str, tell: Callable[[str], None]
+) -> Iterator[tuple[int, Json]]:
+    """(line number, record) of the lines that are episodes or examples; of others ``tell`` gets file and line."""
+    for number, line in lines:
+        try:
+            yield number, to_page(line, number)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            tell(f"{file}, line {number}: not an episode or example of this project ({type(error).__name__}: {error}).")

@@ -1,0 +1,111 @@
+"""The charts of a run's pages."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from selfimprove.apps.page.library import Library
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.charts import Spec, counts_chart, curve_chart, lines_chart, rows_chart
+
+Drawn = list[tuple[str, str, Spec]]
+"""(key, what it shows in a sentence, specification)."""
+
+LETTERS = {"s": "solved", "u": "not solved", "b": "blocked"}
+BINS = 8
+
+
+def rows(run: Run, method: str) -> Spec | None:
+    """Every row's headline metric; None before any is measured."""
+    summary = run.summaries[method]
+    return rows_chart(method, summary) if summary["order"] and summary["columns"] else None
+
+
+def sections(run: Run, method: str, library: Library | None) -> list[tuple[str, Drawn]]:
+    """(heading, charts) of a method's page."""
+    found = [
+        ("Metrics", _metrics(run, method)),
+        ("Training", _training(run, method)),
+        ("Distributions over evaluation episodes", _distributions(method, library) if library else []),
+    ]
+    return [(heading, drawn) for heading, drawn in found if drawn]
+
+
+def _metrics(run: Run, method: str) -> Drawn:
+    summary = run.summaries[method]
+    drawn: Drawn = []
+    if (chart := rows(run, method)) is not None:
+        drawn.append(("rows", "The headline metric of every row with its standard error", chart))
+    for number, curve in enumerate(summary.get("curves") or ([summary["curve"]] if "curve" in summary else [])):
+        if curve["points"]:
+            text = f"{curve['title']}, a line a row with standard errors"
+            drawn.append((f"curve-{number}", text, curve_chart(method, curve, summary["solid"])))
+    return drawn
+
+
+def _training(run: Run, method: str) -> Drawn:
+    """Columns of loss.csv and curves.csv by step, every row overlaid."""
+    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in run.rows(method):
+        folder = run.root / "results" / method / row
+        for file in ("loss.csv", "curves.csv"):
+            for point in run.table(folder / file):
+                for column, value in point.items():
+                    if column not in ("step", "level") and "step" in point:
+                        name = column if file == "loss.csv" else f"{column} during reinforcement"
+                        series.setdefault(name, {}).setdefault(row, []).append((point["step"], value))
+    drawn: Drawn = []
+    for name, rows_of in series.items():
+        title = name if name.endswith("reinforcement") else {"loss": "training loss"}.get(name, f"{name} in training")
+        chart = lines_chart(title, method, rows_of, "step", name.removesuffix(" during reinforcement"))
+        if chart is not None:
+            drawn.append((f"train-{re.sub(r'[^a-z0-9]+', '-', name.lower())}", f"{title} by step, a line a row", chart))
+    return drawn
+
+
+def _distributions(method: str, library: Library) -> Drawn:
+    sets = [one for one in library.sets if one["phase"] == "evaluation" and one["size"]]
+    wanted = [
+        ("result", "s", "How episodes end"),
+        ("turns", "n", "Turns of an episode"),
+        ("invalid actions", "x", "Invalid actions of an episode"),
+        ("reward", "r", "Reward of an episode"),
+    ]
+    drawn: Drawn = []
+    for x, key, title in wanted:
+        values = {one["row"]: _column(one, key) for one in sets}
+        named = [value for column in values.values() for value in column]
+        if len(set(named)) < 2:
+            continue
+        order, label = _bins(named, key)
+        series = {row: Counter(label(value) for value in column) for row, column in values.items()}
+        chart = counts_chart(title, method, series, x, order)
+        if chart is not None:
+            drawn.append((f"spread-{key}", f"{title}, as shares of each row's episodes", chart))
+    return drawn
+
+
+def _column(one: dict[str, Any], key: str) -> list[Any]:
+    column = one[key]
+    values = list(column) if isinstance(column, str | list) else [column] * one["size"]
+    return [value for value in values if value is not None]
+
+
+def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:
+    """Categories in order, and the category of a value."""
+    if key == "s":
+        return list(LETTERS.values()), lambda value: LETTERS.get(value, "other")
+    scale = 1000 if key == "r" else 1
+    distinct = sorted(set(values))
+    if len(distinct) <= BINS + 4:
+        return [f"{value / scale:g}" for value in distinct], lambda value: f"{value / scale:g}"
+    low, high = distinct[0], distinct[-1]
+    step = (high - low) / BINS
+
+    def label(value: float) -> str:
+        place = min(BINS - 1, int((value - low) / step))
+        return f"{(low + place * step) / scale:.3g} to {(low + (place + 1) * step) / scale:.3g}"
+
+    return [label(low + (place + 0.5) * step) for place in range(BINS)], label

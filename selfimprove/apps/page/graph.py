@@ -1,0 +1,213 @@
+"""The run's stages as DVC knows them: what each reads, writes and measures, and what has not run yet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.charts import COLOURS, SCHEMA, Spec, theme
+from selfimprove.apps.report.words import method_name, row_name
+from selfimprove.pipeline.params import METHODS
+
+CODE = "data/code/"
+"""Hashes of code: every stage has one as an input, and no reader looks for it."""
+
+STEP_X, STEP_Y = 62, 46
+
+
+@dataclass
+class StageShown:
+    """One stage. ``after``: what it needs, less what those need themselves; ``state``: done (all outputs are there)
+    or missing.
+    """
+
+    name: str
+    what: str
+    method: str
+    kind: str
+    row: str
+    needs: list[str]
+    after: list[str]
+    inputs: list[str]
+    outputs: list[dict[str, Any]]
+    params: list[str]
+    state: str
+    column: int = 0
+    timing: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def anchor(self) -> str:
+        """Its place in the page."""
+        return "stage-" + "".join(one if one.isalnum() else "-" for one in self.name)
+
+
+_ASK = """
+import json, sys
+import networkx as nx
+from dvc.repo import Repo
+index = Repo(sys.argv[1]).index
+graph = index.graph
+short = nx.transitive_reduction(graph)
+depth, found = {}, []
+for stage in nx.lexicographical_topological_sort(graph.reverse(), key=lambda one: one.addressing):
+    needs = sorted(one.addressing for one in graph.successors(stage))
+    depth[stage.addressing] = 1 + max((depth[one] for one in needs), default=-1)
+    found.append({
+        "name": stage.addressing, "what": stage.desc or "", "needs": needs,
+        "after": sorted(one.addressing for one in short.successors(stage)), "column": depth[stage.addressing],
+        "inputs": [dep.def_path for dep in stage.deps if dep.def_path],
+        "params": sorted(str(key) for dep in stage.deps for key in (getattr(dep, "params", None) or [])),
+        "outputs": [{"path": out.def_path, "kind": "metric" if out.metric else "plot" if out.plot else "output"}
+                    for out in stage.outs],
+    })
+print(json.dumps(found))
+"""
+"""DVC takes a second to import and changes logging and signals: it is asked in a process of its own."""
+
+
+def stages(run: Run) -> list[StageShown]:
+    """Every stage after those it needs; [] where there is no graph that DVC can read (said)."""
+    if not (run.root / "dvc.yaml").is_file():
+        return []
+    command = [sys.executable, "-c", _ASK, str(run.root.resolve())]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=run.root, env={**os.environ, "DVC_NO_ANALYTICS": "1"}
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+        run.tell(f"DVC cannot read the graph of {run.root}: {last[0][:300]}")
+        return []
+    hashes = locked(run)
+    found = []
+    for one in json.loads(done.stdout):
+        kind, row = _kind_and_row(one["name"])
+        outputs = [
+            {**out, "hash": hashes.get(out["path"], ""), "there": (run.root / out["path"]).exists()}
+            for out in one["outputs"]
+        ]
+        method = next((name for name in METHODS if one["name"].split("-")[0].split("@")[-1] == name), "")
+        found.append(
+            StageShown(
+                one["name"], one["what"], method, kind, row, one["needs"], one["after"],
+                [path for path in one["inputs"] if not path.startswith(CODE)], outputs, one["params"],
+                "done" if all(out["there"] for out in outputs) else "missing", one["column"], _timing(run, one["name"]),
+            )
+        )  # fmt: skip
+    return found
+
+
+def locked(run: Run) -> dict[str, str]:
+    """Output -> its hash in ``dvc.lock``."""
+    try:
+        text = (run.root / "dvc.lock").read_text(encoding="utf-8")
+        value = YAML(typ="safe").load(text) or {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, YAMLError):
+        run.tell("dvc.lock cannot be read; `git checkout dvc.lock` brings it back.")
+        return {}
+    return hashes_of(value)
+
+
+def hashes_of(lock: dict[str, Any]) -> dict[str, str]:
+    """Output -> hash of a ``dvc.lock``'s content."""
+    entries = (lock.get("stages") or {}).values()
+    return {out["path"]: str(out.get("md5", "")) for entry in entries for out in entry.get("outs") or []}
+
+
+def graph_charts(found: list[StageShown]) -> dict[str, Spec]:
+    """A picture of each method's stages: a lane a row, from left to right; each leads to its entry below."""
+    return {method: chart for method in METHODS if (chart := _chart(method, found)) is not None}
+
+
+def _chart(method: str, found: list[StageShown]) -> Spec | None:
+    mine = {stage.name: stage for stage in found if stage.method == method}
+    if not mine:
+        return None
+    columns = {depth: place for place, depth in enumerate(sorted({stage.column for stage in mine.values()}))}
+    lanes = list(dict.fromkeys(stage.row for stage in mine.values()))
+    place = {name: (columns[stage.column], stage.row) for name, stage in mine.items()}
+    names = {row: row_name(method, row) if row else "shared" for row in lanes}
+    nodes = [
+        {"x": place[name][0], "row": names[stage.row], "kind": stage.kind, "state": stage.state,
+         "stage": name, "what": stage.what, "href": f"#{stage.anchor}"}
+        for name, stage in mine.items()
+    ]  # fmt: skip
+    edges = [
+        {"x": place[need][0], "row": names[place[need][1]], "x2": place[name][0], "row2": names[place[name][1]]}
+        for name, stage in mine.items()
+        for need in stage.after
+        if need in mine
+    ]
+    x = {"field": "x", "type": "quantitative", "axis": None, "scale": {"domain": [-0.5, len(columns) - 0.5]}}
+    y = {
+        "field": "row", "type": "nominal", "sort": [names[row] for row in lanes], "title": None,
+        "scale": {"domain": [names[row] for row in lanes]},
+        "axis": {"domain": False, "ticks": False, "grid": False, "labelLimit": 200},
+    }  # fmt: skip
+    tips = [{"field": name, "type": "nominal"} for name in ("stage", "what", "state")]
+    colour = {
+        "field": "state", "type": "nominal", "title": None, "legend": {"orient": "top"},
+        "scale": {"domain": ["done", "missing"], "range": [COLOURS[0], COLOURS[1]]},
+    }  # fmt: skip
+    point = {"type": "point", "filled": True, "size": 150, "opacity": 1, "cursor": "pointer"}
+    text = {"type": "text", "dy": -13, "fontSize": 10}
+    return {
+        "$schema": SCHEMA, "config": theme(), "title": f"{method_name(method)}: {len(mine)} stages",
+        "width": max(STEP_X * len(columns), 300), "height": STEP_Y * len(lanes),
+        "layer": [
+            {"data": {"values": edges}, "mark": {"type": "rule", "opacity": 0.35, "strokeWidth": 1.2},
+             "encoding": {"x": x, "y": y, "x2": {"field": "x2"}, "y2": {"field": "row2"}}},
+            {"data": {"values": nodes}, "mark": point,
+             "encoding": {"x": x, "y": y, "color": colour, "href": {"field": "href"}, "tooltip": tips}},
+            {"data": {"values": nodes}, "mark": text,
+             "encoding": {"x": x, "y": y, "text": {"field": "kind"}}},
+        ],
+    }  # fmt: skip
+
+
+def _kind_and_row(name: str) -> tuple[str, str]:
+    """``rise-control-finetune@more_sft`` -> (finetune, more_sft)."""
+    stage, _, item = name.partition("@")
+    method, _, kind = stage.partition("-")
+    if not kind:
+        return method, "" if method in METHODS or item in METHODS else item
+    words = kind.removeprefix("control-").removeprefix("agent-")
+    if words.startswith("base-"):
+        return words.removeprefix("base-"), "base"
+    if words == "sft":
+        return "finetune", item or "base"
+    return words, item
+
+
+def _timing(run: Run, name: str) -> dict[str, float]:
+    """Seconds and tokens of the stage's last run; {} if it was restored."""
+    method = name.partition("-")[0]
+    kind, row = _kind_and_row(name)
+    for stem in (name, f"{method}-{kind}@{row}", f"{method}-{kind}"):
+        path = run.root / ".scratch" / "timing" / f"{stem}.json"
+        if path.is_file():
+            return {key: value for key, value in run.json(path).items() if isinstance(value, int | float)}
+    return {}
+
+
+def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:
+    """(stage, outputs that are not there) of a half-finished run."""
+    return [
+        (stage.name, [out["path"] for out in stage.outputs if not out["there"]])
+        for stage in found
+        if stage.state == "missing"
+    ]
+
+
+def lane(stage: StageShown) -> str:
+    """The row in words."""
+    return row_name(stage.method, stage.row) if stage.row else "shared"

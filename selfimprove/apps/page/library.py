@@ -1,0 +1,139 @@
+"""The sets of episodes of a run, and their index: what the page filters without reading the episodes themselves.
+
+A set is one file: a row's evaluation, what it generated, or what it was trained on. The index of a method has its tasks
+once, and for every set one column a property, so that 200,000 episodes are a few short arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfimprove.apps.page import episodes
+from selfimprove.apps.page.chunks import write_chunk, write_records
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.words import method_name, row_name
+
+EXAMPLES = 300
+"""So many training examples of a file are shown, evenly spread."""
+
+LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e"}
+
+Extend = Callable[[str, str, "episodes.Json"], None]
+"""(method, row, record): adds tokens and log-probabilities to a training example."""
+
+
+@dataclass
+class Source:
+    """A set of one file."""
+
+    row: str
+    phase: str
+    path: Path
+    limit: int = 0
+
+    @property
+    def name(self) -> str:
+        """As in links: ``iter2/evaluation``."""
+        return f"{self.row}/{self.phase}"
+
+
+@dataclass
+class Library:
+    """The index of one method."""
+
+    method: str
+    tasks: dict[str, list[str]] = field(default_factory=dict)
+    runs: dict[str, int] = field(default_factory=lambda: {"": 0})
+    sets: list[dict[str, Any]] = field(default_factory=list)
+
+
+def sources(run: Run, method: str) -> list[Source]:
+    """The sets of a method, evaluations first."""
+    results, data = run.root / "results" / method, run.root / "data" / method
+    rows = run.rows(method)
+    found = [Source(row, "evaluation", results / row / "episodes.jsonl") for row in rows]
+    found += [Source(row, "generation", data / row / "episodes.jsonl") for row in rows]
+    found.append(Source("teacher", "demonstrations", data / "trajectories.jsonl"))
+    for row in rows:
+        for path in sorted((data / row / "train").glob("*.jsonl")):
+            if path.stem == "examples" or path.stem.startswith("sft"):
+                phase = "training" if path.stem == "examples" else f"training ({path.stem.replace('_', ' ')})"
+                found.append(Source(row, phase, path, EXAMPLES))
+    return [one for one in found if one.path.is_file()]
+
+
+def write_library(run: Run, method: str, folder: Path, extend: Extend | None = None) -> Library:
+    """Write a method's episodes and their index to ``folder``; returns the index."""
+    library = Library(method)
+    for number, source in enumerate(sources(run, method)):
+        total = _count(source.path) if source.limit else 0
+        columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l")}
+        letters: list[str] = []
+
+        def records(source: Source = source, total: int = total, columns: Any = columns, letters: Any = letters) -> Any:
+            chosen = _spread(run.lines(source.path), total, source.limit)
+            for line, record in episodes.read(chosen, run.name(source.path), run.tell):
+                if source.limit and extend is not None:
+                    extend(method, source.row, record)
+                task = library.tasks.setdefault(
+                    record["t"], [str(len(library.tasks)), record["q"][:300], run.splits[method].get(record["t"], "")]
+                )
+                columns["t"].append(int(task[0]))
+                columns["r"].append(None if record["r"] is None else round(1000 * record["r"]))
+                columns["n"].append(record["n"])
+                columns["x"].append(record["x"])
+                columns["u"].append(library.runs.setdefault(record["u"], len(library.runs)))
+                columns["l"].append(line)
+                letters.append(LETTERS.get(record["s"], "u"))
+                yield record
+
+        name = f"{method}-{number}"
+        starts = write_records(folder, name, records())
+        library.sets.append(
+            {
+                "name": source.name,
+                "row": source.row,
+                "phase": source.phase,
+                "file": name,
+                "starts": starts,
+                "path": run.name(source.path),
+                "label": f"{row_name(method, source.row)}: {source.phase}",
+                "size": len(letters),
+                "total": total or len(letters),
+                "s": "".join(letters),
+                **_short(columns),
+            }
+        )
+    index = {
+        "method": method, "name": method_name(method), "runs": list(library.runs),
+        "tasks": [[key, text, split] for key, (_, text, split) in library.tasks.items()], "sets": library.sets,
+    }  # fmt: skip
+    write_chunk(folder, f"{method}-index", index)
+    return library
+
+
+def _short(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Columns that hold one value only, or count lines from 1, as that alone."""
+    found: dict[str, Any] = {}
+    for key, column in columns.items():
+        if key == "l" and column == list(range(1, len(column) + 1)):
+            continue
+        found[key] = column[0] if column and column.count(column[0]) == len(column) else column
+    return found
+
+
+def _count(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def _spread(lines: Iterator[tuple[int, Any]], total: int, limit: int) -> Iterator[tuple[int, Any]]:
+    """All lines, or ``limit`` of ``total`` with equal distances."""
+    if not limit or total <= limit:
+        yield from lines
+        return
+    wanted = {1 + place * total // limit for place in range(limit)}
+    yield from ((number, line) for number, line in lines if number in wanted)

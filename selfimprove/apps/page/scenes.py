@@ -1,0 +1,96 @@
+"""What an observation shows, for the page to draw: a taxi's grid, a kitchen, what a crafter carries.
+
+Read from the episode's own text, so that it works for every record, whoever played it: nothing is played again.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_GRID = re.compile(r"\+-{9}\+\n((?:\|[^\n]{9}\|\n){5})\+-{9}\+")
+_GET = re.compile(r"get (\d+) (.+)")
+_CRAFT = re.compile(r"craft .+? using (.+)")
+_COUNTED = re.compile(r"\s*(\d+) (.+?)\s*$")
+_CRAFTED = re.compile(r"Crafted (\d+) (?:minecraft:)?(\S+)")
+_ROOM = re.compile(r"you see (.+?)\.\s", re.DOTALL)
+_ARRIVE = re.compile(r"You arrive at ([\w ]+?)\.")
+_TAKE = re.compile(r"You pick up the ([\w ]+?) from the ([\w ]+?)\.")
+_PUT = re.compile(r"You (?:move|put) the ([\w ]+?) (?:to|in/on|in|on) the ([\w ]+?)\.")
+_SEEN = re.compile(r"(?:On|In) (?:the ([\w ]+?)|it), you see ([^.]+)\.")
+_OPENED = re.compile(r"You open the ([\w ]+?)\.")
+_CLOSED = re.compile(r"You close the ([\w ]+?)\.")
+_EVENT = re.compile("|".join(one.pattern for one in (_ARRIVE, _TAKE, _PUT, _SEEN, _OPENED, _CLOSED)))
+
+
+def taxi(text: str) -> dict[str, Any] | None:
+    """The last grid of a text, five lines of nine characters: ``{"taxi": ["P: | : : ", …]}``."""
+    found = _GRID.findall(text)
+    return {"taxi": [line[1:-1] for line in found[-1].splitlines()]} if found else None
+
+
+def kitchen(text: str) -> dict[str, Any] | None:
+    """A kitchen at the end of a transcript: its places, where the player stands, and what was seen or moved.
+
+    ``{"kitchen": {"places": ["fridge 1", …], "at": "fridge 1", "holds": "mug 1", "in": {"fridge 1": ["egg 1"]},
+    "open": ["fridge 1"]}}``; None for a text that is no kitchen's.
+    """
+    start = text.find("Looking quickly around you")
+    room = _ROOM.search(text, start) if start >= 0 else None
+    if room is None:
+        return None
+    places = [_bare(one) for one in re.split(r",\s*(?:and\s+)?|\s+and\s+", room[1])]
+    at, holds = "", ""
+    held: dict[str, list[str]] = {}
+    opened: list[str] = []
+    for event in _EVENT.finditer(text, room.end()):
+        said = event[0]
+        if match := _ARRIVE.match(said):
+            at = match[1]
+        elif match := _TAKE.match(said):
+            holds = match[1]
+            held[match[2]] = [one for one in held.get(match[2], []) if one != holds]
+        elif match := _PUT.match(said):
+            holds = ""
+            held[match[2]] = [*held.get(match[2], []), match[1]]
+        elif match := _SEEN.match(said):
+            place = match[1] or at
+            held[place] = [] if match[2].strip() == "nothing" else [_bare(one) for one in match[2].split(", ")]
+        elif match := _OPENED.match(said):
+            opened = [*opened, match[1]]
+        elif match := _CLOSED.match(said):
+            opened = [one for one in opened if one != match[1]]
+    return {"kitchen": {"places": [one for one in places if one], "at": at, "holds": holds, "in": held, "open": opened}}
+
+
+class Inventory:
+    """What a crafter carries, followed through its actions and the environment's answers."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, int] = {}
+
+    def step(self, action: str, observation: str) -> dict[str, Any]:
+        """The inventory after an action: ``{"carries": {"oak log": 2}}``."""
+        if observation.startswith("Got ") and (match := _GET.match(action)):
+            self._add(match[2].strip(), int(match[1]))
+        elif (made := _CRAFTED.match(observation)) and (match := _CRAFT.match(action)):
+            for part in match[1].split(","):
+                if used := _COUNTED.match(part):
+                    self._add(used[2], -int(used[1]))
+            self._add(made[2].replace("_", " "), int(made[1]))
+        return {"carries": dict(self.items)}
+
+    def _add(self, item: str, count: int) -> None:
+        self.items[item] = self.items.get(item, 0) + count
+        if self.items[item] <= 0:
+            del self.items[item]
+
+
+def listed(text: str) -> dict[str, Any] | None:
+    """The scene of a state whose actions have labels: a grid or a kitchen."""
+    return taxi(text) or kitchen(text)
+
+
+def _bare(thing: str) -> str:
+    """``and a cabinet 2`` -> "cabinet 2"."""
+    return re.sub(r"^(?:and\s+)?(?:an?|some)\s+", "", " ".join(thing.split()))

@@ -1,0 +1,123 @@
+"""The tables of the page, which are those of `make repro`, cell by cell; and their export to CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from selfimprove.apps.report.charts import own_rows
+from selfimprove.apps.report.table import difference_table, overview, results_table
+from selfimprove.apps.report.words import method_name, row_name
+
+Summaries = Mapping[str, dict[str, Any]]
+
+
+@dataclass
+class Plain:
+    """A table as text: ``head`` holds (heading, is a number), ``own`` says which rows are the method itself."""
+
+    title: str
+    head: list[tuple[str, bool]]
+    rows: list[list[str]]
+    own: list[bool]
+    notes: list[str]
+
+
+def results(method: str, summary: dict[str, Any], timing: Path) -> Plain | None:
+    """Rows by metrics; None before any row has been measured."""
+    if not summary["order"] or not summary["columns"]:
+        return None
+    return _plain(results_table(method, summary, timing), method, summary)
+
+
+def differences(method: str, summary: dict[str, Any]) -> Plain | None:
+    """The method's last row minus every other one, paired; None while nothing can be compared."""
+    return _plain(difference_table(method, summary), method, summary) if summary["last_minus"] else None
+
+
+def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
+    """Every row's headline metric."""
+    whole = {name: one for name, one in summaries.items() if one["order"] and one["columns"]}
+    if not whole:
+        return None
+    table = _cells(overview(whole, timing))
+    own = []
+    for row in table.rows:
+        name = row[2].removesuffix(" (last)")
+        own.append(name in own_rows(row[0], whole[row[0]]))
+        row[2] = row_name(row[0], name) + row[2][len(name) :]
+        row[0] = method_name(row[0])
+    table.own = own
+    return table
+
+
+def _plain(table: Table, method: str, summary: Mapping[str, Any]) -> Plain:
+    found = _cells(table)
+    found.own = [row[0] in own_rows(method, summary) for row in found.rows]
+    found.title = re.sub(r"\w+", lambda word: _word(method, word[0], summary), found.title)
+    found.notes = [_worded(method, note, summary) for note in found.notes]
+    for row in found.rows:
+        row[0] = row_name(method, row[0])
+    return found
+
+
+def _word(method: str, word: str, summary: Mapping[str, Any]) -> str:
+    return method_name(word) if word == method else row_name(method, word) if word in summary["order"] else word
+
+
+def _worded(method: str, note: str, summary: Mapping[str, Any]) -> str:
+    name, colon, rest = note.partition(":")
+    return f"{row_name(method, name)}{colon}{rest}" if name in summary["order"] else note
+
+
+def _cells(table: Table) -> Plain:
+    head = [(str(column.header), column.justify == "right") for column in table.columns]
+    rows = [[str(cell) for cell in cells] for cells in zip(*(column.cells for column in table.columns), strict=True)]
+    notes = str(table.caption).splitlines() if table.caption else []
+    return Plain(str(table.title or ""), head, rows, [False] * len(rows), notes)
+
+
+def as_csv(summaries: Summaries) -> str:
+    """One line a method, row and metric: mean, standard error, n, and the paired difference of the last row to it."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["method", "row", "metric", "mean", "se", "n", "last_minus_row", "last_minus_row_se"])
+    for method, summary in summaries.items():
+        for name in summary["order"]:
+            for metric, value in summary["rows"][name]["metrics"].items():
+                if isinstance(value, dict) and {"mean", "se", "n"} <= value.keys():
+                    gain = summary["last_minus"].get(name, {}).get(metric, {})
+                    cells = [value["mean"], value["se"], value["n"], gain.get("mean", ""), gain.get("se", "")]
+                    writer.writerow([method, name, metric, *cells])
+    return out.getvalue()
+
+
+def as_latex(table: Plain, label: str) -> str:
+    """A table for a paper: booktabs, every cell escaped, ± and * as mathematics."""
+    columns = "".join("r" if number else "l" for _, number in table.head)
+    head = " & ".join(_latex(text) for text, _ in table.head)
+    rows = "\n".join("  " + " & ".join(_latex(cell) for cell in row) + r" \\" for row in table.rows)
+    return (
+        "% \\usepackage{booktabs}\n\\begin{table}\n  \\centering\n"
+        f"  \\caption{{{_latex(table.title)}}}\n  \\label{{tab:{label}}}\n"
+        f"  \\begin{{tabular}}{{{columns}}}\n  \\toprule\n  {head} \\\\\n  \\midrule\n{rows}\n"
+        "  \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
+    )
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$",
+    "→": r"$\rightarrow$", "*": r"$^{*}$",
+}  # fmt: skip
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text.strip())

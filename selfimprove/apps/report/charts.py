@@ -1,0 +1,234 @@
+"""Charts as Vega-Lite specifications: `make report` draws them as PNG, and the page draws the same ones in the browser.
+
+Each function returns a specification with its data in it. Colours and fonts come from ``theme``; the page lays a dark
+one over it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from selfimprove.apps.report.words import method_name, metric_name, row_name
+from selfimprove.core.publish import aside
+
+Spec = dict[str, Any]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+VEGA_LITE = "6.4"
+"""The version that draws the PNGs, and that the page brings along."""
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#7f6a00", "#56b4e9", "#8c564b", "#666666")
+"""Okabe and Ito's, which colour-blind readers tell apart; yellow, too light on white, is darker here."""
+
+MANY = 15
+"""So many points make a line without a mark for each."""
+
+WIDTH, ROW_HEIGHT = 560, 26
+
+
+def theme() -> dict[str, Any]:
+    """The style of all charts: thin axes, light grid, no frame."""
+    font = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
+    return {
+        "background": "white",
+        "font": font,
+        "view": {"stroke": None},
+        "axis": {
+            "domainColor": "#8a8a8a", "tickColor": "#8a8a8a", "gridColor": "#e9e9e9", "labelColor": "#333333",
+            "titleColor": "#333333", "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+            "tickSize": 4,
+        },
+        "legend": {
+            "labelFontSize": 12, "titleFontSize": 12, "labelLimit": 320, "symbolStrokeWidth": 2.5, "symbolOpacity": 1,
+        },
+        "title": {"fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12, "color": "#222222"},
+        "range": {"category": list(COLOURS)},
+    }  # fmt: skip
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """The metric by which a method's rows are ranked."""
+    metric: str = summary.get("headline", next(iter(summary["columns"]), ""))
+    return metric
+
+
+def own_rows(method: str, summary: Mapping[str, Any]) -> set[str]:
+    """The rows that are the method itself, not controls, agents or its base."""
+    return {name for name in summary["order"] if row_name(method, name).startswith(method_name(method))}
+
+
+def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
+    """The headline metric of each row: a dot with its standard error, the method's own rows in colour."""
+    metric, own = headline(summary), own_rows(method, summary)
+    values = []
+    for name in summary["order"]:
+        measured = summary["rows"][name]["metrics"][metric]
+        low, high = measured["mean"] - measured["se"], measured["mean"] + measured["se"]
+        kind = method_name(method) if name in own else "base, controls and agents"
+        values.append(
+            {"row": row_name(method, name), "mean": measured["mean"], "low": low, "high": high, "kind": kind,
+             "n": measured["n"]}
+        )  # fmt: skip
+    y = {"field": "row", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 240, "grid": True}}
+    colour = {
+        "field": "kind", "type": "nominal", "title": None,
+        "scale": {"domain": [method_name(method), "base, controls and agents"], "range": [COLOURS[0], "#777777"]},
+        "legend": {"orient": "top", "symbolType": "circle"},
+    }  # fmt: skip
+    title = f"{metric_name(metric)} on held-out tasks (± standard error)"
+    x = {"type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}}
+    return _spec(
+        f"{method_name(method)}: every row",
+        {
+            "data": {"values": values},
+            "height": {"step": ROW_HEIGHT},
+            "width": WIDTH,
+            "layer": [
+                {"mark": {"type": "rule", "strokeWidth": 2},
+                 "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}, "y": y, "color": colour}},
+                {"mark": {"type": "point", "filled": True, "size": 90, "opacity": 1},
+                 "encoding": {"x": {"field": "mean", **x}, "y": y, "color": colour,
+                              "tooltip": _tips("row", "mean", "low", "high", "n")}},
+            ],
+        },
+    )  # fmt: skip
+
+
+def curve_chart(method: str, curve: Mapping[str, Any], own: Sequence[str]) -> Spec:
+    """A line a row with error bars; the method's own rows (``own``) solid and thick, others dashed."""
+    points = curve["points"]
+    x = curve["x"]
+    y = next(key for key in points[0] if key not in ("row", "se", x))
+    names = list(dict.fromkeys(point["row"] for point in points))
+    values = [
+        {"row": row_name(method, point["row"]), "x": point[x], "y": point[y], "low": point[y] - point["se"],
+         "high": point[y] + point["se"], "own": point["row"] in own}
+        for point in points
+    ]  # fmt: skip
+    few = len({point[x] for point in points}) < MANY
+    axis = {"tickMinStep": 1, "format": "d"} | ({"values": sorted({point[x] for point in points})} if few else {})
+    wide = {"condition": {"test": "datum.own", "value": 2.6}, "value": 1.4}
+    dash = {"condition": {"test": "datum.own", "value": [1, 0]}, "value": [5, 3]}
+    shared = {
+        "x": {"field": "x", "type": "quantitative", "title": x, "axis": {**axis, "grid": False},
+              "scale": {"zero": False, "padding": 8}},
+        "color": _legend(method, names),
+    }  # fmt: skip
+    scale = {"domain": [0, curve["top"]]} if curve.get("top") is not None else {"zero": False}
+    height = {"type": "quantitative", "title": metric_name(curve["y"]), "scale": scale}
+    line: Spec = {
+        "mark": {"type": "line", **({"point": {"size": 45, "filled": True}} if few else {})},
+        "encoding": {**shared, "y": {"field": "y", **height}, "strokeWidth": wide, "strokeDash": dash,
+                     "detail": {"field": "row"}, "tooltip": _tips("row", "x", "y")},
+    }  # fmt: skip
+    layers = [line]
+    if few and any(point["se"] for point in points):
+        layers.insert(
+            0,
+            {"mark": {"type": "rule", "opacity": 0.55, "strokeWidth": 1.4},
+             "encoding": {**shared, "y": {"field": "low", **height}, "y2": {"field": "high"}}},
+        )  # fmt: skip
+    body = {"data": {"values": values}, "width": WIDTH, "height": 300, "layer": layers}
+    return _spec(f"{method_name(method)}: {curve['title']}", body)
+
+
+def lines_chart(
+    title: str, method: str, series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str
+) -> Spec | None:
+    """A line a row of (x, y) points, such as training loss by step; None without any point."""
+    values = [
+        {"row": row_name(method, row), "x": point[0], "y": point[1]}
+        for row, points in series.items()
+        for point in thinned(points)
+    ]
+    if not values:
+        return None
+    encoding = {
+        "x": {"field": "x", "type": "quantitative", "title": x, "axis": {"grid": False}},
+        "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
+        "color": _legend(method, list(series)),
+        "tooltip": _tips("row", "x", "y"),
+    }
+    mark = {"type": "line", "strokeWidth": 1.6, "point": len(values) < MANY}
+    return _spec(title, {"data": {"values": values}, "width": WIDTH, "height": 260, "mark": mark, "encoding": encoding})
+
+
+def counts_chart(
+    title: str, method: str, series: Mapping[str, Mapping[str, int]], x: str, order: Sequence[str]
+) -> Spec | None:
+    """Shares of categories by row, as grouped bars: a distribution of few values; None without any."""
+    values = []
+    for row, counts in series.items():
+        total = sum(counts.values())
+        values += [
+            {"row": row_name(method, row), "x": key, "share": counts.get(key, 0) / total, "count": counts.get(key, 0)}
+            for key in order
+            if total
+        ]
+    if not values:
+        return None
+    encoding = {
+        "x": {"field": "x", "type": "nominal", "sort": list(order), "title": x, "axis": {"labelAngle": 0}},
+        "xOffset": {"field": "row", "sort": None},
+        "y": {"field": "share", "type": "quantitative", "title": "share of episodes", "axis": {"format": "%"}},
+        "color": _legend(method, list(series)),
+        "tooltip": _tips("row", "x", "share", "count"),
+    }
+    body = {"data": {"values": values}, "width": WIDTH, "height": 220, "mark": {"type": "bar"}, "encoding": encoding}
+    return _spec(title, body)
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
+    """At most ``most`` of the points, evenly spread, the last among them."""
+    if len(points) <= most:
+        return list(points)
+    return [points[place * (len(points) - 1) // (most - 1)] for place in range(most)]
+
+
+def write_png(spec: Mapping[str, Any], file: Path) -> None:
+    """Draw a chart; a file that shows this very chart already is left as it is (it says so itself, as a comment)."""
+    shown = sha256(json.dumps([VEGA_LITE, spec], sort_keys=True).encode()).hexdigest()
+    if file.is_file() and shown.encode() in file.read_bytes():
+        return
+    from vl_convert import vegalite_to_png
+
+    picture = vegalite_to_png(json.dumps(spec), vl_version=VEGA_LITE, scale=2)
+    with aside(file) as part:
+        part.write_bytes(_with_comment(picture, shown))
+
+
+def _with_comment(png: bytes, text: str) -> bytes:
+    """The PNG with a tEXt chunk before its last chunk (PNG specification, 11.3.4.3)."""
+    body = b"tEXt" + b"Comment\x00" + text.encode("latin-1")
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    return png[:-12] + chunk + png[-12:]
+
+
+def _legend(method: str, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "field": "row", "type": "nominal", "title": None,
+        "sort": [row_name(method, name) for name in names],
+        "scale": {"domain": [row_name(method, name) for name in names]},
+        "legend": {"orient": "bottom", "columns": 2},
+    }  # fmt: skip
+
+
+def _tips(*fields: str) -> list[dict[str, Any]]:
+    kinds = {"row": "nominal"}
+    return [
+        {"field": name, "type": kinds.get(name, "quantitative"), **({} if name == "row" else {"format": ".4~g"})}
+        if name != "x"
+        else {"field": "x"}
+        for name in fields
+    ]
+
+
+def _spec(title: str, body: Mapping[str, Any]) -> Spec:
+    padding = {"left": 5, "right": 12, "top": 5, "bottom": 5}
+    return {"$schema": SCHEMA, "config": theme(), "title": title, "padding": padding, **body}

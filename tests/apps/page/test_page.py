@@ -1,0 +1,259 @@
+"""The report's data: what the files hold is what the page shows, whatever the text, and whatever is missing."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.apps.page import scenes, tables
+from selfimprove.apps.page.build import build
+from selfimprove.apps.page.chunks import write_records
+from selfimprove.apps.page.episodes import CUT, clip, to_page
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.words import row_name
+from selfimprove.core.records import read_rows
+from tests.support.reports import HOSTILE, write_rise
+
+
+def chunk(out: Path, name: str) -> Any:
+    """What the page's script reads from a chunk."""
+    text = (out / "data" / f"{name}.js").read_text(encoding="ascii")
+    found = re.fullmatch(r'chunk\("([\w-]+)","([A-Za-z0-9+/=]*)"\);\n', text)
+    assert found is not None
+    assert found[1] == name
+    return json.loads(gzip.decompress(base64.b64decode(found[2])))
+
+
+class Reader(HTMLParser):
+    """Tags and text as a browser would see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def read_html(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_rise(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_the_index_has_every_line_of_every_file(run: Path, tmp_path: Path) -> None:
+    build(run, tmp_path / "out")
+    index = chunk(tmp_path / "out", "rise-index")
+    for one in index["sets"]:
+        rows = [row for _, row in read_rows(run / one["path"])]
+        assert one["size"] == len(rows)
+        if one["phase"] == "evaluation":
+            assert one["s"] == "".join(row["status"][0] for row in rows)
+        read = [
+            record
+            for number in range(len(one["starts"]))
+            for record in chunk(tmp_path / "out", f"{one['file']}-{number}")
+        ]
+        assert [record["i"] for record in read] == [row["id"] for row in rows]
+    assert {split for _, _, split in index["tasks"]} == {"test"}
+
+
+def test_training_examples_carry_their_weights(run: Path, tmp_path: Path) -> None:
+    build(run, tmp_path / "out")
+    training = next(one for one in chunk(tmp_path / "out", "rise-index")["sets"] if one["phase"] == "training")
+    records = chunk(tmp_path / "out", f"{training['file']}-0")
+    assert [[part[1] for said in record["m"] for part in said["p"]] for record in records] == [
+        [0, 0, 0, 1.0 + number] for number in range(5)
+    ]
+
+
+def test_chunks_are_cut_by_size_and_say_where_each_begins(tmp_path: Path) -> None:
+    starts = write_records(tmp_path, "x", ({"n": number, "text": "y" * 100} for number in range(25)), size=1000)
+    (tmp_path / "data").mkdir()
+    for path in tmp_path.glob("*.js"):
+        path.rename(tmp_path / "data" / path.name)
+    assert len(starts) > 2
+    for number, start in enumerate(starts):
+        assert chunk(tmp_path, f"x-{number}")[0]["n"] == start
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_stays_text(name: str, tmp_path: Path) -> None:
+    text = HOSTILE[name]
+    write_rise(tmp_path / "run", texts={0: text})
+    summary = json.loads((tmp_path / "run/results/summary/rise.json").read_text())
+    summary["rows"]["base"]["what"] = summary["note"] = text
+    (tmp_path / "run/results/summary/rise.json").write_text(json.dumps(summary))
+    build(tmp_path / "run", tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.html"):
+        page = read_html(path)
+        assert all(attributes.get("src", "").startswith("assets/") for tag, attributes in page.tags if tag == "script")
+        assert not [tag for tag, _ in page.tags if tag in ("img", "svg", "iframe", "object")]
+        assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on")]
+        assert not [one for _, one in page.tags if (one.get("href") or "").startswith("javascript:")]
+    shown = "".join(read_html(tmp_path / "out/rise.html").text)
+    assert text.split("\n")[0].split("\x07")[0].split("\x1b")[0].strip()[:20] in shown
+    index = chunk(tmp_path / "out", "rise-index")
+    assert chunk(tmp_path / "out", f"{index['sets'][0]['file']}-0")[0]["m"][1]["p"][0][0] == text
+
+
+def test_every_page_has_a_strict_policy_and_names_no_server(run: Path, tmp_path: Path) -> None:
+    build(run, tmp_path / "out")
+    pages = list((tmp_path / "out").glob("*.html"))
+    assert len(pages) == 9
+    for path in pages:
+        page = read_html(path)
+        policy = next(one["content"] for tag, one in page.tags if tag == "meta" and one.get("http-equiv"))
+        assert policy is not None
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert "http" not in "".join(str(one.get(key) or "") for _, one in page.tags for key in ("src", "href"))
+        links = {(one.get("href") or "").partition("#")[0] for tag, one in page.tags if tag in ("a", "link")} - {""}
+        assert all((tmp_path / "out" / link).is_file() for link in links)
+
+
+def test_a_megabyte_in_one_line_is_cut_and_said() -> None:
+    shown = clip("x" * 1_000_000)
+    assert len(shown) < CUT + 100
+    assert shown.endswith("[cut by the page: 900,000 more characters]")
+
+
+def test_half_a_character_is_replaced() -> None:
+    assert clip("a\ud800b") == "a?b"
+
+
+def test_damaged_lines_are_named_and_the_others_shown(run: Path, tmp_path: Path) -> None:
+    path = run / "results/rise/iter1/episodes.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = b'{"id": "torn", "turns": [\n'
+    lines[2] = b'{"id": "\xff\xfe"}\n'
+    lines[3] = b'["no object"]\n'
+    lines[4] = b'{"id": "other", "kind": "of record"}\n'
+    path.write_bytes(b"".join(lines))
+    built = build(run, tmp_path / "out")
+    named = [re.search(r"line (\d+)", problem) for problem in built.problems]
+    assert [found[1] for found in named if found] == ["2", "3", "4", "5"]
+    assert all(problem.startswith("results/rise/iter1/episodes.jsonl, line ") for problem in built.problems)
+    one = next(one for one in chunk(tmp_path / "out", "rise-index")["sets"] if one["name"] == "iter1/evaluation")
+    assert one["size"] == len(lines) - 4
+    assert one["l"] == [1, *range(6, len(lines) + 1)]
+    overview = "".join(read_html(tmp_path / "out/index.html").text)
+    assert all(problem in overview for problem in built.problems)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"null"])
+def test_a_damaged_summary_leaves_the_rows_that_are_there(content: bytes, run: Path, tmp_path: Path) -> None:
+    (run / "results/summary/rise.json").write_bytes(content)
+    build(run, tmp_path / "out")
+    text = "".join(read_html(tmp_path / "out/rise.html").text)
+    assert "RISE, iteration 1" in text
+    assert "The report stage of this method has not run" in text
+
+
+def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> None:
+    (run / "results/summary/rise.json").unlink()
+    (run / "results/rise/iter1/metrics.json").unlink()
+    (run / "results/rise/more_sft/episodes.jsonl").unlink()
+    (run / "results/rise/more_sft/metrics.json").write_text('{"m1@t1": {"mean": 0.1')
+    built = build(run, tmp_path / "out")
+    assert ["results/rise/more_sft/metrics.json" in problem for problem in built.problems] == [True]
+    index = chunk(tmp_path / "out", "rise-index")
+    assert [one["name"] for one in index["sets"]] == ["base/evaluation", "iter1/evaluation", "iter1/training"]
+    found = Run(run).summaries["rise"]
+    assert found["order"] == ["base"]
+
+
+def test_a_run_without_results_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert build(tmp_path / "run", tmp_path / "out").problems == []
+    assert "There are no episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
+
+
+def test_other_files_of_the_folder_stay(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/rise-rows.png").write_bytes(b"png")
+    build(run, tmp_path / "out")
+    build(run, tmp_path / "out")
+    assert (tmp_path / "out/rise-rows.png").read_bytes() == b"png"
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+def test_csv_and_latex_have_the_summary_s_numbers(run: Path) -> None:
+    summaries = Run(run).summaries
+    rows = list(csv.DictReader(tables.as_csv(summaries).splitlines()))
+    wanted = summaries["rise"]["rows"]["base"]["metrics"]["m1@t2"]
+    found = next(row for row in rows if row["row"] == "base" and row["metric"] == "m1@t2")
+    assert float(found["mean"]) == wanted["mean"]
+    assert float(found["last_minus_row"]) == summaries["rise"]["last_minus"]["base"]["m1@t2"]["mean"]
+    table = tables.results("rise", summaries["rise"], run / "timing")
+    assert table is not None
+    table.rows[0][0] = "50% of_a & {b} \\ $x$ ~^#"
+    latex = tables.as_latex(table, "rise")
+    assert r"50\% of\_a \& \{b\} \textbackslash{} \$x\$ \textasciitilde{}\textasciicircum{}\#" in latex
+    assert latex.count(r"\\") == 1 + len(table.rows)
+    assert latex.count("{") == latex.count("}")
+
+
+def test_rows_are_named_in_words() -> None:
+    assert row_name("rise", "iter2") == "RISE, iteration 2"
+    assert row_name("agent_r", "more_sft") == "more SFT"
+    assert row_name("reflect_rl", "reflect_rl") == "Reflect-RL"
+
+
+def test_a_taxi_s_grid_is_read_from_its_text() -> None:
+    text = "Current State\n\n+---------+\n|P: | : : |\n|T: | : : |\n| : : : : |\n| | : | : |\n|D| : | : |\n+---------+"
+    assert scenes.listed(text) == {"taxi": ["P: | : : ", "T: | : : ", " : : : : ", " | : | : ", "D| : | : "]}
+
+
+def test_a_kitchen_is_read_from_its_transcript() -> None:
+    text = (
+        "You are in the middle of a room. Looking quickly around you, you see a cabinet 2, a fridge 1, and a microwave "
+        "1."
+        "\n\nYour task is to: heat some plate and put it in cabinet.\nYou arrive at fridge 1. The fridge 1 is closed.\n"
+        "You open the fridge 1. The fridge 1 is open. In it, you see a plate 1, and a winebottle 1.\n"
+        "You pick up the plate 1 from the fridge 1.\nYou arrive at cabinet 2. On the cabinet 2, you see nothing."
+    )
+    room = scenes.kitchen(text)
+    assert room is not None
+    assert room["kitchen"] == {
+        "places": ["cabinet 2", "fridge 1", "microwave 1"], "at": "cabinet 2", "holds": "plate 1",
+        "in": {"fridge 1": ["winebottle 1"], "cabinet 2": []}, "open": ["fridge 1"],
+    }  # fmt: skip
+
+
+def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
+    from selfimprove.envs.registry import text_env
+
+    game = text_env(name="textcraft", seed=7).make()
+    for task in range(40):
+        game.reset(task)
+        carried = scenes.Inventory()
+        for move in game.expert():
+            answer = game.step(move.action)
+            shown = carried.step(move.action, answer.observation)["carries"]
+            held = {item.split(":")[-1].replace("_", " "): count for item, count in game.snapshot().inventory}
+            assert shown == held
+
+
+def test_an_unknown_record_is_refused() -> None:
+    with pytest.raises(ValueError, match="neither an episode nor an example"):
+        to_page({"id": "x"})

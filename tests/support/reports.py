@@ -1,0 +1,91 @@
+"""A small run's results, written as the stages write them, for tests of the report page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.outcomes import Outcome, average, compare
+from selfimprove.core.records import Attempt, Episode, Example, Message, Turn, write_jsonl, write_rows
+
+HOSTILE = {
+    "script": "<script>window.hacked = 1</script></script><!-- <script>",
+    "handler": '"><img src=x onerror="window.hacked=1"><svg onload=window.hacked=1>',
+    "entity": "&lt;b&gt; &amp; {{ 7 * 7 }} {% raw %} ${7*7}",
+    "bidi": "left \u202e thgir \u2066 isolate \u2069\u200b",
+    "terminal": "\x1b[31mred\x1b[0m \x07 \x00 bell",
+    "chunk end": '");window.hacked=1;chunk("x',
+    "link": "javascript:window.hacked=1",
+}
+"""Texts that a model may write to break out of the page."""
+
+ROWS = ("base", "more_sft", "iter1")
+
+
+def attempt(text: str, reward: float) -> Attempt:
+    return Attempt(text=text, reward=reward, answer=text[-2:], token_ids=[1, 2, 3], finish="stop")
+
+
+def rise_episode(number: int, solved: bool, text: str = "1 + 1 = 2", turns: int = 2) -> Episode:
+    rewards = [0.0] * (turns - 1) + [float(solved)]
+    return Episode(
+        id=f"problem-{number}", env="gsm8k", query=f"How many apples are {number} apples?", gold=f"#### {number}",
+        prompt=[Message(role="user", content=f"How many apples are {number} apples?")],
+        turns=[Turn(model="student", attempts=[attempt(text, r)], chosen=0, observation="Try again.") for r in rewards],
+        status="solved" if solved else "unsolved", seed=f"1/{number}", run="sequential",
+    )  # fmt: skip
+
+
+def write_rise(root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS) -> None:
+    """Rows that solve a third, a half and two thirds of ``count`` problems; their summary, and training examples."""
+    said = texts or {}
+    outcomes: dict[str, list[Outcome]] = {}
+    summary: dict[str, Any] = {
+        "columns": ["m1@t1", "m1@t2"], "gains": [], "rates": {}, "note": "", "order": list(rows), "solid": ["iter1"],
+        "rows": {}, "last": rows[-1], "headline": "m1@t2",
+    }  # fmt: skip
+    for place, row in enumerate(rows):
+        folder = root / "results" / "rise" / row
+        folder.mkdir(parents=True)
+        share = (1 / 3, 1 / 2, 2 / 3)[place]
+        solved = [number < share * count for number in range(count)]
+        episodes = [rise_episode(n, ok, said.get(n, "1 + 1 = 2")) for n, ok in enumerate(solved)]
+        write_jsonl(folder / "episodes.jsonl", episodes)
+        outcomes[row] = [
+            Outcome(id=f"problem-{n}", values={"m1@t1": 0.0, "m1@t2": float(ok)}) for n, ok in enumerate(solved)
+        ]
+        write_jsonl(folder / "outcomes.jsonl", outcomes[row])
+        metrics = average(outcomes[row])
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        (folder / "train.json").write_text(json.dumps({"real_tokens": 1000, "steps": 10}))
+        (folder / "loss.csv").write_text("step,loss\n1,2.5\n2,1.5\n3,1.0\n")
+        summary["rows"][row] = {
+            "what": row, "metrics": metrics, "training_tokens": 1000, "training_steps": 10
+        }  # fmt: skip
+    summary["last_minus"] = {row: compare(outcomes[rows[-1]], outcomes[row]) for row in rows[:-1]}
+    points = [
+        {"row": row, "turn": turn, "accuracy": summary["rows"][row]["metrics"][f"m1@t{turn}"]["mean"], "se": 0.1}
+        for row in rows
+        for turn in (1, 2)
+    ]
+    summary["curve"] = {"x": "turn", "y": "attempt correct", "title": "accuracy by turn", "top": 1, "points": points}
+    (root / "results" / "summary").mkdir(parents=True, exist_ok=True)
+    (root / "results" / "summary" / "rise.json").write_text(json.dumps(summary))
+    tasks = root / "data" / "rise" / "tasks"
+    tasks.mkdir(parents=True)
+    write_rows(tasks / "test.jsonl", [{"id": f"problem-{n}", "question": "?", "answer": "!"} for n in range(count)])
+    train = root / "data" / "rise" / "iter1" / "train"
+    train.mkdir(parents=True)
+    write_jsonl(train / "examples.jsonl", [_example(n) for n in range(5)])
+
+
+def _example(number: int) -> Example:
+    messages = [
+        Message(role="user", content="How many?"),
+        Message(role="assistant", content="wrong", token_ids=[4], finish="stop"),
+        Message(role="user", content="Try again."),
+        Message(role="assistant", content="right", token_ids=[5], finish="stop", weight=1.0 + number),
+    ]
+    return Example(id=f"identity_{number}", messages=messages, source=f"problem-{number}")
