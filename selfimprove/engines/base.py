@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from selfimprove.core.records import Finish, Message
 from selfimprove.core.seeds import SeedKey
@@ -88,7 +88,7 @@ class EngineError(Exception):
 
 
 class AnsweredLate(asyncio.CancelledError):
-    """The request's episode was cancelled while its answer was on its way; the answer came, and can be kept."""
+    """The request's episode was cancelled while a call's answer was on its way; it came, and can be kept."""
 
     def __init__(self, completions: list[Completion]) -> None:
         super().__init__()
@@ -135,4 +135,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class AnswersInParts(Protocol):
+    """An engine that makes several calls for one request, and is paid for each."""
+
+    def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
+        """As ``Engine.generate``: the completions of each call, as soon as it is answered."""
         ...

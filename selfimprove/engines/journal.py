@@ -1,20 +1,21 @@
 """Keeps every finished completion of an engine in a journal, so that a killed stage repeats none of them.
 
-The unit of work is one request. A method's code is run again from its start after a kill; its requests are the same,
-so the journal answers those that were finished and only the rest reaches the engine (and, with a paid endpoint, the
-bill). Failures are not kept: a resumed run tries them again.
+The unit of work is one call: a request, or at an endpoint that gives fewer samples a call a part of one. A method's
+code is run again from its start after a kill; its requests are the same, so the journal answers those that were
+finished and only the rest reaches the engine (and, with a paid endpoint, the bill). Failures are not kept: a resumed
+run tries them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Message
-from selfimprove.engines.base import AnsweredLate, Choice, Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import AnsweredLate, AnswersInParts, Choice, Completion, Engine, EngineStats, Request
 
 
 class JournaledEngine:
@@ -33,18 +34,35 @@ class JournaledEngine:
         return self._inner.fits(messages, max_tokens)
 
     async def generate(self, request: Request) -> list[Completion]:
-        """As the inner engine, but asked at most once for the same request. Errors: as the inner engine."""
+        """As the inner engine, but asked at most once for the same samples. Errors: as the inner engine."""
         key = f"{self._name} {request.seed} {_digest(request)}"
-        if key in self._journal:
-            return [_completion(row) for row in self._journal[key]]
+        done: list[Completion] = []
+        while len(done) < request.n and (part := f"{key} {len(done)}") in self._journal:
+            done += [_completion(row) for row in self._journal[part]]
+        if len(done) == request.n:
+            return done
+        # A sample's noise comes from its own number, so the rest can be asked for by itself.
+        first = request.seed.sample + len(done)
+        rest = replace(request, n=request.n - len(done), seed=request.seed.at(first))
         try:
-            completions = await self._inner.generate(request)
+            async for completions in self._parts(rest):
+                self._keep(key, len(done), completions)
+                done += completions
         except AnsweredLate as late:
-            if len(late.completions) == request.n:
-                self._journal.add(key, [asdict(completion) for completion in late.completions])
+            self._keep(key, len(done), late.completions)
             raise
-        self._journal.add(key, [asdict(completion) for completion in completions])
-        return completions
+        return done
+
+    async def _parts(self, request: Request) -> AsyncIterator[list[Completion]]:
+        if isinstance(self._inner, AnswersInParts):
+            async for completions in self._inner.parts(request):
+                yield completions
+        else:
+            yield await self._inner.generate(request)
+
+    def _keep(self, key: str, first: int, completions: Sequence[Completion]) -> None:
+        """The completions of one call, of the samples from the ``first`` on."""
+        self._journal.add(f"{key} {first}", [asdict(completion) for completion in completions])
 
     async def close(self) -> None:
         """Close the inner engine."""

@@ -19,7 +19,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -86,6 +86,10 @@ class OpenAiEngine:
             UserError: the endpoint refuses the key or the model, nothing listens, or ``allowed``, ``choice``,
                 ``top_k`` or ``keep_stop`` is set.
         """
+        return [completion async for part in self.parts(request) for completion in part]
+
+    async def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
+        """As ``generate``: the completions of each call, as soon as it is answered."""
         if request.allowed is not None:
             raise UserError(
                 "engine openai cannot limit answers to an allowed list; name engine transformers or vllm instead."
@@ -99,22 +103,20 @@ class OpenAiEngine:
                 "engine openai has no choices with their probabilities and no top_k; name engine transformers instead."
             )
         self.stats.requests += 1
-        done: list[Completion] = []
-        with self._busy():
+        done = 0
+        while done < request.n:
+            ask = min(self._cfg.n_per_call, request.n - done)
+            body = self._body(request, first=done, ask=ask)
             try:
-                while len(done) < request.n:
-                    ask = min(self._cfg.n_per_call, request.n - len(done))
-                    body = self._body(request, first=len(done), ask=ask)
+                with self._busy():
                     async with self._slots:
-                        done += (await self._insist(body, request))[:ask]
-            except AnsweredLate as late:
-                late.completions = [*done, *late.completions][: request.n]
-                raise
+                        part = (await self._insist(body, request))[:ask]
             except EngineError:
                 self.stats.failures += 1
                 raise
-        self.stats.completions += len(done)
-        return done
+            self.stats.completions += len(part)
+            done += len(part)
+            yield part
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
         """True: only the endpoint knows its context."""
@@ -191,7 +193,7 @@ class OpenAiEngine:
             response = await asyncio.shield(call)
         except asyncio.CancelledError:
             if late := await self._late(call, request):
-                raise AnsweredLate(late) from None
+                raise AnsweredLate(late[: body["n"]]) from None
             raise
         except TimeoutError:
             raise _Passing(f"no answer within {self._cfg.timeout:g} s") from None

@@ -104,8 +104,8 @@ class StageProgress:
             self._rich.stop()
         if self._engines is not None:
             self._track()
-        if isinstance(error, Exception):
-            return  # what went wrong is said once, by whoever catches it
+        if isinstance(error, Exception) or not self._total:
+            return  # what went wrong is said once, by whoever catches it; work that never began has no line
         seconds = time.monotonic() - self._started
         self._line(f"{self._done}/{self._total} in {seconds:.1f} s {self._note}".rstrip())
 

@@ -273,7 +273,7 @@ def stage(
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:
         def command() -> None:
-            module = main.__globals__["__spec__"].name
+            module = _module_of(main)
             script = Path(*module.split(".")).with_suffix(".py")
             code = warm.forward(module, section) if heavy else None
             if code is not None:
@@ -315,6 +315,15 @@ def stage(
         return command
 
     return decorate
+
+
+def _module_of(main: Callable[..., None]) -> str:
+    """The script as ``python -m`` names it, also where it was started as a file: ``stages.rise.data``."""
+    spec = main.__globals__["__spec__"]
+    if spec is not None:
+        return str(spec.name)
+    parts = Path(main.__globals__["__file__"]).resolve().with_suffix("").parts
+    return ".".join(parts[len(parts) - 1 - parts[::-1].index("stages") :])
 
 
 def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> None:

@@ -92,6 +92,26 @@ def test_answers_on_their_way_are_kept_when_the_stage_ends(tmp_path: Path) -> No
     assert [seen.body["messages"][-1]["content"] for seen in well.seen] == ["3"]
 
 
+def test_the_calls_of_a_request_that_were_answered_are_kept_when_a_later_one_fails(tmp_path: Path) -> None:
+    """Five samples in calls of two, from an endpoint that gives one where it likes: only what is missing is asked."""
+
+    async def work(url: str) -> list[str]:
+        with Journal(tmp_path / "j") as journal:
+            engine = JournaledEngine(OpenAiEngine(config(url, n_per_call=2, tries=1)), journal, "teacher")
+            try:
+                return [completion.text for completion in await engine.generate(ask("q", n=5))]
+            finally:
+                await engine.close()
+
+    refused = pytest.raises(EngineError, match="refuses the request")
+    with endpoint(lambda _: answer("a", "b"), lambda _: answer("c"), fail(400)) as server, refused:
+        asyncio.run(work(server.url))
+    with endpoint(lambda _: answer("d", "e")) as well:
+        assert asyncio.run(work(well.url)) == ["a", "b", "c", "d", "e"]
+        assert asyncio.run(work(well.url)) == ["a", "b", "c", "d", "e"]
+    assert [(seen.body["n"], seen.body["seed"]) for seen in well.seen] == [(2, server.seen[2].body["seed"])]
+
+
 def azure_api(seen: Seen) -> Reply:
     assert seen.path == "/v1/openai/deployments/gpt/chat/completions?api-version=2024-10-21"
     assert seen.headers["api-key"] == KEY

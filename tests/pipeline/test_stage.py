@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from pydantic import Field
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.pipeline.stage import Stage, stage
+from tests.pipeline.workbench import copy_code
 
 assert __spec__
 SCRIPT = __spec__.name.replace(".", "/") + ".py"
@@ -218,3 +222,21 @@ def test_params_that_do_not_fit_end_the_stage_before_it_locks(
         work()
     assert "base.raed: unknown key; did you mean 'read'?" in capsys.readouterr().err
     assert (work.done, (folder / ".scratch/locks").exists()) == (0, False)
+
+
+def test_a_script_that_is_started_as_a_file_is_the_stage_that_dvc_runs(tmp_path: Path) -> None:
+    copy_code(tmp_path)
+    (tmp_path / "params.yaml").write_text("run: {seed: 1, threads: 1}\nbase: {}\n")
+    (tmp_path / "stages/rise/probe.py").write_text(
+        "from selfimprove.core.params import Section\nfrom selfimprove.pipeline.stage import stage\n\n\n"
+        "class Anything(Section, extra='allow'):\n    pass\n\n\n@stage('probe', 'base', Anything)\n"
+        "def main(stage):\n    place = stage.output('out')\n    print('at work')\n    place.write_text('x')\n\n\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    said = []
+    for command in (["stages/rise/probe.py"], ["-m", "stages.rise.probe"]):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said == ["at work\n", ""]  # the second found the work of the first

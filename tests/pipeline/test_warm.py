@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -85,8 +86,11 @@ def test_a_sigterm_to_a_stage_or_to_the_whole_command_reaches_the_stage_which_sa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("launcher", ["single", "fork"])
-def test_make_s_sigterm_lets_the_stage_save_and_the_next_run_goes_on(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize(("way", "launcher"), [("SIGTERM", "single"), ("SIGTERM", "fork"), ("Ctrl-C", "fork")])
+def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
+    tmp_path: Path, way: str, launcher: str
+) -> None:
+    """Ctrl-C: a terminal sends SIGINT to every process of the group in its foreground."""
     folder = copy_repo(tmp_path)
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
@@ -98,19 +102,26 @@ def test_make_s_sigterm_lets_the_stage_save_and_the_next_run_goes_on(tmp_path: P
     command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", "rise-sft"]
 
     def ended_after_some_steps() -> tuple[int, str]:
-        with subprocess.Popen(command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True) as running:
+        with subprocess.Popen(
+            command, cwd=folder, env=environ, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as running:
             assert running.stderr is not None
             said = ""
             for line in running.stderr:
                 said += line
                 if "rise-sft@base: 1" in said or "rise-finetune@base: " in line:
-                    running.send_signal(signal.SIGTERM)
+                    if way == "Ctrl-C":
+                        os.killpg(running.pid, signal.SIGINT)
+                    else:
+                        running.send_signal(signal.SIGTERM)
                     break
             said += running.stderr.read()
         return running.returncode, said
 
     code, said = ended_after_some_steps()
-    assert (code, "stopped; run again to go on from here." in said) == (143, True), said
+    ends_with = {"SIGTERM": 143, "Ctrl-C": 130}[way]
+    assert (code, "stopped; run again to go on from here." in said) == (ends_with, True), said
+    assert not re.search("traceback|rwlock", said, re.IGNORECASE), said
     [saved] = folder.glob(".scratch/stages/rise-finetune-base/*/*/checkpoint-*")
     assert "rise-sft" not in (folder / "dvc.lock").read_text()
     assert not [p for p in psutil.process_iter() if _works_in(p, folder)]
