@@ -60,6 +60,9 @@ class Turn(Record):
     attempts: list[Attempt]
     chosen: int = Field(ge=0, description="index into attempts")
     observation: str
+    omitted: int = Field(
+        default=0, ge=0, description="earlier turns' messages, the oldest, that the prompt of this turn left out"
+    )
 
     @model_validator(mode="after")
     def _chose_one(self) -> Turn:

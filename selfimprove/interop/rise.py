@@ -5,7 +5,7 @@
     python -m selfimprove.interop.rise import-log 5_turns.json    episodes.jsonl --env gsm8k
 
 The log is one object keyed by task index; besides the original's fields it holds ``id, env, seed, model, answers,
-status``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
+status, omitted``. It has no place for token ids: episodes imported from a log are tokenised anew when trained on.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def log_entry(index: int, episode: Episode) -> dict[str, Any]:
         "model": [turn.model for turn in turns],
         "answers": {str(t): [attempt.answer for attempt in turn.attempts] for t, turn in enumerate(turns)},
         "status": episode.status,
+        "omitted": [turn.omitted for turn in turns],
     }
 
 
@@ -107,6 +108,7 @@ class _Entry(Record):
     seed: str | None = None
     model: list[str] = Field(default_factory=list)
     answers: dict[str, list[str | None]] = Field(default_factory=dict)
+    omitted: list[int] = Field(default_factory=list)
     status: Status | None = None
 
 
@@ -197,7 +199,8 @@ def _turn(entry: _Entry, t: int, action: str, observation: str, where: str, env_
         for text, reward, answer in zip(texts, rewards, answers, strict=True)
     ]
     model = entry.model[t] if t < len(entry.model) else ""
-    return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation)
+    omitted = entry.omitted[t] if t < len(entry.omitted) else 0
+    return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation, omitted=omitted)
 
 
 def _opening(entry: _Entry) -> list[Message]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from selfimprove.core.outcomes import Outcome, compare
 from selfimprove.core.params import Section
 from selfimprove.core.records import read_jsonl
+from selfimprove.methods.omissions import omissions
 
 
 class Matched(Protocol):
@@ -77,6 +78,7 @@ def summarise(
             "metrics": _json(folder / "metrics.json"),
             "training_tokens": trained["real_tokens"],
             "training_steps": trained.get("steps", trained.get("iterations")),
+            "omissions": omissions(folder),
         }
     unlike = {name: one.match for name, one in getattr(params, "controls", {}).items() if one.match != last}
     return {

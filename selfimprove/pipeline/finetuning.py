@@ -51,6 +51,7 @@ def train_and_publish(
     budget: int | None = None,
     normalise: Literal["none", "batch"] = "none",
     pinned: int | None = None,
+    shortened: int = 0,
 ) -> Path:
     """Train ``model`` and publish the new one with its metrics and its loss curve, under the stage's item.
 
@@ -58,6 +59,7 @@ def train_and_publish(
         ancestors: training tokens of the iterations before this one.
         budget: stop after so many tokens; epochs are then not read.
         pinned: messages that open every dialogue and are never dropped.
+        shortened: examples that have lost a part of their prompt before.
 
     Returns:
         Where the new model lies until the stage ends.
@@ -80,6 +82,7 @@ def train_and_publish(
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     metrics = report.model_dump(mode="json", exclude={"timing", "loss"})
+    metrics["counters"]["truncated"] += shortened
     # What the controls match: the tokens that this iteration and its ancestors read, the base's own left out.
     metrics["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
     write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)

@@ -46,7 +46,7 @@ class EncodeCounters(BaseModel):
 
     examples: int = 0
     truncated: int = 0
-    """lost their oldest turns to fit ``max_length``"""
+    """lost their oldest turns (or, in Reflect-RL, the left side of their prompt) to fit ``max_length``"""
     dropped_long: int = 0
     """left out: even the opening and the final attempt alone exceed ``max_length``"""
     dropped_empty: int = 0

@@ -30,8 +30,9 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     acts_in = reflect_rl.env.spelling()
     stage.narrow((cfg, budget, acts_in))
 
-    examples = shortened(examples, ChatFormat.load(model), cfg.max_length)
-    mark_environment(train_and_publish(stage, "reflect_rl", model, examples, cfg, budget=budget), acts_in)
+    fitting = shortened(examples, ChatFormat.load(model), cfg.max_length)
+    cut = sum(short is not whole for short, whole in zip(fitting, examples, strict=True))
+    mark_environment(train_and_publish(stage, "reflect_rl", model, fitting, cfg, budget=budget, shortened=cut), acts_in)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,18 @@ from selfimprove.pipeline.stage import Stage, stage
 @stage("rise-convert", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
     iteration = stage.pick(stage.params.iterations)
-    cfg, limit, length = iteration.convert, iteration.generate.dialogue_limit, iteration.finetune.max_length
+    cfg, length = iteration.convert, iteration.finetune.max_length
     episodes = read_jsonl(stage.input(f"data/rise/{stage.item}/episodes.jsonl"), Episode)
     parent = stage.input(f"data/rise/{iteration.init}/train")
     chat = ChatFormat.load(stage.input("models/base/rise"))
-    stage.narrow((cfg, limit, length))
+    stage.narrow((cfg, length))
 
     earlier = read_jsonl(parent / "collected.jsonl", Example, may_be_empty=True)
     singles = read_jsonl(parent / "single_turn.jsonl", Example, may_be_empty=True)
-    own = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit)
+    own = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length)
     used = own
     if cfg.accumulate and earlier:
-        used = convert(
-            episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, dialogue_limit=limit, earlier=earlier
-        )
+        used = convert(episodes, cfg, seed=stage.run.seed, chat=chat, max_length=length, earlier=earlier)
 
     folder = stage.output(f"data/rise/{stage.item}/train")
     folder.mkdir()

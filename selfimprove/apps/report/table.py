@@ -19,8 +19,10 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 
 from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
+from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.pipeline.params import METHODS
 
+STAGES = ("generate", "convert", "finetune", "evaluate")
 SUMMARIES = Path("results/summary")
 TIMING = Path(".scratch/timing")
 OUT = Path("report")
@@ -63,7 +65,15 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
     )
     table.title_justify = table.caption_justify = "left"
     table.add_column("row", no_wrap=True)
-    for column in (*columns, *gains, *rates.values(), "tokens", "train", "eval"):
+    # What was blocked, cut or left out has a column only where there is any.
+    left_out = [
+        (stage, kind)
+        for stage in STAGES
+        for kind in OMISSIONS
+        if any(_omitted(row, stage, kind) for row in rows.values())
+    ]
+    headings = [f"{stage}:\n{kind}" for stage, kind in left_out]
+    for column in (*columns, *gains, *rates.values(), *headings, "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
@@ -71,11 +81,13 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
             signed_text(metrics[gain], gain) for gain in gains
         ]
         cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
+        cells += [_percent(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)
     notes = [f"{name}: {rows[name]['what']}" for name in order]
     notes.append("tokens: read in training; train, eval: seconds of the stage, - if it was restored")
     notes.append("* more than 3 standard errors from 0" + (f"; {summary['note']}" if summary["note"] else ""))
+    notes += [f"{kind}: {said}" for kind, said in OMISSIONS.items() if any(kind == one for _, one in left_out)]
     for name, match in summary.get("unlike_last", {}).items():
         notes.append(
             f"WARNING: {name} read as many tokens as {match}, not as {summary['last']} (last): no fair comparison; "
@@ -85,9 +97,18 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
     return table
 
 
+def _omitted(row: dict[str, Any], stage: str, kind: str) -> float:
+    return float(row.get("omissions", {}).get(stage, {}).get(kind, 0.0))
+
+
+def _percent(share: float) -> str:
+    """Two digits that count, so that what is shown is never zero; nothing for nothing."""
+    return f"{100 * share:.2g} %" if share else ""
+
+
 def in_console() -> Console:
-    """The terminal, or 118 columns where there is none."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 118)
+    """The terminal, or 130 columns where there is none."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 130)
 
 
 def fitted(table: Table, console: Console) -> list[Table]:

@@ -62,15 +62,16 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
 
 async def ask(
     actor: Engine, dialogue: Sequence[Message], cfg: SearchParams | EvaluateParams, key: SeedKey, n: int = 1
-) -> list[Completion]:
-    """``n`` replies to the dialogue, as one request; the dialogue is cut to the actor's context first.
+) -> tuple[list[Completion], int]:
+    """``n`` replies to the dialogue, as one request, and how many messages did not fit the actor's context.
 
     Raises:
         EngineError, UserError: as ``Engine.generate``.
     """
-    return await actor.generate(
+    seen = trim(dialogue, actor, cfg.max_tokens)
+    drawn = await actor.generate(
         Request(
-            messages=trim(dialogue, actor, cfg.max_tokens),
+            messages=seen,
             seed=key,
             n=n,
             temperature=cfg.temperature,
@@ -79,6 +80,7 @@ async def ask(
             stop=cfg.stop,
         )
     )
+    return drawn, len(dialogue) - len(seen)
 
 
 async def act(world: World, moment: Moment, reply: str) -> Moment:

@@ -271,6 +271,7 @@ def _revision_figures(revisions: Sequence[Revision], asked: _Asked, cfg: Convert
             "judged": len(heard),
             "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS},
             "unparsable": ratio((int(not judgement.parsed), 1) for judgement in heard),
+            "shortened_judgements": ratio((int(judgement.omitted > 0), 1) for judgement in heard),
             "transition_found": ratio((int(one.transition.found), 1) for one in walked),
             "dropped_by_judge": len(revisions) - len(walked),
         }

@@ -128,7 +128,7 @@ class ActorJudge:
                 max_tokens=tokens,
             )
         )
-        return judgement_of(completion.text)
+        return judgement_of(completion.text).model_copy(update={"omitted": dropped})
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,15 @@ SHORT_HISTORY = 2
 
 
 class Judgement(Record):
-    """What a judge said of one action. ``parsed`` False: no verdict could be read, so it counts as uncertain."""
+    """What a judge said of one action. ``parsed`` False: no verdict could be read, so it counts as uncertain.
+
+    ``omitted``: the oldest steps of the log that did not fit the judge's context.
+    """
 
     verdict: Verdict
     text: str
     parsed: bool = True
+    omitted: int = 0
 
 
 class Did(NamedTuple):

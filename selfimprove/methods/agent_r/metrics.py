@@ -9,6 +9,8 @@ repeated           share of them that say the same as the one before; ``repeated
                    ``repeated_blocks`` those of blocks of 1 to 4 actions (A B A B) by block length and repetitions
 revised            share of episodes with a revision turn; ``revisions`` is their number in an episode
 revision_length    actions from the start of the bad segment to its revision turn; ``revision_lengths`` counts them
+shortened_prompts  share of turns whose prompt left out earlier messages, since they did not fit the context;
+                   ``cut_completions``: share that ``max_tokens`` ended (both also over given bad beginnings)
 revision_score …   the same of episodes that go on from a given bad beginning (the paper's Table 3)
 =================  ================================================================================================
 
@@ -33,6 +35,7 @@ from selfimprove.methods.agent_r.pairs import ranked_leaves
 from selfimprove.methods.agent_r.play import GIVEN
 from selfimprove.methods.agent_r.reply import WAIT
 from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.methods.omissions import cut_completions, shortened_prompts
 
 AVERAGED = ("score", "success", "steps", "revised")
 """Metrics that are also given by environment and averaged over the environments."""
@@ -87,6 +90,8 @@ def evaluate_metrics(played: Sequence[Episode], revised: Sequence[Episode] = ())
     metrics["revision_length"] = mean_and_error(map(float, lengths))
     metrics["revision_lengths"] = _histogram(lengths)
     metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in everything)
+    metrics["shortened_prompts"] = shortened_prompts(everything)
+    metrics["cut_completions"] = cut_completions(everything)
     names = sorted({episode.env for episode in played})
     if len(names) > 1:
         by_env = {name: _of_environment(played, name) for name in names}
@@ -166,7 +171,8 @@ def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
     ``solved``: trees with a node of score 1; ``best``: a tree's best leaf; ``leaf_score``: a leaf; ``cut``: share of
     leaves that the depth bound made; ``invalid``: share of nodes whose action was not understood or not possible;
     ``duplicates``: share of samples that a sibling had said; ``diverged``: replays that saw something else than the
-    first time, which the world has counted (the trees then mix different worlds).
+    first time, which the world has counted (the trees then mix different worlds); ``shortened_prompts`` and
+    ``cut_completions``: shares of nodes, see ``methods.omissions``.
     """
     leaves = {i: ranked_leaves(tree) for i, tree in enumerate(trees)}
     nodes = [len(tree.nodes) - 1 for tree in trees]
@@ -188,6 +194,12 @@ def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
         "disasters": sum(node.disaster for tree in trees for node in tree.nodes),
         "invalid": ratio((sum(not node.valid for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees),
         "duplicates": ratio((tree.duplicates, tree.duplicates + n) for tree, n in zip(trees, nodes, strict=True)),
+        "shortened_prompts": ratio(
+            (sum(node.omitted > 0 for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees
+        ),
+        "cut_completions": ratio(
+            (sum(node.finish == "length" for node in tree.nodes[1:]), len(tree.nodes) - 1) for tree in trees
+        ),
     }
 
 

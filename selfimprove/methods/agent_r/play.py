@@ -43,9 +43,9 @@ async def play(
         for step in range(cfg.max_turns):
             if here.done:
                 break
-            (completion,) = await ask(actor, dialogue, cfg, SeedKey(seed, name, step))
+            (completion,), omitted = await ask(actor, dialogue, cfg, SeedKey(seed, name, step))
             here = await act(world, here, completion.text)
-            turns.append(_turn(here, ACTOR, completion))
+            turns.append(_turn(here, ACTOR, completion, omitted))
             dialogue += _messages(turns[-1])
         if here.reward == 1:
             status = "solved"
@@ -64,7 +64,7 @@ async def play(
     )
 
 
-def _turn(moment: Moment, model: str, completion: Completion | None = None) -> Turn:
+def _turn(moment: Moment, model: str, completion: Completion | None = None, omitted: int = 0) -> Turn:
     attempt = Attempt(
         text=moment.reply,
         reward=moment.reward,
@@ -73,7 +73,7 @@ def _turn(moment: Moment, model: str, completion: Completion | None = None) -> T
         finish=completion.finish if completion else None,
         valid=moment.valid,
     )
-    return Turn(model=model, attempts=[attempt], chosen=0, observation=moment.observation)
+    return Turn(model=model, attempts=[attempt], chosen=0, observation=moment.observation, omitted=omitted)
 
 
 def _messages(turn: Turn) -> tuple[Message, Message]:

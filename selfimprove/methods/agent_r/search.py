@@ -131,7 +131,7 @@ class _Search:
         """
         tree, cfg, parent = self.tree, self.cfg, self.tree.nodes[index]
         key = SeedKey(self.seed, f"{tree.id}/{self.keys[index]:016x}", parent.depth)
-        drawn = await ask(self.actor, tree.conversation(index), cfg, key, cfg.n_gen)
+        drawn, omitted = await ask(self.actor, tree.conversation(index), cfg, key, cfg.n_gen)
         unlike: dict[str, Completion] = {}
         for completion in drawn:
             unlike.setdefault(stored_reply(completion.text), completion)
@@ -152,6 +152,7 @@ class _Search:
                 done=moment.done,
                 disaster=moment.disaster,
                 valid=moment.valid,
+                omitted=omitted,
             )
             children.append((node, moment))
         tree.duplicates += len(drawn) - len(children)

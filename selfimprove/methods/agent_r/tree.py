@@ -33,6 +33,7 @@ class Node(Record):
     done: bool = Field(default=False, description="the environment ended here, rather than the depth bound")
     disaster: bool = False
     valid: bool = True
+    omitted: int = Field(default=0, ge=0, description="earlier messages, the oldest, that the reply's prompt left out")
     children: list[int] = Field(default=[])
 
 

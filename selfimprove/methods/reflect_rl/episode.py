@@ -32,6 +32,8 @@ class RLStep(Record):
     entropy: float | None = None
     cost: float
     valid: bool = True
+    shortened: bool = Field(default=False, description="a prompt of policy or reflector lost its left side")
+    cut: bool = Field(default=False, description="the reflection ended at max_tokens")
     prompt_ids: list[int] = Field(default=[], exclude=True)
     token: int = Field(default=-1, exclude=True)
     labels: tuple[str, ...] = Field(default=(), exclude=True)

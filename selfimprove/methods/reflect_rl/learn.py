@@ -89,14 +89,18 @@ class RLJob:
 class RLReport(BaseModel):
     """What a run tells of itself. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
 
-    ``update_tokens``: read forwards and backwards, every pass; ``rollout_tokens``: prompts read by both models in play.
-    ``real_tokens``: what fine-tuning would read for as much compute, a token in play being a third of a trained one.
+    ``shortened_prompts``, ``cut_completions``: of ``decisions``, those whose prompt (or the reflector's) lost its left
+    side, or whose reflection the token limit ended. ``update_tokens``: read forwards and backwards, every pass;
+    ``rollout_tokens``: prompts read by both models in play. ``real_tokens``: what fine-tuning would read for as much
+    compute, a token in play being a third of a trained one.
     """
 
     iterations: int
     episodes: int
     decisions: int
     blocked: int
+    shortened_prompts: int
+    cut_completions: int
     update_tokens: int
     rollout_tokens: int
     real_tokens: int
@@ -184,7 +188,9 @@ class _Run:
         self._replay = Replay(self._params.replay_buffer)
         self._phase, self._done = 0, 0
         self._clock = SaveClock()
-        self._totals = {"episodes": 0, "decisions": 0, "blocked": 0, "rollout_tokens": 0}
+        self._totals = dict.fromkeys(
+            ("episodes", "decisions", "blocked", "shortened_prompts", "cut_completions", "rollout_tokens"), 0
+        )
         self._play_seconds = 0.0
 
     def _load(self) -> Policy:
@@ -305,17 +311,20 @@ class _Run:
 
     def _summary(self, episode: RLEpisode, tell: bool) -> _Played:
         if episode.status == "blocked":
-            return _Played(None, episode.cost, False, 0, [])
+            return _Played(None, episode.cost, False, 0, 0, 0, [])
         learnt = trajectory(episode, self._ids, self._params.mask_invalid)
         read = sum(len(step.prompt_ids) * (2 if step.reflection else 1) for step in episode.steps)
         detail = details(episode, learnt.decisions, self._params.entropy_coef) if tell else []
-        return _Played(learnt, episode.cost, episode.success, read, detail)
+        shortened, cut = (sum(getattr(step, what) for step in episode.steps) for what in ("shortened", "cut"))
+        return _Played(learnt, episode.cost, episode.success, read, shortened, cut, detail)
 
     def _count(self, played: Sequence[_Played]) -> None:
         self._totals["episodes"] += len(played)
         self._totals["blocked"] += sum(one.trajectory is None for one in played)
         self._totals["decisions"] += sum(len(one.trajectory.decisions) for one in played if one.trajectory)
         self._totals["rollout_tokens"] += sum(one.read for one in played)
+        self._totals["shortened_prompts"] += sum(one.shortened for one in played)
+        self._totals["cut_completions"] += sum(one.cut for one in played)
 
     def _save_if_due(self, log: IO[bytes]) -> None:
         """A checkpoint every ``save_steps``, or sooner by the clock or if asked to end (all processes call it)."""
@@ -382,6 +391,8 @@ class _Played:
     cost: float
     success: bool
     read: int
+    shortened: int
+    cut: int
     detail: list[dict[str, Any]]
 
 

@@ -6,6 +6,8 @@ cost         mean of an episode's total cost, Q₀ without entropies
 steps        actions of an episode
 invalid      share of those actions whose label was not listed, or which could not be done
 blocked      share of episodes that an engine or the environment failed for good; they count as failed
+shortened_prompts  share of steps at which the policy's or the reflector's prompt lost its left side
+cut_completions    share of steps whose reflection ``max_tokens`` ended
 levels       success, cost and the number of episodes at each level
 ===========  ========================================================================================================
 
@@ -34,6 +36,16 @@ class PlayedStep(Protocol):
     @property
     def valid(self) -> bool:
         """Whether the label was listed and what it stands for could be done."""
+        ...
+
+    @property
+    def shortened(self) -> bool:
+        """Whether a prompt lost its left side."""
+        ...
+
+    @property
+    def cut(self) -> bool:
+        """Whether the token limit ended the reflection."""
         ...
 
 
@@ -109,6 +121,11 @@ def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
     metrics["blocked"] = mean_and_error(
         sum(episode.status == "blocked" for episode in mine) / len(mine) for mine in _by_task(episodes)
     )
+    for name, left_out in (("shortened_prompts", "shortened"), ("cut_completions", "cut")):
+        metrics[name] = ratio(
+            (sum(getattr(step, left_out) for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
+            for mine in _by_task(episodes)
+        )
     metrics["episodes"] = len(episodes)
     metrics["levels"] = {
         level: {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Status
@@ -58,7 +59,8 @@ async def play(
         state = env.reset(task, episode, level)
         for turn in range(env.max_turns):
             here = replace(key, turn=turn)
-            reflection = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
+            advice = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
+            reflection = None if advice is None else advice.text
             prompt = policy_prompt(env.instruction, state, reflection, markers)
             request = Request(
                 prompt, here, temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k, max_tokens=1,
@@ -67,7 +69,10 @@ async def play(
             (answer,) = await policy.generate(request)
             command = env.commands().get(answer.text)
             played = _checked(env.step(answer.text), env, task, answer.text)
-            steps.append(_step(prompt[0].content, reflection, answer, command, played, state))
+            step = _step(prompt[0].content, reflection, answer, command, played, state)
+            step.shortened = (advice is not None and advice.shortened) or not policy.fits(prompt, 1)
+            step.cut = advice is not None and advice.cut
+            steps.append(step)
             if played.done:
                 status = "solved" if played.success else "unsolved"
                 break
@@ -92,18 +97,28 @@ def reflects(cfg: ActingParams, key: SeedKey) -> bool:
     return cfg.reflect_prob == 1 or rng("reflect", key.run, key.turn).random() < cfg.reflect_prob
 
 
+class _Advice(NamedTuple):
+    """A reflection as the policy reads it; whether its prompt lost its left side; whether the token limit ended it."""
+
+    text: str
+    shortened: bool
+    cut: bool
+
+
 async def _reflect(
     reflector: Engine, env: EnumeratedEnv, state: State, cfg: ActingParams, key: SeedKey, markers: Markers
-) -> str:
+) -> _Advice:
     """The frozen model's analysis of a state, without its list of actions; "" where the coin says so."""
     if not reflects(cfg, key):
-        return ""
+        return _Advice("", False, False)
+    prompt = reflection_prompt(env.instruction, state, markers)
     request = Request(
-        reflection_prompt(env.instruction, state, markers), key.at(ADVICE), temperature=cfg.reflect_temperature,
-        top_p=cfg.reflect_top_p, max_tokens=cfg.max_tokens, cut_left=True,
+        prompt, key.at(ADVICE), temperature=cfg.reflect_temperature, top_p=cfg.reflect_top_p,
+        max_tokens=cfg.max_tokens, cut_left=True,
     )  # fmt: skip
     (answer,) = await reflector.generate(request)
-    return cut_reflection(answer.text, markers)
+    short = not reflector.fits(prompt, cfg.max_tokens)
+    return _Advice(cut_reflection(answer.text, markers), short, answer.finish == "length")
 
 
 def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, ...] | None:

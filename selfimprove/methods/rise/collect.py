@@ -13,6 +13,7 @@ from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, me
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.interface import AnswerEnv, Problem
+from selfimprove.methods.omissions import cut_completions, shortened_prompts
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
 
@@ -41,11 +42,9 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
     turns: list[Turn] = []
     for turn in range(cfg.max_turns):
         model = cfg.models[turn]
-        dialogue = limit_dialogue(
-            [*start, *(m for pair in pairs for m in pair)], opening=len(start), limit=cfg.dialogue_limit
-        )
+        dialogue = _prompt(start, pairs, engines[model], cfg)
         try:
-            drawn = await _draw(engines[model], dialogue, len(start), problem, turn, play, cfg)
+            drawn = await _draw(engines[model], dialogue, problem, turn, play, cfg)
         except EngineError as error:
             return _episode(problem, start, turns, play, "blocked", str(error))
         attempts = [_score(completion, problem, play.env) for completion in drawn]
@@ -57,6 +56,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
                 attempts=attempts,
                 chosen=chosen,
                 observation=feedback(attempts[chosen].reward, problem.question),
+                omitted=_omitted(start, pairs, dialogue),
             )
         )
         if solved:
@@ -78,11 +78,10 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
     turns: list[Turn] = []
     first: list[Attempt] = []
     for turn in range(cfg.max_turns):
-        dialogue = visible(start, pairs, cfg.context_window)
-        dialogue = limit_dialogue(dialogue, opening=len(start), limit=cfg.dialogue_limit)
+        dialogue = _prompt(start, pairs, engine, cfg, cfg.context_window)
         samples = cfg.parallel_samples if turn == 0 else 1
         try:
-            drawn = await engine.generate(_request(dialogue, len(start), engine, problem, turn, samples, play, cfg))
+            drawn = await engine.generate(_request(dialogue, problem, turn, samples, play, cfg))
         except EngineError as error:
             sequential = _episode(problem, start, turns, play, "blocked", str(error))
             return _both(sequential, first, problem, start, play)
@@ -90,7 +89,8 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
         first = first or attempts
         right = attempts[0].reward == 1
         observation = feedback(attempts[0].reward, problem.question, forced_negative=not cfg.oracle)
-        turns.append(Turn(model="student", attempts=attempts[:1], chosen=0, observation=observation))
+        omitted = _omitted(start, pairs, dialogue)
+        turns.append(Turn(model="student", attempts=attempts[:1], chosen=0, observation=observation, omitted=omitted))
         if right and cfg.oracle:
             break
         pairs.append(_pair(turns[-1]))
@@ -113,7 +113,11 @@ def _both(
 
 
 def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:
-    """What a collection gave: first attempts right, episodes solved, blocked, unreadable; samples per episode."""
+    """What a collection gave: first attempts right, unreadable; episodes solved, blocked; samples in all.
+
+    ``shortened_prompts``: share of turns whose prompt left out earlier messages; ``cut_completions``: share of samples
+    that ``max_tokens`` ended.
+    """
     firsts = [episode.turns[0].attempt for episode in episodes if episode.turns]
     samples = [len(turn.attempts) for episode in episodes for turn in episode.turns]
     return {
@@ -123,23 +127,19 @@ def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:
         "solved": mean_and_error(float(episode.status == "solved") for episode in episodes),
         "blocked": sum(episode.status == "blocked" for episode in episodes),
         "samples": sum(samples),
+        "shortened_prompts": shortened_prompts(episodes),
+        "cut_completions": cut_completions(episodes),
     }
 
 
 async def _draw(
-    engine: Engine,
-    dialogue: Sequence[Message],
-    fixed: int,
-    problem: Problem,
-    turn: int,
-    play: Play,
-    cfg: GenerateParams,
+    engine: Engine, dialogue: Sequence[Message], problem: Problem, turn: int, play: Play, cfg: GenerateParams
 ) -> list[Completion]:
     """Samples of a turn without the degenerate ones; drawn anew, a bounded number of times, if none is left."""
     drawn: list[Completion] = []
     for again in range(cfg.resamples + 1):
         key = SeedKey(play.run_seed, problem.id, turn, again * RESAMPLE_STRIDE)
-        request = _request(dialogue, fixed, engine, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
+        request = _request(dialogue, problem, turn, cfg.num_of_samples[turn], play, cfg, key)
         drawn = await engine.generate(request)
         kept = [completion for completion in drawn if not degenerate(completion.text)]
         if kept:
@@ -149,8 +149,6 @@ async def _draw(
 
 def _request(
     dialogue: Sequence[Message],
-    fixed: int,
-    engine: Engine,
     problem: Problem,
     turn: int,
     samples: int,
@@ -159,7 +157,7 @@ def _request(
     key: SeedKey | None = None,
 ) -> Request:
     return Request(
-        messages=_fit(list(dialogue), fixed, engine, cfg.max_tokens),
+        messages=dialogue,
         seed=key or SeedKey(play.run_seed, problem.id, turn),
         n=samples,
         temperature=cfg.temperature,
@@ -168,11 +166,23 @@ def _request(
     )
 
 
-def _fit(dialogue: list[Message], fixed: int, engine: Engine, max_tokens: int) -> list[Message]:
-    """Drop whole oldest pairs until the prompt fits the engine's context; the opening with its instructions stays."""
-    while len(dialogue) > fixed and not engine.fits(dialogue, max_tokens):
+def _prompt(
+    start: Sequence[Message],
+    pairs: Sequence[Pair],
+    engine: Engine,
+    cfg: GenerateParams | EvaluateParams,
+    window: int | None = None,
+) -> list[Message]:
+    """What the next turn sees: the opening, and of the pairs the last that window, limit and engine's context allow."""
+    fixed = len(start)
+    dialogue = limit_dialogue(visible(start, pairs, window), opening=fixed, limit=cfg.dialogue_limit)
+    while len(dialogue) > fixed and not engine.fits(dialogue, cfg.max_tokens):
         del dialogue[fixed : fixed + 2]
     return dialogue
+
+
+def _omitted(start: Sequence[Message], pairs: Sequence[Pair], dialogue: Sequence[Message]) -> int:
+    return len(start) + 2 * len(pairs) - len(dialogue)
 
 
 def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> Attempt:

@@ -17,7 +17,6 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Episode, Example, Message, Turn
 from selfimprove.core.seeds import rng
 from selfimprove.methods.rise.objective import Baseline, reward_baselines, weight_statistics, weights
-from selfimprove.methods.rise.prompts import limit_dialogue
 
 Criteria = Literal["all", "better", "best", "success"]
 
@@ -45,12 +44,16 @@ class Converted:
 
 @dataclass(frozen=True)
 class Sample:
-    """One kept attempt before it gets its weight: ``turns[-1]`` is trained on, the others are its context."""
+    """One kept attempt before it gets its weight: ``turns[-1]`` is trained on, the others came before it."""
 
     episode: Episode
     turns: tuple[Turn, ...]
-    index: int
     weight: float = 1.0
+
+    @property
+    def index(self) -> int:
+        """The turn, from 0."""
+        return len(self.turns) - 1
 
     @property
     def reward(self) -> float:
@@ -100,39 +103,52 @@ def keep(rewards: Sequence[float], criteria: Criteria) -> list[int]:
     return kept
 
 
-def scored_turns(episode: Episode, remove_duplication: bool) -> list[Turn]:
-    """The turns whose action was scored (a failed one has reward None), without duplicates if so asked.
+def scored_turns(episode: Episode) -> list[Turn]:
+    """The turns whose action was scored (a failed one has reward None)."""
+    return [turn for turn in episode.turns if turn.attempt.reward is not None]
 
-    Without duplicates the actions' texts are also stripped, as the original's are: so they stand in the examples and in
-    the data set that ``export`` makes of them. Token ids stay as generated, outer whitespace included: training reads
-    these where there are any and the stripped text where there are none.
-    """
-    turns = [turn for turn in episode.turns if turn.attempt.reward is not None]
-    if not remove_duplication:
-        return turns
-    return [_stripped(turns[i]) for i in dedup([turn.attempt.text for turn in turns])]
+
+def distinct_turns(episode: Episode, remove_duplication: bool) -> list[int]:
+    """Of ``scored_turns``, those that may be trained on: all, or without empty and repeated attempts."""
+    texts = [turn.attempt.text for turn in scored_turns(episode)]
+    return dedup(texts) if remove_duplication else list(range(len(texts)))
 
 
 def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> list[Sample]:
-    """One sample for each kept attempt of an episode: the full prefix up to it."""
-    turns = scored_turns(episode, remove_duplication)
-    rewards = [turn.attempt.reward for turn in turns if turn.attempt.reward is not None]
-    return [Sample(episode, tuple(turns[: i + 1]), i) for i in keep(rewards, criteria)]
+    """One sample for each kept attempt of an episode, with every turn before it.
+
+    Empty and repeated attempts are no samples, and the criteria do not look at them. They stay in what comes before a
+    later attempt, since the model saw them there (the release drops them there too). Where duplicates are removed, a
+    kept attempt's text is stripped, as the release's are: so it stands in the data set that ``export`` makes. Its token
+    ids stay as generated, and training reads these where there are any.
+    """
+    turns, left = scored_turns(episode), distinct_turns(episode, remove_duplication)
+    rewards = [reward for i in left if (reward := turns[i].attempt.reward) is not None]
+    samples = []
+    for place in (left[i] for i in keep(rewards, criteria)):
+        final = _stripped(turns[place]) if remove_duplication else turns[place]
+        samples.append(Sample(episode, (*turns[:place], final)))
+    return samples
 
 
-def example(sample: Sample, dialogue_limit: int | None = None) -> Example:
-    """The training example: opening, pairs, final attempt with the weight. Ids as generated are kept.
+def example(sample: Sample) -> Example:
+    """The training example: the prompt that the model saw, and the final attempt with the weight. Ids are kept.
 
-    ``dialogue_limit``: as in generation, so that the training prefix is the prompt the model saw.
+    Raises:
+        UserError: the turn left out other messages than there were.
     """
     opening = [_context(message) for message in sample.episode.prompt]
-    messages = list(opening)
+    earlier: list[Message] = []
     for turn in sample.turns[:-1]:
-        messages.append(_attempt(turn, 0.0))
-        messages.append(Message(role="user", content=turn.observation))
-    if dialogue_limit is not None:
-        messages = limit_dialogue(messages, len(opening), dialogue_limit)
-    messages.append(_attempt(sample.turns[-1], sample.weight))
+        earlier.append(_attempt(turn, 0.0))
+        earlier.append(Message(role="user", content=turn.observation))
+    omitted = sample.turns[-1].omitted
+    if omitted % 2 or omitted > len(earlier):
+        raise UserError(
+            f"episode {sample.episode.id}, turn {sample.index + 1}: its prompt left out {omitted} of {len(earlier)} "
+            "earlier messages, which are whole pairs; the file is damaged: generate it again."
+        )
+    messages = [*opening, *earlier[omitted:], _attempt(sample.turns[-1], sample.weight)]
     return Example(id="", messages=messages, source=sample.episode.id)
 
 
@@ -143,7 +159,6 @@ def convert(
     seed: int,
     chat: ChatFormat | None = None,
     max_length: int | None = None,
-    dialogue_limit: int | None = None,
     earlier: Sequence[Example] = (),
 ) -> Converted:
     """The whole conversion: select, count, weight, shuffle, number (``identity_0`` …).
@@ -162,8 +177,8 @@ def convert(
         if cfg.only_success and max(episode.rewards, default=None) != 1:
             counts["dropped_without_success"] += 1
             continue
-        turns = scored_turns(episode, False)
-        distinct = scored_turns(episode, cfg.remove_duplication)
+        turns = scored_turns(episode)
+        distinct = distinct_turns(episode, cfg.remove_duplication)
         selected = select(episode, cfg.criteria, cfg.remove_duplication)
         counts["attempts"] += len(turns)
         counts["dropped_empty_or_repeated"] += len(turns) - len(distinct)
@@ -179,7 +194,7 @@ def convert(
         baselines = reward_baselines(attempts, cfg.reward_baseline)
         values = weights([sample.reward for sample in samples], cfg.reward_temperature, baselines)
         samples = [replace(sample, weight=weight) for sample, weight in zip(samples, values, strict=True)]
-    examples = [*earlier, *(example(sample, dialogue_limit) for sample in samples)]
+    examples = [*earlier, *(example(sample) for sample in samples)]
     stats: dict[str, Any] = {
         **{key: counts[key] for key in _COUNTS},
         "earlier_examples": len(earlier),
@@ -216,7 +231,8 @@ def single_turn(episodes: Iterable[Episode], *, seed: int, shuffle: bool = True)
     for episode in episodes:
         right = next((turn for turn in episode.turns if turn.attempt.reward == 1), None)
         if right is not None:
-            examples.append(example(Sample(episode, (right,), 0)))
+            first = right.model_copy(update={"omitted": 0})  # here nothing comes before it
+            examples.append(example(Sample(episode, (first,))))
     if shuffle:
         rng("single_turn", seed).shuffle(examples)
     return number(examples)

@@ -8,6 +8,7 @@ attempts counts as wrong.
 =============  ====================================================================
 m1@t1          the first attempt is right
 m5@t1          the majority of 5 independent first attempts is right
+p5@t1          any of 5 independent first attempts is right
 m1@t5          the majority over the 5 attempts of one run without oracle is right
 p1@t5          any of those 5 attempts is right (an oracle would have stopped there)
 =============  ====================================================================
@@ -23,6 +24,7 @@ from typing import Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Attempt, Episode, mean_and_error
+from selfimprove.methods.omissions import cut_completions, shortened_prompts
 
 Equivalent = Callable[[str, str], bool]
 
@@ -72,6 +74,7 @@ def outcome(
     values = {"m1@t1": float(bool(run) and run[0].reward == 1)}
     if samples > 1:
         values[f"m{samples}@t1"] = float(majority_right(first, equivalent))
+        values[f"p{samples}@t1"] = float(any(attempt.reward == 1 for attempt in first))
     for k in range(2, turns + 1):
         if not oracle:
             values[f"m1@t{k}"] = float(len(run) >= k and majority_right(run[:k], equivalent))
@@ -83,6 +86,8 @@ def outcome(
         for name in (f"m1@t{turns}", f"p1@t{turns}"):
             if name in values:
                 values[f"{name}-m1@t1"] = values[name] - values["m1@t1"]
+        if samples == turns:
+            values[f"p1@t{turns}-p{samples}@t1"] = values[f"p1@t{turns}"] - values[f"p{samples}@t1"]
     return Outcome(id=sequential.id, values=values)
 
 
@@ -119,10 +124,12 @@ def evaluate_metrics(
 ) -> dict[str, Estimate]:
     """Every metric as {mean, se, n}: the outcomes averaged, and the rates over attempts and over changes of turn.
 
-    ``m1@t1``, ``m5@t1``, ``m1@tk``, ``p1@tk``, ``accuracy@tk`` and the paired gains ``m1@t5-m1@t1``,
-    ``p1@t5-m1@t1``; ``right_to_wrong``: of the right attempts that had a successor, how many were followed by a wrong
-    one; ``wrong_to_right`` likewise; ``unparsable``: of all attempts of the sequential run, how many hold no answer;
-    ``blocked``: problems that an engine failed on.
+    ``m1@t1``, ``m5@t1``, ``p5@t1``, ``m1@tk``, ``p1@tk``, ``accuracy@tk`` and the paired gains ``m1@t5-m1@t1``,
+    ``p1@t5-m1@t1`` and, where both count as many attempts, ``p1@t5-p5@t1``; ``right_to_wrong``: of the right attempts
+    that had a successor, how many were followed by a wrong one; ``wrong_to_right`` likewise; ``unparsable``: of all
+    attempts of the sequential run, how many hold no answer; ``blocked``: problems that an engine failed on;
+    ``shortened_prompts``: turns of the sequential run whose prompt left out earlier messages; ``cut_completions``:
+    attempts of both runs that ``max_tokens`` ended.
     """
     metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
     runs = [actions(episode) for episode in sequential]
@@ -130,6 +137,10 @@ def evaluate_metrics(
     metrics["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)
     metrics["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
     metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
+    metrics["shortened_prompts"] = shortened_prompts(sequential)
+    # The first attempt stands in both runs and counts once.
+    later = [run.model_copy(update={"turns": run.turns[1:]}) for run in sequential]
+    metrics["cut_completions"] = cut_completions([*later, *parallel])
     return metrics
 
 

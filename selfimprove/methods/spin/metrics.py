@@ -9,6 +9,7 @@ finished      share of episodes that the policy ended with ``finish``
 invalid       share of rounds without an action that exists
 failed        share of episodes with a round in which no reply had an action
 cramped       share of episodes that did not fit the engine's context
+cut_completions  share of rounds whose reply ``max_tokens`` ended
 ============  =========================================================================================================
 
 Every mean is over the questions that were asked for, blocked episodes included. The original's files lack unfinished
@@ -55,6 +56,7 @@ def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
     metrics: dict[str, Any] = dict(average(outcomes(episodes)))
     metrics["invalid"] = ratio((sum(map(is_invalid, one.rounds)), len(one.rounds)) for one in episodes)
     metrics["attempts"] = mean_and_error(float(entry.attempts) for one in episodes for entry in one.rounds)
+    metrics["cut_completions"] = ratio((sum(entry.cut for entry in one.rounds), len(one.rounds)) for one in episodes)
     metrics["actions"] = actions(episodes)
     kinds = sorted({one.kind for one in episodes})
     if len(kinds) > 1 and "em" in metrics:

@@ -55,6 +55,7 @@ class PlayedRound(Record):
     observation: str = Field(default="", description="empty where the episode ended with the action")
     attempts: int = 1
     failed: bool = False
+    cut: bool = Field(default=False, description="the reply ended at max_tokens")
 
 
 class SpinEpisode(Record):
@@ -144,7 +145,7 @@ async def play(
             known = parsed.tool if ends or (parsed.tool is not None and tools.has(parsed.tool)) else None
             entry = PlayedRound(
                 thought=parsed.thought, action=parsed.action, tool=known, argument=parsed.argument, attempts=attempts,
-                failed=failed,
+                failed=failed, cut=reply.finish == "length",
             )  # fmt: skip
             episode.rounds.append(entry)
             if ends:
@@ -172,7 +173,8 @@ async def _reply(
     episode.messages.append(
         Message(role="assistant", content=reply.text, token_ids=reply.token_ids, finish=reply.finish, weight=1)
     )
-    episode.rounds.append(PlayedRound(thought=reply.text, action="", tool=FINISH, argument=""))
+    entry = PlayedRound(thought=reply.text, action="", tool=FINISH, argument="", cut=reply.finish == "length")
+    episode.rounds.append(entry)
     episode.finished, episode.answer = reply.finish == "stop", reply.text.strip()
 
 

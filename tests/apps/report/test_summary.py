@@ -22,12 +22,13 @@ from selfimprove.apps.report.table import (
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.records import mean_and_error, write_jsonl
+from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.summary import headline, rise_rows, summarise_rise, turn_rows
 from tests.support.profiles import profile
 
 ROWS = ["base", "more_sft", "single_turn", "unweighted", "iter1", "iter2"]
-COLUMNS = ["m1@t1", "m5@t1", "m1@t5", "p1@t5"]
+COLUMNS = ["m1@t1", "m5@t1", "m1@t5", "p1@t5", "p5@t1"]
 
 
 def params(**evaluate: Any) -> RiseParams:
@@ -52,7 +53,7 @@ def results(tmp_path: Path) -> Path:
         zero = {"mean": 0.0, "se": 0.0, "n": 100}
         metrics = {
             **dict.fromkeys(COLUMNS, metric), **{f"accuracy@t{t}": metric for t in range(1, 6)}, "m1@t5-m1@t1": zero,
-            "p1@t5-m1@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
+            "p1@t5-m1@t1": zero, "p1@t5-p5@t1": zero, "right_to_wrong": zero, "wrong_to_right": zero,
         }  # fmt: skip
         (folder / "metrics.json").write_text(json.dumps(metrics))
         (folder / "train.json").write_text(json.dumps({"real_tokens": 1000 * number, "steps": number}))
@@ -69,9 +70,14 @@ def test_rows_come_base_first_then_controls_then_iterations_and_say_what_they_ar
 
 def test_columns_follow_the_turn_and_sample_counts() -> None:
     assert headline(params()) == tuple(COLUMNS)
-    assert headline(params(max_turns=3, parallel_samples=7)) == ("m1@t1", "m7@t1", "m1@t3", "p1@t3")
-    assert headline(params(max_turns=1)) == ("m1@t1", "m5@t1")
-    assert headline(params(oracle=True)) == ("m1@t1", "m5@t1", "p1@t5")  # no majority over turns that were not played
+    assert headline(params(max_turns=3, parallel_samples=7)) == ("m1@t1", "m7@t1", "m1@t3", "p1@t3", "p7@t1")
+    assert headline(params(max_turns=1)) == ("m1@t1", "m5@t1", "p5@t1")
+    assert headline(params(oracle=True)) == (
+        "m1@t1",
+        "m5@t1",
+        "p1@t5",
+        "p5@t1",
+    )  # no majority over turns that were not played
     assert headline(params(parallel_samples=1)) == ("m1@t1", "m1@t5", "p1@t5")
 
 
@@ -133,6 +139,38 @@ def test_the_printed_tables_show_every_row_with_errors_and_mark_three_standard_e
     assert "+.500±.050*" in lines[-1]  # 10 standard errors
 
 
+def test_what_was_blocked_cut_or_left_out_has_a_column_where_there_is_any(results: Path) -> None:
+    def printed() -> str:
+        console = Console(width=300, record=True, file=StringIO())
+        console.print(results_table("rise", summarise_rise(params(), results)))
+        return console.export_text()
+
+    def add(row: str, name: str, more: dict[str, Any]) -> None:
+        file = results / row / name
+        file.write_text(json.dumps((json.loads(file.read_text()) if file.is_file() else {}) | more))
+
+    zero = mean_and_error([0.0] * 100)
+    add("base", "metrics.json", {"blocked": zero, "shortened_prompts": zero, "cut_completions": zero})
+    add("iter1", "generate.json", {"blocked": 0, "episodes": 100, "shortened_prompts": zero})
+    add("iter1", "train.json", {"counters": {"examples": 40, "truncated": 0, "dropped_long": 0}})
+    nothing = printed()
+    assert not any(kind in nothing for kind in OMISSIONS)
+
+    add("base", "metrics.json", {"shortened_prompts": mean_and_error([0.0] * 999 + [1.0])})
+    add("iter1", "generate.json", {"blocked": 3})
+    add("iter1", "train.json", {"counters": {"examples": 40, "truncated": 4, "dropped_long": 10}})
+    text = printed()
+    lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    assert all(f"{stage}:" in text for stage in ("generate", "finetune", "evaluate"))
+    assert "0.1 %" in lines["base"]  # however little it is, it does not read as zero
+    assert "3 %" in lines["iter1"]
+    assert "28 %" in lines["iter1"]  # 14 of 50
+    assert "%" not in lines["iter2"]
+    for kind in ("blocked", "shortened_prompts", "shortened_examples"):
+        assert f"{kind}: {OMISSIONS[kind]}" in text
+    assert "cut_completions" not in text
+
+
 def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path, tmp_path: Path) -> None:
     summary, plot = summarise_rise(params(), results), tmp_path / "plots/rise-accuracy-by-turn.png"
 
@@ -177,7 +215,7 @@ def test_the_overview_has_every_row_of_every_method_with_its_headline_and_its_di
     assert "(last)" in lines[len(ROWS) - 1]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 118, 200])
+@pytest.mark.parametrize("width", [60, 80, 100, 130, 200])
 def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: int) -> None:
     summary = summarise_rise(params(), results)
     for table in (results_table("rise", summary), difference_table("rise", summary), overview({"rise": summary})):
@@ -191,7 +229,7 @@ def test_at_any_width_every_cell_is_whole_and_lines_fit(results: Path, width: in
         cells = [str(cell) for column in table.columns for cell in [column.header, *column.cells] if str(cell).strip()]
         assert all(cell.strip() in text for cell in cells)
         assert all(str(column.header) in text for column in table.columns)
-        assert len(parts) == 1 or width < 118
+        assert len(parts) == 1 or width < 130
     assert len(fitted(results_table("rise", summary), Console(width=80, file=StringIO()))) == 2
 
 

@@ -160,13 +160,14 @@ def test_figures_of_the_bad_segments_and_of_the_judge() -> None:
     )  # fmt: skip
 
 
-def test_unparsable_answers_are_counted() -> None:
+def test_unparsable_answers_and_logs_shown_in_part_are_counted() -> None:
     async def mumbles(tree: Tree, index: int) -> Judgement:
-        return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0)
+        return Judgement(verdict="uncertain", text="", parsed=index % 2 == 0, omitted=2 * (index == 1))
 
     stats = made([TREE], mumbles).stats
     assert stats["unparsable"]["n"] == 5
     assert 0 < stats["unparsable"]["mean"] < 1
+    assert stats["shortened_judgements"]["mean"] == 1 / 5
 
 
 def test_pairs_whose_judge_fails_are_dropped_and_counted() -> None:

@@ -203,13 +203,14 @@ def test_a_log_too_long_loses_its_oldest_steps_whole() -> None:
     ask(engine, tree, last)
     whole = len(engine.asked[0].messages[0].content)
     engine = Fitting("Judgement: Good", whole + 300)
-    ask(engine, tree, last)
+    assert ask(engine, tree, last).omitted == 0
     assert "left out" not in engine.asked[0].messages[0].content
     engine = Fitting("Judgement: Good", whole + 300 - 20)
-    ask(engine, tree, last)
+    heard = ask(engine, tree, last)
     prompt = engine.asked[0].messages[0].content
     assert len(prompt) + 300 <= engine.room
     dropped = int(prompt.partition("Log so far:\n(")[2].partition(" ")[0])
+    assert heard.omitted == dropped > 0
     kept = "abcdefg"[dropped:]
     assert [line for line in prompt.splitlines() if line.startswith("Action: ") and len(line) == 9] == [
         f"Action: {letter}" for letter in kept

@@ -10,6 +10,7 @@ from selfimprove.core.records import Episode, dump_line
 from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.interface import EmbeddedWorld
 from selfimprove.methods.agent_r.acting import act, begin
+from selfimprove.methods.agent_r.metrics import evaluate_metrics
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import ACTOR, GIVEN, play
 from selfimprove.methods.agent_r.search import search
@@ -95,6 +96,15 @@ def test_trap_3_a_long_history_is_cut_for_the_model_only():
     kept = list(actor.asked[5].messages)
     assert kept[:4] == one.prompt
     assert [m.role for m in kept[4:]] == ["assistant", "user"] * 2
+    assert [turn.omitted for turn in one.turns] == [0, 0, 0, 2, 4, 6]  # messages that the model was not shown
+    assert evaluate_metrics([one])["shortened_prompts"]["mean"] == 3 / 6
+
+
+def test_replies_that_the_token_limit_ended_are_counted():
+    one = assess(FAR, speaking("left"), max_turns=4)
+    assert evaluate_metrics([one])["cut_completions"]["mean"] == 0
+    one.turns[1].attempt.finish = "length"
+    assert evaluate_metrics([one])["cut_completions"]["mean"] == 1 / 4
 
 
 def test_a_failure_blocks_the_episode_and_keeps_the_turns_before():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import dump_line
+from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.search import backup, best_children, uct
 from selfimprove.methods.agent_r.tree import Node, Tree
 from tests.methods.agent_r.corridor import Corridor
@@ -21,6 +22,20 @@ def descendants(tree, index):
     for child in tree.nodes[index].children:
         yield child
         yield from descendants(tree, child)
+
+
+def test_what_the_model_was_not_shown_is_counted_at_every_node():
+    actor = scripted("right", "left", "look")
+    whole = grow(FAR, actor)
+    assert search_metrics([whole])["shortened_prompts"]["mean"] == 0
+    actor.fits = lambda messages, max_tokens: len(messages) <= 4 + 2 * 2
+    tree = grow(FAR, actor)
+    assert [node.omitted for node in tree.nodes] == [max(0, 2 * (node.depth - 1) - 4) for node in tree.nodes]
+    short = sum(node.depth > 3 for node in tree.nodes[1:])
+    assert short > 0
+    assert search_metrics([tree])["shortened_prompts"]["mean"] == short / (len(tree.nodes) - 1)
+    tree.nodes[1].finish = "length"
+    assert search_metrics([tree])["cut_completions"]["mean"] == 1 / (len(tree.nodes) - 1)
 
 
 # --- the statistics ---------------------------------------------------------------------------------------------------

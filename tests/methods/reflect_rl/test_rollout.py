@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message, dump_line
+from selfimprove.core.records import Finish, Message, dump_line
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request
 from selfimprove.engines.cache import RememberingEngine
@@ -17,6 +17,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.engines.episodes import play_all
 from selfimprove.methods.reflect_rl.episode import RLEpisode, trajectory
+from selfimprove.methods.reflect_rl.metrics import evaluate_metrics
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play, reflects
 from tests.methods.reflect_rl.corridor import Corridor, nan_cost
@@ -28,8 +29,8 @@ KEY = SeedKey(7, "e0")
 class Scripted:
     """Answers with what a function makes of the prompt; keeps what it was asked."""
 
-    def __init__(self, answer: object) -> None:
-        self._answer = answer
+    def __init__(self, answer: object, room: int = 10**6, finish: Finish = "stop") -> None:
+        self._answer, self._room, self._finish = answer, room, finish
         self.asked: list[Request] = []
         self.stats = EngineStats()
 
@@ -38,10 +39,10 @@ class Scripted:
         await asyncio.sleep(0)
         text = self._answer(request.messages[0].content)  # type: ignore[operator]
         choice = Choice([1, 2, 3], 9, -0.7, 0.5) if request.choice else None
-        return [Completion(text, "stop", choice=choice)]
+        return [Completion(text, self._finish, choice=choice)]
 
     def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        return True
+        return sum(len(message.content) for message in messages) + max_tokens <= self._room
 
     async def close(self) -> None:
         pass
@@ -70,6 +71,20 @@ def test_the_reflector_reads_no_actions_and_the_policy_reads_what_it_said() -> N
     ]
     assert episode.cost == -1.5
     assert all(request.max_tokens == 100 and not request.choice for request in reflector.asked)
+
+
+def test_steps_whose_prompts_lost_their_left_side_or_whose_reflection_was_cut_are_counted() -> None:
+    whole = len("Walk. task 1, at 0 # Analyze:\n\npick:\n0. left\n1. right # Action:\n")
+    asked = len("Walk. task 1, at 0 # Analyze:\n")
+    for policy_room, reflector_room, finish, counted in (
+        (whole + 1, asked + 100, "stop", (0, 0)),
+        (whole, asked + 100, "stop", (1, 0)),
+        (whole + 1, asked + 99, "stop", (1, 0)),
+        (whole + 1, asked + 100, "length", (0, 1)),
+    ):
+        reflector = Scripted(lambda prompt: "", reflector_room, finish)
+        metrics = evaluate_metrics([run(Scripted(lambda prompt: "1", policy_room), reflector)])
+        assert (metrics["shortened_prompts"]["mean"], metrics["cut_completions"]["mean"]) == counted
 
 
 def test_without_a_reflector_the_policy_reads_the_plain_state() -> None:

@@ -9,9 +9,10 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.math.world import make_env
-from selfimprove.methods.rise.collect import Play, collect, evaluate
+from selfimprove.methods.rise.collect import Play, collect, collection_metrics, evaluate
+from selfimprove.methods.rise.convert import convert
 from selfimprove.methods.rise.metrics import evaluate_metrics
-from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
+from selfimprove.methods.rise.params import ConvertParams, EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import FAILURE, SUCCESS, opening
 
 ENV = make_env("gsm8k")
@@ -107,6 +108,46 @@ def test_dialogue_limit_holds_in_collection():
     gather({"s": student}, ["s"] * 4, [1] * 4, dialogue_limit=4)
     assert contents(student.asked[3]) == [f"{WRONG} 2", NO]
     assert list(student.asked[3].messages[:3]) == opening("3 + 4?")
+
+
+@pytest.mark.parametrize("remove_duplication", [False, True])
+@pytest.mark.parametrize(
+    ("limits", "omitted"),
+    [({}, [0, 0, 0, 0, 0]), ({"dialogue_limit": 4}, [0, 0, 2, 4, 6]), ({"pairs": 1}, [0, 0, 2, 4, 6])],
+)
+def test_an_example_is_trained_on_the_prompt_that_the_model_saw(limits, omitted, remove_duplication):
+    student = Script([WRONG], [WRONG], [UNREADABLE], [" " + WRONG + "\n"], [RIGHT])  # turns 2 and 4 repeat the first
+    if "pairs" in limits:  # so many fit the engine's context
+        student.fits = lambda messages, max_tokens: len(messages) <= 3 + 2 * limits["pairs"]
+    one = gather({"s": student}, ["s"] * 5, [1] * 5, dialogue_limit=limits.get("dialogue_limit", 20))
+    assert [turn.omitted for turn in one.turns] == omitted
+    cfg = ConvertParams(remove_duplication=remove_duplication, shuffle=False)
+    examples = convert([one], cfg, seed=0).examples
+    kept = [0, 2, 4] if remove_duplication else range(5)
+    assert [example.messages[:-1] for example in examples] == [list(student.asked[turn].messages) for turn in kept]
+    metrics = collection_metrics([one])
+    assert metrics["shortened_prompts"]["mean"] == sum(n > 0 for n in omitted) / 5
+    assert metrics["shortened_prompts"]["n"] == 5
+
+
+def test_what_a_turn_of_an_evaluation_did_not_see_is_counted():
+    student = Script(*[[WRONG]] * 4)
+    sequential, parallel = assess(student, turns=4, context_window=2)
+    assert [turn.omitted for turn in sequential.turns] == [0, 0, 2, 4]
+    metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent)
+    assert metrics["shortened_prompts"]["mean"] == 1 / 2
+    sequential, parallel = assess(student, turns=4, context_window=4)
+    assert evaluate_metrics([sequential], [parallel], ENV.equivalent)["shortened_prompts"]["mean"] == 0
+
+
+def test_completions_that_the_token_limit_ended_are_counted_once():
+    student = Script([WRONG, RIGHT, WRONG], [WRONG])
+    sequential, parallel = assess(student, turns=2, parallel_samples=3)
+    for attempt in (sequential.turns[0].attempt, parallel.turns[0].attempts[0], sequential.turns[1].attempt):
+        attempt.finish = "length"
+    cut = evaluate_metrics([sequential], [parallel], ENV.equivalent)["cut_completions"]
+    assert (cut["mean"], cut["n"]) == (2 / 4, 4)
+    assert collection_metrics([sequential])["cut_completions"]["mean"] == 1
 
 
 def test_trap_9_degenerate_samples_are_dropped_all_of_them():

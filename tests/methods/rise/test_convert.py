@@ -19,7 +19,6 @@ from selfimprove.methods.rise.convert import (
     single_turn,
 )
 from selfimprove.methods.rise.objective import reward_baselines, unweighted, weights
-from selfimprove.methods.rise.prompts import limit_dialogue
 from tests.methods.rise.episodes import attempt, episode, run
 from tests.support.tiny import train_tokenizer
 
@@ -91,8 +90,9 @@ def test_dedup_strips_and_drops_empty_and_seen():
     one = episode(attempt(0, "same"), attempt(0, " same "), attempt(-1, "  "), attempt(1, "right"))
     examples = convert([one], config(remove_duplication=True), seed=0).examples
     assert [example.messages[-1].content for example in examples] == ["same", "right"]
-    # the dropped attempts' observations went with them
-    assert [m.content for m in examples[1].messages[3:]] == ["same", one.turns[0].observation, "right"]
+    # what is not trained on was seen all the same
+    seen = [text for turn in one.turns[:3] for text in (turn.attempt.text, turn.observation)]
+    assert [m.content for m in examples[1].messages[3:]] == [*seen, "right"]
     assert len(convert([one], config(), seed=0).examples) == 4
 
 
@@ -105,7 +105,8 @@ def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
     )
     examples = convert([one], config(remove_duplication=True), seed=0).examples
     told = [[said["value"] for said in row["conversations"]][3:] for row in to_dataset(examples)]
-    assert told == [["ab"], ["ab", one.turns[0].observation, "ba"]]
+    no = one.turns[0].observation
+    assert told == [["ab"], ["  ab\n", no, "ab", no, "ba"]]
     final = chat.encode(examples[0].messages)
     assert final.ids[final.spans[-1].start : final.spans[-1].end] == ids  # never tokenised anew
     written = examples[1].messages[-1]
@@ -116,10 +117,10 @@ def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
 
 
 @given(st.lists(st.text(alphabet="ab \n\t", max_size=4), max_size=6))
-def test_no_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
+def test_no_trained_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
     one = episode(*(attempt(0, text) for text in [*texts, "right"]))
     rows = to_dataset(convert([one], config(remove_duplication=True), seed=0).examples)
-    said = [m["value"] for row in rows for m in row["conversations"][3:] if m["from"] == "gpt"]
+    said = [row["conversations"][-1]["value"] for row in rows]
     assert said == [text.strip() for text in said]
     assert len(rows) == len({text.strip() for text in [*texts, "right"]} - {""})
 
@@ -199,12 +200,12 @@ def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
     assert trained_on.ids[trained_on.spans[-1].start : trained_on.spans[-1].end] == ids
 
 
-def test_dialogue_limit_cuts_the_prefix_as_in_generation():
+@pytest.mark.parametrize("omitted", [3, 10])
+def test_a_turn_that_left_out_what_there_was_not_is_refused(omitted):
     one = run(0, 0, 0, 0, 1)
-    last = convert([one], config(), seed=0, dialogue_limit=4).examples[-1]
-    full = convert([one], config(), seed=0).examples[-1]
-    assert last.messages == [*limit_dialogue(full.messages[:-1], 3, 4), full.messages[-1]]
-    assert len(last.messages) == 6
+    one.turns[4].omitted = omitted
+    with pytest.raises(UserError, match=f"episode p1, turn 5: its prompt left out {omitted} of 8 earlier messages"):
+        convert([one], config(), seed=0)
 
 
 def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():

@@ -17,7 +17,7 @@ from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, opening
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
 
 FIELDS = {"task_id", "query", "answer", "max_reward", "turn_history", "dialogue"}
-OURS = {"id", "env", "seed", "model", "answers", "status"}
+OURS = {"id", "env", "seed", "model", "answers", "status", "omitted"}
 HISTORY = {"best_actions", "actions", "best_observations", "observations", "best_rewards", "rewards"}
 
 TWO_TURNS = episode(
@@ -78,6 +78,7 @@ def test_trap_8_blocked_turns_are_logged_as_the_original_does():
     assert [m["content"] for m in entry["dialogue"][3:]] == ["try 0: 0", told]
     unscored = episode(attempt(0, "try 0: 0"), attempt(None, "?"), id="p", status="blocked")
     assert to_log([unscored]) == to_log([later])
+    later.turns[0].omitted = 2
     for one in (first, later):
         assert from_log(to_log([one]), "log") == [one]
 

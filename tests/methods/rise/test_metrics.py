@@ -77,6 +77,7 @@ def test_the_four_figures_by_hand():
     got = means(metrics)
     assert got["m1@t1"] == 1 / 4
     assert got["m5@t1"] == 3 / 4
+    assert got["p5@t1"] == 4 / 4
     assert got["m1@t5"] == 1 / 4
     assert got["p1@t5"] == 2 / 4
     assert [got[f"m1@t{k}"] for k in range(1, 6)] == [1 / 4, 1 / 4, 1 / 4, 1 / 4, 1 / 4]
@@ -84,6 +85,8 @@ def test_the_four_figures_by_hand():
     assert [got[f"accuracy@t{k}"] for k in range(1, 6)] == [1 / 4, 1 / 4, 1 / 4, 0, 1 / 4]
     assert got["m1@t5-m1@t1"] == 0
     assert got["p1@t5-m1@t1"] == 1 / 4
+    assert got["p1@t5-p5@t1"] == -2 / 4
+    assert metrics["p1@t5-p5@t1"]["se"] == pytest.approx(math.sqrt(1 / 3 / 4))  # paired: 0, 0, -1, -1
     assert metrics["m1@t5-m1@t1"]["se"] == pytest.approx(math.sqrt((1 + 1) / 3 / 4))  # paired: -1, 1, 0, 0
     assert metrics["right_to_wrong"] == {"mean": 2 / 3, "se": pytest.approx(metrics["right_to_wrong"]["se"]), "n": 3}
     assert metrics["wrong_to_right"]["mean"] == 2 / 13
@@ -96,6 +99,7 @@ def test_majority_by_turn_follows_the_prefix():
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
     assert "m5@t1" not in got
+    assert "p5@t1" not in got
 
 
 def test_trap_8_failed_problems_stay_in_the_denominator():

@@ -12,6 +12,7 @@ from selfimprove.engines.base import Completion, EngineError, EngineStats, Reque
 from selfimprove.engines.episodes import play_all
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.tools.dispatch import Tools
+from selfimprove.methods.spin.metrics import evaluate_metrics
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.methods.spin.play import play
@@ -232,6 +233,8 @@ def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
     added = episode.messages[2]
     assert (added.content, added.weight) == (STOP, 0)
     assert episode.messages[1].token_ids == [ord(c) for c in REPLIES[0]]
+    assert [entry.cut for entry in episode.rounds] == [True, False, False]
+    assert evaluate_metrics([episode])["cut_completions"]["mean"] == 1 / 3
     # After finish it belongs to the terminal line, which is dropped.
     assert episode.messages[-1].content == REPLIES[2]
 

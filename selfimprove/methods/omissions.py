@@ -1,0 +1,81 @@
+"""What was left out on a row's way: blocked episodes, shortened prompts, cut completions, examples that did not fit.
+
+Every method counts these under the same names in a row's ``generate.json``, ``metrics.json`` and ``train.json``; the
+results table shows those that are not zero. In the default profile no prompt and no example is shortened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.outcomes import Estimate, ratio
+from selfimprove.core.records import Episode
+
+OMISSIONS = {
+    "blocked": "share of episodes that an engine or the environment failed",
+    "shortened_prompts": "share of turns whose prompt left something out (context, dialogue_limit, context_window)",
+    "cut_completions": "share of completions that max_tokens ended",
+    "cramped": "share of episodes that ended since the next round did not fit the context",
+    "shortened_judgements": "share of judged steps whose log left out its oldest steps",
+    "shortened_examples": "share of training examples that lost turns or tokens to fit max_length, or were left out",
+}
+"""Kind -> what is counted."""
+
+
+def shortened_prompts(episodes: Iterable[Episode]) -> Estimate:
+    """Share of turns whose prompt left out earlier messages."""
+    return ratio((sum(turn.omitted > 0 for turn in one.turns), len(one.turns)) for one in episodes)
+
+
+def cut_completions(episodes: Iterable[Episode]) -> Estimate:
+    """Share of samples that the token limit ended."""
+    every = ([attempt for turn in one.turns for attempt in turn.attempts] for one in episodes)
+    return ratio((sum(attempt.finish == "length" for attempt in drawn), len(drawn)) for drawn in every)
+
+
+def omissions(folder: Path) -> dict[str, dict[str, float]]:
+    """Stage -> kind -> share, of a row's results; only what is not zero.
+
+    Args:
+        folder: the row's, with ``metrics.json`` and, as far as the row has them, the other stages' files.
+    """
+    judged = _read(folder / "convert.json").get("shortened_judgements", 0)
+    train = _read(folder / "train.json")
+    found = {
+        "generate": _shares(_read(folder / "generate.json")),
+        "convert": _shares({"shortened_judgements": judged}),
+        "finetune": {**_shares(train), **_of_training(train.get("counters", {}))},
+        "evaluate": _shares(_read(folder / "metrics.json")),
+    }
+    return {stage: shares for stage, shares in found.items() if shares}
+
+
+def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Of a file's metrics: a kind is an estimate, or a plain count of episodes, trees or (Reflect-RL) decisions."""
+    played = metrics.get("episodes") or metrics.get("trees") or 1
+    shares = {}
+    for kind in OMISSIONS:
+        value = metrics.get(kind, 0)
+        total = played if kind == "blocked" else metrics.get("decisions") or 1
+        share = value["mean"] if isinstance(value, dict) else value / total
+        if share:
+            shares[kind] = float(share)
+    return shares
+
+
+def _of_training(counters: Mapping[str, int]) -> dict[str, float]:
+    """Of the counters of ``training.report``; a pair may count twice there, once a side."""
+    left_out, kept = counters.get("dropped_long", 0), counters.get("examples", 0) + counters.get("pairs", 0)
+    short = sum(counters.get(key, 0) for key in ("truncated", "truncated_prompts", "truncated_responses"))
+    share = (left_out + min(short, kept)) / max(1, left_out + kept)
+    return {"shortened_examples": share} if share else {}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return value

@@ -1,0 +1,57 @@
+"""The default profile cuts nothing of a RISE dialogue, whatever the model writes: prompts and examples all fit.
+
+The longest prompts are counted of the default's own problems, in the default's own tokens: every attempt as long as
+``max_tokens`` allows.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Message
+from selfimprove.engines.config import TransformersEngineConfig
+from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rise.prompts import feedback, limit_dialogue, opening
+from selfimprove.methods.rise.tasks import build_panels, texts
+from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
+from tests.support.profiles import profile
+
+
+def longest(question: str, turns: int, max_tokens: int, few_shot: bool, chat: ChatFormat) -> tuple[list[Message], int]:
+    """The prompt of the last of so many turns, and its tokens with room for the answer."""
+    messages = opening(question, few_shot)
+    for _ in range(turns - 1):
+        messages.append(Message(role="assistant", content="", token_ids=[chat.end_id] * max_tokens, finish="stop"))
+        messages.append(Message(role="user", content=feedback(0, question)))
+    return messages, len(chat.encode(messages, add_generation_prompt=True).ids) + max_tokens
+
+
+@pytest.mark.parametrize("seed", [17, 18, 19])
+def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path: Path) -> None:
+    values: dict[str, Any] = profile("default")
+    rise = RiseParams.model_validate(values["rise"])
+    trained, env, student = TokenizerParams(**values["tokenizer"]["rise"]), rise.env.make(), rise.engines["student"]
+    assert isinstance(student, TransformersEngineConfig)
+    panels = build_panels(rise.tasks, env, seed=seed, download=tmp_path, mirror=None)
+    rows = [str(row["text"]) for row in islice(texts(panels["demonstrations"], env), trained.texts)]
+    train_tokenizer(rows, trained, tmp_path / "tokenizer")
+    chat = ChatFormat.load(tmp_path / "tokenizer")
+
+    for iteration in rise.iterations.values():
+        asked = iteration.generate
+        for problem in asked.select(panels["train"]):
+            messages, tokens = longest(problem.question, asked.max_turns, asked.max_tokens, rise.env.few_shot, chat)
+            assert tokens <= student.context
+            assert tokens + 1 <= iteration.finetune.max_length  # the end of the turn is learnt, too
+            assert limit_dialogue(messages, len(opening("", rise.env.few_shot)), asked.dialogue_limit) == messages
+    cfg = rise.evaluate
+    for problem in panels[cfg.split]:
+        turns = min(cfg.context_window, cfg.max_turns)
+        messages, tokens = longest(problem.question, turns, cfg.max_tokens, rise.env.few_shot, chat)
+        assert tokens <= student.context
+        assert limit_dialogue(messages, len(opening("", rise.env.few_shot)), cfg.dialogue_limit) == messages
