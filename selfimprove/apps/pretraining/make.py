@@ -8,6 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
@@ -92,12 +93,17 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
 
 
 def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
-    """Each phase from the weights of the one before, which lie in ``scratch/phase-<number>``."""
+    """Each phase from the weights of the one before, in ``scratch/phase-<number>``; finished ones are kept."""
     from selfimprove.training.trainer import Job, train
 
     reports, first = [], 0
     for number, phase in enumerate(recipe.phases, start=1):
-        out = scratch / f"phase-{number}"
+        out, done = scratch / f"phase-{number}", scratch / f"phase-{number}.json"
+        key = _key(recipe, number, start)
+        if done.is_file() and (kept := json.loads(done.read_text(encoding="utf-8")))["key"] == key:
+            reports.append(TrainReport.model_validate(kept["report"]))
+            start, first = out, first + phase.sequences
+            continue
         shutil.rmtree(out, ignore_errors=True)
         part = prepare(start, out)
         sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences)))
@@ -112,8 +118,15 @@ def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
         )
         reports.append(launch(job, scratch, sequences, train, TrainReport, _tell(number)))
         finish(start, part, out, params.dtype)
+        write_json(done, {"key": key, "report": reports[-1].model_dump(mode="json")})
         start, first = out, first + phase.sequences
     return reports
+
+
+def _key(recipe: Recipe, phase: int, start: Path) -> str:
+    """Names all that decides a phase's result: its settings, those of the phases before it, and what it starts from."""
+    settings = recipe.model_copy(update={"phases": recipe.phases[:phase]}).model_dump_json()
+    return blake2b(f"{settings}\n{sha256(start / 'model.safetensors')}".encode(), digest_size=12).hexdigest()
 
 
 def _tell(phase: int) -> Progress:
