@@ -42,7 +42,7 @@ def publish(source: Path, target: Path) -> None:
         with aside(target) as part:  # another file system: copied beside the target first
             shutil.copytree(source, part) if source.is_dir() else shutil.copyfile(source, part)
             make_durable(part)
-    _flush(target.parent)
+    flush(target.parent)
     if old is not None:
         shutil.rmtree(old)
 
@@ -51,8 +51,8 @@ def make_durable(path: Path) -> None:
     """Flush a file, or every file and folder below a folder, to the disk."""
     for inner in path.rglob("*") if path.is_dir() else []:
         if not inner.is_symlink():
-            _flush(inner)
-    _flush(path)
+            flush(inner)
+    flush(path)
 
 
 def link_copy(source: Path, target: Path) -> None:
@@ -82,13 +82,14 @@ def aside(target: Path) -> Iterator[Path]:
     part = target.with_name(f".part-{target.name}")  # its ending says a file's format
     try:
         yield part
-        _flush(part)
+        flush(part)
         os.replace(part, target)
     finally:
         _remove(part)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Bring a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

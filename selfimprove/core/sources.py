@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -180,8 +180,5 @@ def _verify(part: Path, file: SourceFile, origin: str, sources_file: Path) -> No
 
 
 def _hash(path: Path) -> str:
-    digest = sha256()
     with path.open("rb") as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()

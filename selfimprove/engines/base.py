@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from selfimprove.core.records import Finish, Message
 from selfimprove.core.seeds import SeedKey
+
+if TYPE_CHECKING:
+    from selfimprove.core.chat import ChatFormat
 
 
 @dataclass(frozen=True)
@@ -145,3 +148,35 @@ class AnswersInParts(Protocol):
     def parts(self, request: Request) -> AsyncIterator[list[Completion]]:
         """As ``Engine.generate``: the completions of each call, as soon as it is answered."""
         ...
+
+
+class Templated:
+    """What engines share whose prompts are encoded here, by the chat format of their model."""
+
+    chat: ChatFormat
+    context: int
+
+    def prompt_tokens(self, messages: Sequence[Message]) -> int:
+        """How many tokens the prompt of these messages has."""
+        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        """See ``Engine.fits``; methods drop their oldest turns until they do."""
+        return self.prompt_tokens(messages) + max_tokens <= self.context
+
+
+class Around:
+    """What engines share that pass requests on to another one: its counts, its context and its end."""
+
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._inner.stats
+
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
+        return self._inner.fits(messages, max_tokens)
+
+    async def close(self) -> None:
+        await self._inner.close()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
-from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import Around, Completion, Engine, Request
 
 MOST = 1 << 15
 """Answers kept; those asked for longest ago go first."""
@@ -22,22 +20,14 @@ MOST = 1 << 15
 NOBODY = SeedKey(0, "")
 
 
-class RememberingEngine:
+class RememberingEngine(Around):
     """An engine whose weights do not change. Requests with noise pass through."""
 
     def __init__(self, inner: Engine, most: int = MOST) -> None:
-        self._inner, self._most = inner, most
+        super().__init__(inner)
+        self._most = most
         self._known: OrderedDict[Any, list[Completion]] = OrderedDict()
         self._asked: dict[Any, asyncio.Task[list[Completion]]] = {}
-
-    @property
-    def stats(self) -> EngineStats:
-        """The inner engine's counts: what was really computed."""
-        return self._inner.stats
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """As the inner engine."""
-        return self._inner.fits(messages, max_tokens)
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the inner engine. Failures are not remembered."""
@@ -60,10 +50,6 @@ class RememberingEngine:
         while len(self._known) > self._most:
             self._known.popitem(last=False)
         return answer
-
-    async def close(self) -> None:
-        """Close the inner engine."""
-        await self._inner.close()
 
 
 def _key(request: Request) -> Any:

@@ -14,24 +14,15 @@ from hashlib import blake2b
 from typing import Any
 
 from selfimprove.core.journal import Journal
-from selfimprove.core.records import Message
-from selfimprove.engines.base import AnsweredLate, AnswersInParts, Choice, Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import AnsweredLate, AnswersInParts, Around, Choice, Completion, Engine, Request
 
 
-class JournaledEngine:
+class JournaledEngine(Around):
     """An engine whose answers survive. ``name`` keeps engines that share a journal apart."""
 
     def __init__(self, inner: Engine, journal: Journal, name: str) -> None:
-        self._inner, self._journal, self._name = inner, journal, name
-
-    @property
-    def stats(self) -> EngineStats:
-        """The inner engine's counts: what this run really computed."""
-        return self._inner.stats
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """As the inner engine."""
-        return self._inner.fits(messages, max_tokens)
+        super().__init__(inner)
+        self._journal, self._name = journal, name
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the inner engine, but asked at most once for the same samples. Errors: as the inner engine."""
@@ -63,10 +54,6 @@ class JournaledEngine:
     def _keep(self, key: str, first: int, completions: Sequence[Completion]) -> None:
         """The completions of one call, of the samples from the ``first`` on."""
         self._journal.add(f"{key} {first}", [asdict(completion) for completion in completions])
-
-    async def close(self) -> None:
-        """Close the inner engine."""
-        await self._inner.close()
 
 
 def _completion(row: dict[str, Any]) -> Completion:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from selfimprove.core.records import Message
-from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import Completion, Engine, EngineStats, Request, Templated
 
 if TYPE_CHECKING:
     from selfimprove.core.chat import ChatFormat
 
 
-class LazyEngine:
+class LazyEngine(Templated):
     """Implements ``engines.base.Engine``: templates from the start, the engine itself from the first request on."""
 
     def __init__(self, make: Callable[[], Engine], chat: ChatFormat, context: int) -> None:
         """``make`` runs once, in a thread of its own, so that the event loop goes on while a model loads."""
-        self.chat = chat
+        self.chat, self.context = chat, context
         self._make = make
-        self._context = context
         self._making: asyncio.Future[Engine] | None = None
         self._engine: Engine | None = None
 
@@ -30,14 +28,6 @@ class LazyEngine:
     def stats(self) -> EngineStats:
         """The engine's counts; zeros before it is made."""
         return EngineStats() if self._engine is None else self._engine.stats
-
-    def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has."""
-        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit the context."""
-        return self.prompt_tokens(messages) + max_tokens <= self._context
 
     async def generate(self, request: Request) -> list[Completion]:
         """As the engine. Raises: as the engine, and for every call what making it has raised."""

@@ -44,7 +44,8 @@ from selfimprove.envs.autoexplore.tasks import Trajectory as Told
 from selfimprove.methods.reflect_rl.generate import Trajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
-from selfimprove.methods.reflect_rl.tasks import SPLITS, load_split, write_tasks
+from selfimprove.methods.reflect_rl.tasks import SPLITS, write_tasks
+from selfimprove.methods.splits import load_split
 
 
 def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
@@ -171,7 +172,7 @@ def export_tasks(
         name = next((name for name in SPLITS if name == split), None)
         if name is None:
             raise UserError(f"there is no split {split!r}; name one of {', '.join(SPLITS)}.")
-        tasks = [tasks[task] for task in load_split(folder, name, "autoexplore")]
+        tasks = [tasks[task] for task in load_split(folder / f"{name}.jsonl", "autoexplore")]
     with aside(target) as part:
         write_tasks(part, tasks)
 

@@ -13,12 +13,10 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Descendant(Protocol):
-    """What goes on from something: an iteration."""
+    """An iteration; ``init`` names what it goes on from."""
 
     @property
-    def init(self) -> str:
-        """The name of what it goes on from."""
-        ...
+    def init(self) -> str: ...
 
 
 def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN) -> None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.publish import make_durable
 from selfimprove.models.adapters import content_key, is_adapter, read_base
 
 STORE = Path(".scratch/merged")
@@ -76,10 +77,7 @@ def _make(copy: Path, arguments: list[str], lock: int, trust_remote_code: bool) 
         raise UserError(
             f"{arguments[0]} cannot be merged into its base: {lines[-1] if lines else f'exit code {done.returncode}'}"
         )
-    for path in [*part.iterdir(), part]:
-        descriptor = os.open(path, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    make_durable(part)
     os.replace(part, copy)
 
 

@@ -5,39 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example
 from selfimprove.core.tables import write_csv
+from selfimprove.methods.lineage import Descendant
 from selfimprove.pipeline.stage import Stage
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 
 
-class Round(Protocol):
-    """An iteration of any method: the model that generated, and the weights that training starts from."""
-
-    @property
-    def init(self) -> str:
-        """Name of the iteration (or base) that generated."""
-        ...
-
-    @property
-    def init_from(self) -> str:
-        """Name of the iteration (or base) whose weights training starts from."""
-        ...
-
-
-def lineage_tokens(stage: Stage[Any], method: str, iterations: Mapping[str, Round], name: str) -> int:
+def lineage_tokens(stage: Stage[Any], method: str, iterations: Mapping[str, Descendant], name: str) -> int:
     """Training tokens that the ancestors of iteration ``name`` read, the base's own left out (declares the input)."""
     init = iterations[name].init
-    return 0 if init == "base" else _lineage(stage, method, init)
+    return 0 if init == "base" else tokens_of(stage, method, init)
 
 
-def budget_of(stage: Stage[Any], method: str, match: str) -> int:
-    """What a control may read: the tokens of iteration ``match`` and its ancestors (declares the input)."""
-    return _lineage(stage, method, match)
+def tokens_of(stage: Stage[Any], method: str, row: str) -> int:
+    """Training tokens that an iteration and its ancestors read, which a control may read too (declares the input)."""
+    return int(json.loads(stage.input(f"results/{method}/{row}/train.json").read_text())["lineage_tokens"])
 
 
 def train_and_publish(
@@ -88,7 +75,3 @@ def train_and_publish(
     write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])
     return out
-
-
-def _lineage(stage: Stage[Any], method: str, name: str) -> int:
-    return int(json.loads(stage.input(f"results/{method}/{name}/train.json").read_text())["lineage_tokens"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from selfimprove.core.publish import flush, make_durable, write_json
 
 WHOLE = "whole.json"
 READERS = 8
@@ -29,22 +30,22 @@ def folders(folder: Path) -> list[Path]:
 
 def seal(folder: Path) -> None:
     """Write, last of all, the sizes and hashes of the checkpoint's files; everything is on disk before it."""
+    make_durable(folder)
     files = sorted(one for one in folder.rglob("*") if one.is_file() and one.name != WHOLE)
     with ThreadPoolExecutor(READERS) as readers:
-        hashes = list(readers.map(_stored, files))
-    for place in {folder, *(file.parent for file in files)}:
-        _store_names(place)
-    contents = {
-        str(file.relative_to(folder)): [file.stat().st_size, it] for file, it in zip(files, hashes, strict=True)
-    }
-    part = folder / (WHOLE + ".part")
-    with part.open("w", encoding="utf-8") as handle:
-        json.dump(contents, handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(part, folder / WHOLE)
-    _store_names(folder)
-    _store_names(folder.parent)
+        hashes = readers.map(_hash, files)
+        sealed = {
+            str(file.relative_to(folder)): [file.stat().st_size, it] for file, it in zip(files, hashes, strict=True)
+        }
+    write_json(folder / WHOLE, sealed)
+    flush(folder)
+    flush(folder.parent)
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Delete the whole checkpoints but the newest ``count``."""
+    for old in [one for one in folders(folder) if is_whole(one)][:-count]:
+        shutil.rmtree(old)
 
 
 def is_whole(folder: Path) -> bool:
@@ -85,12 +86,6 @@ def _damaged(folder: Path) -> str | None:
         return WHOLE
 
 
-def _stored(file: Path) -> str | None:
-    with file.open("rb+") as handle:
-        os.fsync(handle.fileno())
-    return _hash(file)
-
-
 def _hash(file: Path) -> str | None:
     """Of the file's content; None where there is no such file."""
     try:
@@ -98,12 +93,3 @@ def _hash(file: Path) -> str | None:
             return hashlib.file_digest(handle, "blake2b").hexdigest()
     except OSError:
         return None
-
-
-def _store_names(folder: Path) -> None:
-    """Bring a folder's list of files to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -16,6 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 from selfimprove.core.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
+from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.rows import END_TO_END
 from selfimprove.training.zero import read_tensors_only, zero_config
 
 
@@ -71,6 +73,24 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
     return arguments
 
 
+def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_epochs: bool = False) -> Plan:
+    """The steps over items of so many tokens each; the last ones, which are only measured, are in none."""
+    params = job.params
+    return make_plan(
+        lengths[: len(lengths) - job.validation],
+        batch_size=params.batch_size,
+        row_tokens=params.row_tokens,
+        micro_batch_tokens=params.micro_batch_tokens,
+        seed=job.seed,
+        epochs=params.epochs,
+        max_tokens=job.max_train_tokens,
+        world_size=world_size,
+        group_by_length=params.group_by_length,
+        whole_epochs=whole_epochs,
+        filled=params.attention not in END_TO_END,
+    )
+
+
 def check_hardware(params: FinetuneParams) -> None:
     """Refuse settings that this machine cannot run (``UserError``)."""
     if params.device == "cuda" and not torch.cuda.is_available():
@@ -81,9 +101,9 @@ def check_hardware(params: FinetuneParams) -> None:
         raise UserError("finetune.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
 
 
-def check_vocabulary(model: Any, examples: Sequence[EncodedExample], where: Path) -> None:
-    """Refuse ids that the model does not know (``UserError``)."""
-    known = int(model.config.vocab_size)
+def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:
+    """Refuse ids that a model of this config does not know (``UserError``)."""
+    known = int(config.get_text_config().vocab_size)
     highest = max((max(example.ids) for example in examples), default=0)
     if highest >= known:
         raise UserError(

@@ -35,22 +35,28 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
         return model, factor
     import peft
 
-    adapters = peft.LoraConfig(
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return peft.get_peft_model(model, peft_config(lora)), factor
+        except ValueError as error:
+            raise UserError(
+                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
+                "layers of the model, or set all-linear."
+            ) from None
+
+
+def peft_config(lora: LoraConfig) -> Any:
+    """The adapters as peft is told of them."""
+    import peft
+
+    return peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=lora.targets,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            return peft.get_peft_model(model, adapters), factor
-        except ValueError as error:
-            raise UserError(
-                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
-                "layers of the model, or set all-linear."
-            ) from None
 
 
 def load_base(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | None]:

@@ -12,6 +12,7 @@ import math
 import shutil
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,14 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
-from selfimprove.training import shared_sum
-from selfimprove.training.checkpoints import folders, is_whole, newest_whole, seal
+from selfimprove.training import flash, shared_sum
+from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_whole, seal
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import learnt_positions
-from selfimprove.training.packing import Plan
+from selfimprove.training.packing import MicroBatch, Plan, lay_out
 from selfimprove.training.progress import Progress
-from selfimprove.training.rows import MODEL_INPUTS
+from selfimprove.training.rows import END_TO_END, MODEL_INPUTS
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
@@ -58,10 +59,12 @@ class PlannedTrainer(Trainer):
         model: torch.nn.Module,
         arguments: TrainingArguments,
         job: RunJob,
+        lengths: Sequence[int],
         plan: Plan,
         progress: Progress | None,
     ) -> None:
-        self._job, self._plan = job, plan
+        """``lengths``: tokens of every item (example or pair): those of the plan, then ``job.validation`` more."""
+        self._job, self._lengths, self._plan = job, lengths, plan
         self._progress = progress
         self._metrics: list[list[float]] = []
         self._evaluations: list[dict[str, int | float]] = []
@@ -78,21 +81,12 @@ class PlannedTrainer(Trainer):
     # What an objective says.
 
     @abstractmethod
-    def micro_batches(self, number: int) -> list[dict[str, Any]]:
-        """Tensors of this process's share of step ``number``."""
+    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
+        """Tensors of this process's ``share`` of the items ``batch``, which are learnt or measured together."""
 
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss (a scalar) and metrics [k] of one micro-batch, each its share of the whole step's."""
-
-    @property
-    @abstractmethod
-    def items(self) -> int:
-        """Examples, or pairs, in all: those of the plan, then ``job.validation`` more."""
-
-    @abstractmethod
-    def held_out(self, batch: range) -> list[dict[str, Any]]:
-        """Tensors of this process's share of the items ``batch``, which are only measured, all at once."""
 
     # What Trainer asks for.
 
@@ -221,9 +215,7 @@ class PlannedTrainer(Trainer):
         folder = self._job.checkpoints / f"checkpoint-{self.state.global_step}"
         (folder / METRICS).write_text(json.dumps(self.history()), encoding="utf-8")
         seal(folder)
-        whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
-        for old in whole[: -self._job.params.save_total_limit]:
-            shutil.rmtree(old)
+        keep_newest(self._job.checkpoints, self._job.params.save_total_limit)
 
     def settle(self) -> None:
         """Turn the pending steps' metrics into numbers, summed over processes (all processes call this together)."""
@@ -254,13 +246,21 @@ class PlannedTrainer(Trainer):
         model.eval()
         total = torch.zeros(len(self.metrics), device=self.args.device)
         with torch.no_grad():
-            for micro in self.held_out(range(self.items - self._job.validation, self.items)):
+            for micro in self._held_out():
                 total += self.micro_loss(model, self._prepare_inputs(micro))[1]
         metrics = self.accelerator.reduce(total, reduction="sum").tolist()
         return {f"eval_{name}": metric for name, metric in zip(self.metrics, metrics, strict=True)}
 
+    def _held_out(self) -> list[dict[str, Any]]:
+        """This process's share of what is only measured, all of it at once."""
+        params, world = self._job.params, self.args.world_size
+        batch = range(len(self._lengths) - self._job.validation, len(self._lengths))
+        filled = params.attention not in END_TO_END
+        shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
+        return self.rendered(shares[self.args.process_index], batch)
+
     def _epoch_ends(self) -> set[int]:
-        items, read, ends = self.items - self._job.validation, 0, {len(self._plan.steps)}
+        items, read, ends = len(self._lengths) - self._job.validation, 0, {len(self._plan.steps)}
         for number, step in enumerate(self._plan.steps, start=1):
             before, read = read, read + len(step.examples)
             if read // items > before // items:
@@ -268,6 +268,26 @@ class PlannedTrainer(Trainer):
         return ends
 
     # Results.
+
+    def told(self, rope_factor: float | None) -> dict[str, Any]:
+        """What every report says (``RunReport``) but the tokens that were learnt."""
+        plan = self._plan
+        return {
+            "steps": len(plan.steps),
+            "tokens": plan.padded_tokens,
+            "real_tokens": plan.real_tokens,
+            "padding": plan.padding,
+            "held_out": self._job.validation,
+            "evaluations": self._evaluations,
+            "attention": flash.running(self.accelerator.unwrap_model(self.model)),
+            "rope_factor": rope_factor,
+        }
+
+    def timing(self, seconds: float) -> dict[str, Any]:
+        """What every timing says of this call."""
+        here = (index for step in self._plan.steps[self._resumed_at :] for index in step.examples)
+        rate = sum(self._lengths[index] for index in here) / max(seconds, 1e-9)
+        return {"seconds": seconds, "tokens_per_second": rate, "resumed_at": self._resumed_at}
 
     def write_model(self, out_dir: Path) -> None:
         """Write weights, or the adapter alone, and config in the training dtype."""
@@ -321,7 +341,8 @@ class _Steps(Dataset):
         return len(self._trainer._plan.steps)
 
     def __getitem__(self, number: int) -> list[dict[str, Any]]:
-        return self._trainer.micro_batches(number)
+        step = self._trainer._plan.steps[number]
+        return self._trainer.rendered(step.shares[self._trainer.args.process_index], step.examples)
 
 
 class _EveryStep(TrainerCallback):

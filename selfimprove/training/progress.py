@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-
-class Progress(Protocol):
-    """Called after each optimiser step, or iteration, by the first process."""
-
-    def __call__(self, done: int, total: int, note: str, metrics: Mapping[str, float], /) -> object:
-        """``done`` of ``total`` steps; a note to show; points of curves by name (none at most steps)."""
-        ...
+Progress = Callable[[int, int, str, Mapping[str, float]], object]
+"""Called by the first process after each optimiser step, or iteration: how many of how many are done, a note to show,
+and points of curves by name (none at most steps)."""

@@ -15,34 +15,40 @@ class Timing(BaseModel):
     resumed_at: int = 0
 
 
-class TrainReport(BaseModel):
-    """Counts are over the whole run, repetitions of an example included."""
+class RunReport(BaseModel):
+    """What every fine-tuning tells. Counts are over the whole run, repetitions of an example or pair included."""
 
     steps: int
-    examples: int
     tokens: int
     """positions computed, padding included"""
     real_tokens: int
     """tokens read, context included"""
     trained_tokens: int
-    """tokens with weight"""
+    """tokens with weight; of pairs those that are scored, both sides"""
     padding: float
     """share of ``tokens`` that is padding, 0 to 1"""
+    held_out: int = 0
+    """examples, or pairs, that were only measured"""
+    evaluations: list[dict[str, int | float]] = []
+    """their metrics, names with the prefix ``eval_``, after each epoch, and the step"""
+    attention: str | None = None
+    """the one that ran, which is not always the one that was asked for; null if nothing was trained"""
+    rope_factor: float | None = None
+    """linear RoPE scaling that was put in, null for none"""
+
+
+class TrainReport(RunReport):
+    """Weighted SFT."""
+
+    examples: int
+    """examples read"""
     mean_weight: float
     """factor by which weighting stretches the mean step, after normalization"""
     raw_mean_weight: float
     """mean weight of the examples as they were given"""
     loss: list[tuple[int, float]]
     """(step, mean loss of the steps since the last entry)"""
-    held_out: int = 0
-    """examples that were only measured"""
-    evaluations: list[dict[str, int | float]] = []
-    """their loss (``eval_loss``) after each epoch, and the step"""
     counters: EncodeCounters = EncodeCounters()
-    attention: str | None = None
-    """the one that ran, which is not always the one that was asked for; null if nothing was trained"""
-    rope_factor: float | None = None
-    """linear RoPE scaling that was put in, null for none"""
     timing: Timing
 
 
@@ -70,33 +76,16 @@ class PairTiming(Timing):
     opponent_scored: int = 0
 
 
-class PairReport(BaseModel):
-    """Counts are over the whole run, repetitions of a pair included."""
+class PairReport(RunReport):
+    """Training on pairs."""
 
-    steps: int
     pairs: int
     """pairs read"""
-    tokens: int
-    """positions computed, padding included"""
-    real_tokens: int
-    """tokens read, context included (and both sides)"""
-    trained_tokens: int
-    """tokens scored, both sides"""
-    padding: float
-    """share of ``tokens`` that is padding, 0 to 1"""
-    held_out: int = 0
-    """pairs that were only measured"""
     first: dict[str, float] = {}
     """the first step's metrics: loss ln 2 (hinge: 1) and rewards 0, or the run would have stopped"""
     curve: list[dict[str, int | float]] = []
     """``methods.spin.objective.METRICS`` by name, and the step: means of the steps since the last row"""
-    evaluations: list[dict[str, int | float]] = []
-    """the same of the pairs held out, after each epoch, names with the prefix ``eval_``"""
     counters: PairCounters = PairCounters()
-    attention: str | None = None
-    """the one that ran, which is not always the one that was asked for; null if nothing was trained"""
-    rope_factor: float | None = None
-    """linear RoPE scaling that was put in, null for none"""
     timing: PairTiming
 
     @property

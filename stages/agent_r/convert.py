@@ -7,12 +7,12 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example, read_jsonl, write_jsonl, write_rows
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import say_diverged
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.tree import Tree
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -40,22 +40,17 @@ def main(stage: Stage[AgentRParams]) -> None:
     async def run() -> None:
         world = agent_r.env.world()
         try:
-            with stage.journal("completions") as journal, stage.progress(0) as progress:
-                async with open_engines(
-                    agent_r.engines,
-                    ["actor"] if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else [],
-                    policy_dir=actor, threads=stage.run.threads, journal=journal,
-                ) as engines:  # fmt: skip
-                    progress.watch(engines)
-                    judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
-                    if cfg.judge == "scripted":
-                        judge = ScriptedJudge({agent_r.env.world_name: agent_r.env.make()})
-                    made = await convert(
-                        trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
-                    )
-                    direct = await convert(trees, None, world, direct_cfg, seed, earlier["direct"], warm_start=warm)
-                    good = await convert(trees, None, world, good_cfg, seed, earlier["good"], warm_start=warm)
-                    stage.timing |= usage(engines) | replay_counts(world)
+            asked = ["actor"] if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else []
+            async with asking(stage, agent_r.engines, asked, actor, 0) as (engines, progress):
+                judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
+                if cfg.judge == "scripted":
+                    judge = ScriptedJudge({agent_r.env.world_name: agent_r.env.make()})
+                made = await convert(
+                    trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
+                )
+                direct = await convert(trees, None, world, direct_cfg, seed, earlier["direct"], warm_start=warm)
+                good = await convert(trees, None, world, good_cfg, seed, earlier["good"], warm_start=warm)
+                stage.timing |= replay_counts(world)
         finally:
             await world.close()
         for sentence in made.warnings:

@@ -9,10 +9,9 @@ from selfimprove.methods.agent_r.tasks import (
     build_splits,
     demonstrate,
     demonstrate_revision,
-    split_hash,
     texts,
-    to_rows,
 )
+from selfimprove.methods.splits import split_hash, to_rows
 from selfimprove.pipeline.stage import Stage, stage
 
 

@@ -16,7 +16,7 @@ from selfimprove.methods.agent_r.beginnings import Beginning, bad_beginnings, re
 from selfimprove.methods.agent_r.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.agent_r.params import AgentRParams, EvaluateParams
 from selfimprove.methods.agent_r.play import play
-from selfimprove.methods.agent_r.tasks import load_split
+from selfimprove.methods.splits import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 BEGINNINGS = "data/agent_r/beginnings.jsonl"

@@ -3,7 +3,7 @@
 from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.prompts import OPENING
-from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
+from selfimprove.pipeline.finetuning import lineage_tokens, tokens_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -16,7 +16,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     elif name in agent_r.controls:
         control = agent_r.controls[name]
         cfg, start = control.finetune, "models/agent_r/base"
-        budget = budget_of(stage, "agent_r", control.match)
+        budget = tokens_of(stage, "agent_r", control.match)
         data = {
             "demonstrations": "data/agent_r/base/train/examples.jsonl",
             "good": f"data/agent_r/{control.match}/train/good.jsonl",

@@ -7,14 +7,15 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, say_diverged, shard_of
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import read_beginnings
 from selfimprove.methods.agent_r.expert import scripted_actor
 from selfimprove.methods.agent_r.metrics import search_metrics
 from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.agent_r.search import search
-from selfimprove.methods.agent_r.tasks import load_split, select
+from selfimprove.methods.agent_r.tasks import select
+from selfimprove.methods.splits import load_split
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -33,16 +34,15 @@ def main(stage: Stage[AgentRParams]) -> None:
     async def run() -> None:
         world = agent_r.env.world()
         try:
-            with stage.journal("completions") as journal, stage.progress(len(tasks)) as progress:
-                async with open_engines(
-                    agent_r.engines, [cfg.engine], policy_dir=policy, threads=stage.run.threads, journal=journal,
-                    expert=lambda c: scripted_actor(agent_r.env.make(), c.error_rate),
-                ) as engines:  # fmt: skip
-                    progress.watch(engines)
-                    mine = shard_of(tasks, stage.shard)
-                    search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
-                    trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
-                    stage.timing |= usage(engines) | replay_counts(world)
+            expert = lambda c: scripted_actor(agent_r.env.make(), c.error_rate)  # noqa: E731
+            async with asking(stage, agent_r.engines, [cfg.engine], policy, len(tasks), expert=expert) as (
+                engines,
+                progress,
+            ):
+                mine = shard_of(tasks, stage.shard)
+                search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
+                trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
+                stage.timing |= replay_counts(world)
         finally:
             await world.close()
         stage.count_blocked(trees)

@@ -7,7 +7,6 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_rows
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.autoexplore.inventory import inventory
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
@@ -17,10 +16,10 @@ from selfimprove.methods.reflect_rl.tasks import (
     Explored,
     build_splits,
     explore_tasks,
-    split_hash,
-    to_rows,
     write_tasks,
 )
+from selfimprove.methods.splits import split_hash, to_rows
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -62,16 +61,12 @@ async def ask(stage: Stage[ReflectRLParams], params: AutoExploreParams, teacher:
     """The teacher's questions; an answer that is in the journal is not asked for again."""
     cfg = stage.params.tasks
     name = str(cfg.teacher)
-    with stage.journal("completions") as journal, stage.progress(0) as progress:
-        async with open_engines(
-            {name: teacher}, [name], policy_dir=stage.scratch, threads=stage.run.threads, journal=journal
-        ) as engines:
-            asked = await make_llm_tasks(
-                engines[name], params.repositories(), key_bits(stage.run.seed, stage.name), cfg.asking,
-                model=teacher.model if isinstance(teacher, OpenAiEngineConfig) else name,
-                max_files=params.files_per_repo, max_level=params.max_level, progress=progress.reach,
-            )  # fmt: skip
-            stage.timing |= usage(engines)
+    async with asking(stage, {name: teacher}, [name], stage.scratch, 0) as (engines, progress):
+        asked = await make_llm_tasks(
+            engines[name], params.repositories(), key_bits(stage.run.seed, stage.name), cfg.asking,
+            model=teacher.model if isinstance(teacher, OpenAiEngineConfig) else name,
+            max_files=params.files_per_repo, max_level=params.max_level, progress=progress.reach,
+        )  # fmt: skip
     if asked.counts["failed"]:
         print(
             f"{stage.name}: the teacher failed at {asked.counts['failed']} of {asked.counts['files']} files, which "

@@ -19,7 +19,7 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_environment, check_labels
-from selfimprove.methods.reflect_rl.tasks import load_split
+from selfimprove.methods.splits import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -39,7 +39,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     if agent is None:
         check_environment(models[cfg.engine], env)
         check_labels(models[cfg.engine], env, None)
-    asked = games(env, load_split(folder, cfg.split, env.name)[: cfg.limit], cfg, agent.eval_reps if agent else None)
+    split = load_split(folder / f"{cfg.split}.jsonl", env.name)[: cfg.limit]
+    asked = games(env, split, cfg, agent.eval_reps if agent else None)
     seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
 
     async def run() -> None:

@@ -1,6 +1,5 @@
 """reflect_rl-finetune@<run>: reinforcement learning; plays the training split and learns from what it played."""
 
-import json
 import shutil
 
 from selfimprove.core.publish import write_json
@@ -10,7 +9,8 @@ from selfimprove.methods.reflect_rl.logs import told_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
-from selfimprove.methods.reflect_rl.tasks import load_split
+from selfimprove.methods.splits import load_split
+from selfimprove.pipeline.finetuning import tokens_of
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -22,9 +22,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     tasks = stage.input("data/reflect_rl/tasks")
     model = stage.input(f"models/reflect_rl/{run.init}")
     advisor = stage.input(f"models/reflect_rl/{run.advisor}") if run.advisor else None
-    ancestors = 0
-    if run.init in reflect_rl.iterations:
-        ancestors = json.loads(stage.input(f"results/reflect_rl/{run.init}/train.json").read_text())["lineage_tokens"]
+    ancestors = tokens_of(stage, "reflect_rl", run.init) if run.init in reflect_rl.iterations else 0
     stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
 
     env = reflect_rl.env.make(tasks, training=True)
@@ -34,8 +32,9 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     out = stage.output(f"models/reflect_rl/{name}")
     job = RLJob(
         model_dir=model, reflector_dir=advisor, out_dir=out, checkpoints=stage.scratch / "rl", env=env,
-        tasks=load_split(tasks, "train", env.name), params=run.rl, policy_engine=policy, reflector_engine=reflector,
-        seed=stage.run.seed, threads=stage.run.threads, markers=MARKERS[reflect_rl.prompt.markers],
+        tasks=load_split(tasks / "train.jsonl", env.name), params=run.rl, policy_engine=policy,
+        reflector_engine=reflector, seed=stage.run.seed, threads=stage.run.threads,
+        markers=MARKERS[reflect_rl.prompt.markers],
     )  # fmt: skip
     with stage.progress(run.rl.max_steps) as progress:
         report = learn(job, progress.reach)

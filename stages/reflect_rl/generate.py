@@ -6,11 +6,11 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.reflect_rl.tasks import load_split
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
+from selfimprove.methods.splits import load_split
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -21,27 +21,22 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     stage.narrow((reflect_rl.env, config, cfg))
 
     env = reflect_rl.env.model_copy(update={"max_turns": cfg.max_turns}).make(folder)
-    asked, seed = jobs(load_split(folder, "train", env.name), cfg), key_bits(stage.run.seed, stage.name)
+    asked, seed = jobs(load_split(folder / "train.jsonl", env.name), cfg), key_bits(stage.run.seed, stage.name)
     chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
 
     async def run() -> None:
-        with stage.journal("completions") as journal, stage.progress(len(asked)) as progress:
-            async with open_engines(
-                reflect_rl.engines, chat, policy_dir=folder, threads=stage.run.threads, journal=journal
-            ) as engines:
-                progress.watch(engines)
-                teacher: Teacher = ScriptedTeacher()
-                if chat:
-                    name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher
-                    teacher = ChatTeacher(engines[cfg.teacher], name, cfg)
+        async with asking(stage, reflect_rl.engines, chat, folder, len(asked)) as (engines, progress):
+            teacher: Teacher = ScriptedTeacher()
+            if chat:
+                name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher
+                teacher = ChatTeacher(engines[cfg.teacher], name, cfg)
 
-                async def one(job: Job) -> list[Trajectory]:
-                    made = await teach(job, env, teacher, cfg, seed)
-                    return [] if made is None else [made]
+            async def one(job: Job) -> list[Trajectory]:
+                made = await teach(job, env, teacher, cfg, seed)
+                return [] if made is None else [made]
 
-                mine = shard_of(asked, stage.shard)
-                made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= usage(engines)
+            mine = shard_of(asked, stage.shard)
+            made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
         trajectories = [trajectory for found in made for trajectory in found]
         stage.count_blocked(trajectories)
         stage.end_shard()

@@ -1,13 +1,11 @@
 """reflect_rl-sft@<name>, reflect_rl-control-finetune@<control>: a reflection model or a policy learns from the sets."""
 
-import json
-
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.start import mark_environment
-from selfimprove.pipeline.finetuning import train_and_publish
+from selfimprove.pipeline.finetuning import tokens_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -19,9 +17,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         control = reflect_rl.controls[name]
         start, data, cfg = f"models/reflect_rl/{control.init}", control.data, control.finetune
         # What the run that it is compared with read: every token that was trained on or played.
-        budget = int(
-            json.loads(stage.input(f"results/reflect_rl/{control.match}/train.json").read_text())["lineage_tokens"]
-        )
+        budget = tokens_of(stage, "reflect_rl", control.match)
     else:
         sft = stage.pick(reflect_rl.sft)
         data, cfg = sft.data, sft.finetune

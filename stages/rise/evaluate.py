@@ -7,11 +7,11 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, evaluate
 from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, outcomes
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_split
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -27,14 +27,9 @@ def main(stage: Stage[RiseParams]) -> None:
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, "rise-evaluate"))
 
     async def run() -> None:
-        with stage.journal("completions") as journal, stage.progress(len(split)) as progress:
-            async with open_engines(
-                rise.engines, ["student"], policy_dir=model, threads=stage.run.threads, journal=journal
-            ) as engines:
-                progress.watch(engines)
-                play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
-                played = await play_all(split, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= usage(engines)
+        async with asking(stage, rise.engines, ["student"], model, len(split)) as (engines, progress):
+            play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
+            played = await play_all(split, play_one, concurrency=cfg.concurrency, progress=progress)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]
         stage.count_blocked(sequential)
         metrics = evaluate_metrics(sequential, parallel, env.equivalent, turns=cfg.max_turns, oracle=cfg.oracle)

@@ -6,7 +6,7 @@ from selfimprove.core.records import Example, read_jsonl
 from selfimprove.methods.rise.objective import unweighted
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.prompts import opening
-from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
+from selfimprove.pipeline.finetuning import lineage_tokens, tokens_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -20,7 +20,7 @@ def main(stage: Stage[RiseParams]) -> None:
     elif name in rise.controls:
         control = rise.controls[name]
         cfg, start = control.finetune, "models/rise/base"
-        budget = budget_of(stage, "rise", control.match)
+        budget = tokens_of(stage, "rise", control.match)
         data = {
             "demonstrations": "data/rise/base/train/examples.jsonl",
             "single_turn": f"data/rise/{control.match}/train/single_turn.jsonl",

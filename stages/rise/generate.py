@@ -6,11 +6,11 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_split
 from selfimprove.methods.rise.teacher import scripted_teacher
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -27,20 +27,15 @@ def main(stage: Stage[RiseParams]) -> None:
     embedded = rise.tasks.source == "embedded"
 
     async def run() -> None:
-        with stage.journal("completions") as journal, stage.progress(len(problems)) as progress:
-            async with open_engines(
-                rise.engines, cfg.models, policy_dir=policy, threads=stage.run.threads, journal=journal,
-                expert=lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate),
-            ) as engines:  # fmt: skip
-                progress.watch(engines)
-                mine = shard_of(problems, stage.shard)
-                play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
-                episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= usage(engines)
-            stage.count_blocked(episodes)
-            stage.end_shard()
-            write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
-            write_json(stage.output(f"results/rise/{stage.item}/generate.json"), collection_metrics(episodes))
+        expert = lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate)  # noqa: E731
+        async with asking(stage, rise.engines, cfg.models, policy, len(problems), expert=expert) as (engines, progress):
+            mine = shard_of(problems, stage.shard)
+            play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
+            episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
+        stage.count_blocked(episodes)
+        stage.end_shard()
+        write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
+        write_json(stage.output(f"results/rise/{stage.item}/generate.json"), collection_metrics(episodes))
 
     asyncio.run(run())
 

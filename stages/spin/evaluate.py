@@ -6,13 +6,13 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -36,17 +36,12 @@ def main(stage: Stage[SpinParams]) -> None:
 
     async def run() -> None:
         tools = open_tools(spin.tools, prompt.format, tasks, corpus)
-        with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
-            async with open_engines(
-                spin.engines, ["policy"], policy_dir=model, threads=stage.run.threads, journal=journal
-            ) as engines:
-                progress.watch(engines)
-                play_one = lambda game: play(  # noqa: E731
-                    game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                    prefix=prefix, iteration=stage.item,
-                )  # fmt: skip
-                episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= usage(engines)
+        async with asking(stage, spin.engines, ["policy"], model, len(games)) as (engines, progress):
+            play_one = lambda game: play(  # noqa: E731
+                game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
+                prefix=prefix, iteration=stage.item,
+            )  # fmt: skip
+            episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
         tools.close()
         stage.count_blocked(episodes)
         write_jsonl(stage.output(f"results/spin/{row}/episodes.jsonl"), episodes)

@@ -6,7 +6,7 @@ from selfimprove.core.tables import write_csv
 from selfimprove.methods.spin.params import OutcomeControl, SftControl, SpinParams
 from selfimprove.methods.spin.prompts import check_template
 from selfimprove.methods.spin.training import finetune_pairs
-from selfimprove.pipeline.finetuning import budget_of, lineage_tokens, train_and_publish
+from selfimprove.pipeline.finetuning import lineage_tokens, tokens_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 NEVER_CUT = 1 << 20
@@ -30,7 +30,7 @@ def on_experts(stage: Stage[SpinParams], control: SftControl | None) -> None:
     model = stage.input("models/spin/base" if control else "models/base/spin")
     examples = read_jsonl(stage.input("data/spin/base/train") / "examples.jsonl", Example)
     check_template(model, stage.params.prompt.format)
-    budget = budget_of(stage, "spin", control.match) if control else None
+    budget = tokens_of(stage, "spin", control.match) if control else None
     stage.narrow((cfg, budget))
 
     train_and_publish(stage, "spin", model, examples, cfg, budget=budget, pinned=NEVER_CUT)
@@ -41,7 +41,7 @@ def on_pairs(stage: Stage[SpinParams], control: OutcomeControl | None) -> None:
     spin, name = stage.params, stage.item
     if control is not None:
         start, file, ancestors = "base", f"{control.source}/train/outcome", 0
-        cfg = control.finetune.model_copy(update={"max_train_tokens": budget_of(stage, "spin", control.match)})
+        cfg = control.finetune.model_copy(update={"max_train_tokens": tokens_of(stage, "spin", control.match)})
     else:
         row = stage.pick(spin.iterations)
         start, file, cfg = row.init_from, f"{name}/train/pairs", row.finetune

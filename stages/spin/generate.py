@@ -6,13 +6,13 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics, tool_figures
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import play
 from selfimprove.methods.spin.prompts import check_template, few_shot_text
 from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -36,18 +36,13 @@ def main(stage: Stage[SpinParams]) -> None:
 
     async def run() -> None:
         tools = open_tools(tools_cfg, prompt.format, tasks, corpus)
-        with stage.journal("completions") as journal, stage.progress(len(games)) as progress:
-            async with open_engines(
-                spin.engines, ["policy"], policy_dir=opponent, threads=stage.run.threads, journal=journal
-            ) as engines:
-                progress.watch(engines)
-                play_one = lambda game: play(  # noqa: E731
-                    game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                    prefix=prefix, iteration=stage.item, run=game[2],
-                )  # fmt: skip
-                mine = shard_of(games, stage.shard)
-                episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
-                stage.timing |= usage(engines)
+        async with asking(stage, spin.engines, ["policy"], opponent, len(games)) as (engines, progress):
+            play_one = lambda game: play(  # noqa: E731
+                game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
+                prefix=prefix, iteration=stage.item, run=game[2],
+            )  # fmt: skip
+            mine = shard_of(games, stage.shard)
+            episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
         tools.close()
         stage.count_blocked(episodes)
         stage.end_shard()

@@ -33,9 +33,8 @@ from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message
 from selfimprove.core.seeds import key_bits
-from selfimprove.engines.base import Completion, Engine, EngineError, EngineStats, Request
+from selfimprove.engines.base import Completion, Engine, EngineError, EngineStats, Request, Templated
 from selfimprove.engines.cluster.worker import ORPHAN_SECONDS, Plan, start_worker
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
@@ -77,7 +76,7 @@ class Share:
     context: int
 
 
-class ReplicatedEngine:
+class ReplicatedEngine(Templated):
     """Implements ``engines.base.Engine`` over processes that each hold an engine."""
 
     def __init__(
@@ -94,7 +93,7 @@ class ReplicatedEngine:
         Raises:
             UserError: as the engine that the plans make.
         """
-        self.chat = chat
+        self.chat, self.context = chat, share.context
         self._share, self._name, self._remedy = share, name, remedy
         self._calls: dict[int, _Call] = {}
         self._asked: dict[int, tuple[_Worker, int]] = {}
@@ -127,14 +126,6 @@ class ReplicatedEngine:
             for name, value in worker.stats.notes.items():
                 total.notes[name] = total.notes.get(name, 0.0) + value
         return total
-
-    def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has."""
-        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit the context; methods drop their oldest turns until they do."""
-        return self.prompt_tokens(messages) + max_tokens <= self._share.context
 
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.

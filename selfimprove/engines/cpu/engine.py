@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from selfimprove.core.chat import ChatFormat
-from selfimprove.core.records import Finish, Message
-from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.core.records import Finish
+from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, Templated, first_stop
 from selfimprove.engines.choices import allowed_trie, decide
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
@@ -40,7 +40,7 @@ LISTS_KNOWN = 4096
 """Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
 
 
-class TransformersEngine:
+class TransformersEngine(Templated):
     """Implements ``engines.base.Engine`` over a model folder.
 
     Attributes:
@@ -68,7 +68,7 @@ class TransformersEngine:
             )
         check_vocabulary(model_dir, model, self.chat.vocab_size)
         check_context(model_dir, model, cfg.context)
-        self._cfg = cfg
+        self.context = cfg.context
         slots, prefill_rows = batch_sizes(cfg, stored_parameters(model_dir))
         self._decoder = Decoder(
             model,
@@ -88,14 +88,6 @@ class TransformersEngine:
         )
         self._trie = lru_cache(maxsize=LISTS_KNOWN)(partial(allowed_trie, self.chat))
 
-    def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has."""
-        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit a slot; methods drop their oldest turns until they do."""
-        return self.prompt_tokens(messages) + max_tokens <= self._cfg.context
-
     async def generate(self, request: Request) -> list[Completion]:
         """See ``engines.base.Engine.generate``.
 
@@ -106,7 +98,7 @@ class TransformersEngine:
             EngineError: the prompt and ``max_tokens`` exceed the context, or the request makes no sense.
         """
         prompt = self.chat.encode(request.messages, add_generation_prompt=True)
-        ids = prompt.cut_left(self._cfg.context - request.max_tokens) if request.cut_left else prompt.ids
+        ids = prompt.cut_left(self.context - request.max_tokens) if request.cut_left else prompt.ids
         self._check(request, len(ids))
         trie = None
         if request.allowed is not None:
@@ -144,16 +136,15 @@ class TransformersEngine:
             self._drop(job)
 
     def _check(self, request: Request, prompt: int) -> None:
-        context = self._cfg.context
         if request.max_tokens < 1 or request.n < 0 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise EngineError(
                 f"{request.seed}: max_tokens {request.max_tokens}, n {request.n}, temperature {request.temperature} "
                 f"or top_p {request.top_p} is out of range"
             )
-        if prompt + request.max_tokens > context:
+        if prompt + request.max_tokens > self.context:
             raise EngineError(
                 f"{request.seed}: a prompt of {prompt} tokens and max_tokens {request.max_tokens} do not fit the "
-                f"engine's context of {context}"
+                f"engine's context of {self.context}"
             )
         if request.top_k < 0 or (request.choice and request.max_tokens != 1):
             raise EngineError(

@@ -6,15 +6,13 @@ because vLLM seeds the children of one request with seed + index. ``thread`` dri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message
-from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.engines.base import Choice, Completion, EngineError, EngineStats, Request, Templated, first_stop
 from selfimprove.engines.config import VllmEngineConfig
 from selfimprove.engines.vllm.thread import VllmThread, refusals, refused
 
@@ -25,7 +23,7 @@ IDS_AT_ONCE = 128
 """Ids whose log-probabilities one request may ask for (vLLM's MAX_LOGPROB_TOKEN_IDS); more need more requests."""
 
 
-class VllmEngine:
+class VllmEngine(Templated):
     """Continuous batching by vLLM, with prefix caching.
 
     Promises: the samples depend on their seed keys and the vLLM version; in float32 on a CPU they were measured not to
@@ -69,14 +67,6 @@ class VllmEngine:
             raise refused(error) from None
         self.stats.completions += len(completions)
         return completions
-
-    def prompt_tokens(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has."""
-        return len(self.chat.encode(messages, add_generation_prompt=True).ids)
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether the prompt and ``max_tokens`` more fit the context."""
-        return self.prompt_tokens(messages) + max_tokens <= self.context
 
     async def close(self) -> None:
         """End the engine; requests that still wait are cancelled. The last engine to close frees the memory of all."""

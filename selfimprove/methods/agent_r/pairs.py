@@ -10,37 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.leaves import sorted_leaf_paths
+from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.search import q_value
 from selfimprove.methods.agent_r.tree import Tree
-
-
-class Thresholds(Protocol):
-    """The fields of ``ConvertParams`` that selection reads."""
-
-    @property
-    def alpha(self) -> float:
-        """A good leaf's value is above it."""
-        ...
-
-    @property
-    def beta(self) -> float:
-        """A pair's values differ by more."""
-        ...
-
-    @property
-    def inclusive(self) -> bool:
-        """At least, instead of above."""
-        ...
-
-    @property
-    def max_pairs_per_tree(self) -> int | None:
-        """None: all."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +62,7 @@ def ranked_leaves(tree: Tree) -> list[int]:
     return [path[-1] for path in sorted_leaf_paths(tree) if len(path) > 1]
 
 
-def select(tree: Tree, cfg: Thresholds, seed: int) -> Selection:
+def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
     """The good leaves of a tree and all its qualifying pairs, or ``max_pairs_per_tree`` of them drawn by the seed."""
     counts = Counts(trees=1, blocked=int(tree.status == "blocked"))
     if tree.root.value <= 0:
@@ -109,7 +85,7 @@ def select(tree: Tree, cfg: Thresholds, seed: int) -> Selection:
     return Selection(good, pairs, counts)
 
 
-def select_all(trees: Sequence[Tree], cfg: Thresholds, seed: int) -> tuple[list[Selection], Counts]:
+def select_all(trees: Sequence[Tree], cfg: ConvertParams, seed: int) -> tuple[list[Selection], Counts]:
     """Every tree's selection, in the trees' order, and the counts over all of them."""
     selections = [select(tree, cfg, seed) for tree in trees]
     total = Counts()
@@ -118,7 +94,7 @@ def select_all(trees: Sequence[Tree], cfg: Thresholds, seed: int) -> tuple[list[
     return selections, total
 
 
-def nothing_kept(counts: Counts, cfg: Thresholds) -> UserError:
+def nothing_kept(counts: Counts, cfg: ConvertParams) -> UserError:
     """The error for thresholds that keep nothing: what there was, and which way out."""
     word = "at least" if cfg.inclusive else "above"
     blocked = f", {counts.blocked} blocked by environment or engine" if counts.blocked else ""

@@ -12,12 +12,11 @@ may be given instead, as JSON in any of the shapes in which Agent-R publishes th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Example, Message, load_json, read_rows
+from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
@@ -180,34 +179,6 @@ def select(split: Sequence[int], cfg: SearchParams) -> list[int]:
             f"{len(inside)}{' in that range of ids' if narrowed else ''}; ask for fewer or enlarge agent_r.tasks.train."
         )
     return chosen[: cfg.limit]
-
-
-def split_hash(ids: Sequence[int]) -> str:
-    """Names a split: its ids in order."""
-    return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
-
-
-def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a split file, which ``load_split`` reads back: {"env": …, "task_id": …}."""
-    return [{"env": env_name, "task_id": task_id} for task_id in ids]
-
-
-def load_split(path: Path, env_name: str | None = None) -> list[int]:
-    """Task ids of a split file; a split may be empty.
-
-    Raises:
-        UserError: the file is missing, or a line has no task id or is of another environment than the one named.
-    """
-    ids = []
-    for line, row in read_rows(path, may_be_empty=True):
-        task_id = row.get("task_id")
-        if not isinstance(task_id, int) or isinstance(task_id, bool) or env_name not in (None, row.get("env")):
-            raise UserError(
-                f"{path}, line {line}: no task_id of {env_name or 'an environment'}; run agent_r-data again, which "
-                "writes the splits."
-            )
-        ids.append(task_id)
-    return ids
 
 
 def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) -> Example:

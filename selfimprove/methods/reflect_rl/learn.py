@@ -51,7 +51,7 @@ from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_labels
 from selfimprove.models.adapters import complete
 from selfimprove.models.merging import full_weights
-from selfimprove.training.checkpoints import drop_damaged, folders, is_whole, newest_whole, seal
+from selfimprove.training.checkpoints import drop_damaged, keep_newest, newest_whole, seal
 from selfimprove.training.progress import Progress
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
@@ -359,9 +359,7 @@ class _Run:
         (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
         shutil.copyfile(self._job.log, folder / LOG)
         seal(folder)
-        whole = [one for one in folders(self._job.checkpoints) if is_whole(one)]
-        for old in whole[: -self._params.save_total_limit]:
-            shutil.rmtree(old)
+        keep_newest(self._job.checkpoints, self._params.save_total_limit)
 
     def _resume(self) -> int:
         """Take up the newest whole checkpoint; how many iterations it had."""

@@ -19,71 +19,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from selfimprove.core.outcomes import Estimate, Outcome, ratio
 from selfimprove.core.records import mean_and_error
+from selfimprove.methods.reflect_rl.episode import RLEpisode
 
 
-class PlayedStep(Protocol):
-    """A step of an episode."""
-
-    @property
-    def cost(self) -> float:
-        """Of this step."""
-        ...
-
-    @property
-    def valid(self) -> bool:
-        """Whether the label was listed and what it stands for could be done."""
-        ...
-
-    @property
-    def shortened(self) -> bool:
-        """Whether a prompt lost its left side."""
-        ...
-
-    @property
-    def cut(self) -> bool:
-        """Whether the token limit ended the reflection."""
-        ...
-
-
-class PlayedEpisode(Protocol):
-    """An episode of a policy or of an agent."""
-
-    @property
-    def task_id(self) -> int:
-        """The task: the cluster that the episode belongs to."""
-        ...
-
-    @property
-    def level(self) -> str:
-        """Of the curriculum."""
-        ...
-
-    @property
-    def success(self) -> bool:
-        """Judged at the end."""
-        ...
-
-    @property
-    def status(self) -> str:
-        """``blocked``: engine or environment failed it for good."""
-        ...
-
-    @property
-    def steps(self) -> Sequence[PlayedStep]:
-        """What was done."""
-        ...
-
-
-def total_cost(episode: PlayedEpisode) -> float:
+def total_cost(episode: RLEpisode) -> float:
     """Σ c over the steps."""
     return math.fsum(step.cost for step in episode.steps)
 
 
-def outcomes(env: str, episodes: Sequence[PlayedEpisode]) -> list[Outcome]:
+def outcomes(env: str, episodes: Sequence[RLEpisode]) -> list[Outcome]:
     """One outcome a task, over all its episodes, for paired differences, and by level if there are several.
 
     Tasks stand in the order in which they first occur.
@@ -102,7 +50,7 @@ def outcomes(env: str, episodes: Sequence[PlayedEpisode]) -> list[Outcome]:
     return found
 
 
-def _values(episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
+def _values(episodes: Sequence[RLEpisode]) -> dict[str, float]:
     n = len(episodes)
     return {
         "success": sum(episode.success for episode in episodes) / n,
@@ -111,7 +59,7 @@ def _values(episodes: Sequence[PlayedEpisode]) -> dict[str, float]:
     }
 
 
-def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
+def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
     """Every metric as {mean, se, n}; see the file's head."""
     metrics: dict[str, Any] = {name: _clustered(episodes, name) for name in ("success", "cost", "steps")}
     metrics["invalid"] = ratio(
@@ -138,12 +86,12 @@ def evaluate_metrics(episodes: Sequence[PlayedEpisode]) -> dict[str, Any]:
     return metrics
 
 
-def _clustered(episodes: Sequence[PlayedEpisode], name: str) -> Estimate:
+def _clustered(episodes: Sequence[RLEpisode], name: str) -> Estimate:
     return mean_and_error(_values(mine)[name] for mine in _by_task(episodes))
 
 
-def _by_task(episodes: Sequence[PlayedEpisode]) -> Iterable[list[PlayedEpisode]]:
-    groups: dict[int, list[PlayedEpisode]] = {}
+def _by_task(episodes: Sequence[RLEpisode]) -> Iterable[list[RLEpisode]]:
+    groups: dict[int, list[RLEpisode]] = {}
     for episode in episodes:
         groups.setdefault(episode.task_id, []).append(episode)
     return groups.values()

@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
 from selfimprove.envs.autoexplore.world import AutoExploreParams
@@ -103,32 +101,6 @@ def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
 def _enough(name: str, asked: int, there: int) -> None:
     if asked > there:
         raise UserError(f"reflect_rl.tasks: {asked} tasks of {name} are asked for, it has {there}; ask for fewer.")
-
-
-def split_hash(ids: Sequence[int]) -> str:
-    """Names a split: its ids in order."""
-    return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
-
-
-def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of a split file, which ``load_split`` reads back."""
-    return [{"env": env_name, "task_id": task_id} for task_id in ids]
-
-
-def load_split(folder: Path, split: Split, env_name: str) -> list[int]:
-    """Task ids of a split.
-
-    Raises:
-        UserError: the file is missing, or a line has no task id or is of another environment.
-    """
-    path = folder / f"{split}.jsonl"
-    ids = []
-    for line, row in read_rows(path, may_be_empty=True):
-        task_id = row.get("task_id")
-        if not isinstance(task_id, int) or isinstance(task_id, bool) or row.get("env") != env_name:
-            raise UserError(f"{path}, line {line}: no task of {env_name}; run reflect_rl-data again, which writes it.")
-        ids.append(task_id)
-    return ids
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:

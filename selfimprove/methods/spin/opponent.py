@@ -65,7 +65,7 @@ def score(
         if not missing:
             return 0
         model = _load(job, opponent_dir)
-        check_vocabulary(model, sequences_of(list(missing.values())), opponent_dir)
+        check_vocabulary(model.config, sequences_of(list(missing.values())), opponent_dir)
         done = told = 0
         for batch, rows in _micro_batches(list(missing.values()), job.params):
             if asked():

@@ -25,16 +25,15 @@ from selfimprove.methods.spin.objective import (
     token_log_probs,
 )
 from selfimprove.methods.spin.pair_config import PairParams
-from selfimprove.training import flash
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
+from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import learnt_positions
-from selfimprove.training.packing import MicroBatch, Plan, lay_out, make_plan
+from selfimprove.training.packing import MicroBatch, Plan
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairReport, PairTiming
-from selfimprove.training.rows import END_TO_END, render
+from selfimprove.training.rows import render
 
 TOKEN_ROUNDING = {"float32": 2e-5, "bfloat16": 2e-2}
 """How far, in nats, a token's log-probability may be from the one that the same model gave when it was the opponent."""
@@ -72,22 +71,9 @@ def train_pairs(job: PairJob, sequences: Sequence[EncodedExample], progress: Pro
         seconds_of_opponent = time.monotonic() - started
         settings = {"optim": "rmsprop"} if params.optimizer == "rmsprop" else {}
         arguments = join(job, **settings)
-        trained = pairs[: len(pairs) - job.validation]
-        plan = make_plan(
-            lengths_of(trained),
-            batch_size=params.batch_size,
-            row_tokens=params.row_tokens,
-            micro_batch_tokens=params.micro_batch_tokens,
-            seed=job.seed,
-            epochs=params.epochs,
-            max_tokens=job.max_train_tokens,
-            world_size=arguments.world_size,
-            group_by_length=params.group_by_length,
-            whole_epochs=True,
-            filled=params.attention not in END_TO_END,
-        )
+        plan = plan_of(job, lengths_of(pairs), world_size=arguments.world_size, whole_epochs=True)
         model, rope_factor = load_model(job.model_dir, params, job.seed, dropout=False)
-        check_vocabulary(model, sequences, job.model_dir)
+        check_vocabulary(model.config, sequences, job.model_dir)
         trainer = PairTrainer(model, arguments, job, pairs, plan, progress)
         trainer.read_opponent(folder)
         seconds = trainer.run()
@@ -111,20 +97,18 @@ class PairTrainer(PlannedTrainer):
         progress: Progress | None,
     ) -> None:
         self._pairs, self._sequences = pairs, sequences_of(pairs)
-        self._lengths = lengths_of(pairs)
         self._scored = [(pair.real.trained, pair.generated.trained) for pair in pairs]
         self._opponent: list[opponent.Score] = []
-        super().__init__(model, arguments, job, plan, progress)
+        super().__init__(model, arguments, job, lengths_of(pairs), plan, progress)
 
     def read_opponent(self, folder: Path) -> None:
         """Take the opponent's scores from ``folder`` when every process has scored its share."""
         self.accelerator.wait_for_everyone()
         self._opponent = opponent.read_scores(folder, self._pairs, self.args.process_index)
 
-    def micro_batches(self, number: int) -> list[dict[str, Any]]:
-        """Tensors of this process's share of step ``number``, and which pairs they hold."""
-        step = self._plan.steps[number]
-        return [self._render(micro, step.examples) for micro in step.shares[self.args.process_index]]
+    def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
+        """Tensors, and which pairs they hold."""
+        return [self._render(micro, batch) for micro in share]
 
     def _render(self, micro: MicroBatch, batch: Sequence[int]) -> dict[str, Any]:
         """A row of pairs is a row of their sides, real before generated; none sees another."""
@@ -184,43 +168,16 @@ class PairTrainer(PlannedTrainer):
                 check_first(dict(zip(METRICS, self._metrics[0], strict=True)), tokens, len(first), self._job)
         return total
 
-    @property
-    def items(self) -> int:
-        """Pairs."""
-        return len(self._pairs)
-
-    def held_out(self, batch: range) -> list[dict[str, Any]]:
-        """See ``PlannedTrainer.held_out``."""
-        params, world = self._job.params, self.args.world_size
-        filled = params.attention not in END_TO_END
-        shares = lay_out(batch, self._lengths, params.row_tokens, params.micro_batch_tokens, world, filled)
-        return [self._render(micro, batch) for micro in shares[self.args.process_index]]
-
     def report(self, seconds: float, rope_factor: float | None, opponent_seconds: float, scored: int) -> PairReport:
         """What was trained, and the curves of its metrics."""
-        plan = self._plan
-        read = [index for step in plan.steps for index in step.examples]
-        here = [index for step in plan.steps[self._resumed_at :] for index in step.examples]
+        read = [index for step in self._plan.steps for index in step.examples]
         return PairReport(
-            steps=len(plan.steps),
-            pairs=plan.examples,
-            tokens=plan.padded_tokens,
-            real_tokens=plan.real_tokens,
+            **self.told(rope_factor),
+            pairs=self._plan.examples,
             trained_tokens=sum(sum(self._scored[index]) for index in read),
-            padding=plan.padding,
-            held_out=self._job.validation,
             first=dict(zip(METRICS, self._metrics[0], strict=True)),
             curve=[{"step": step, **dict(zip(METRICS, row, strict=True))} for step, row in self.means()],
-            evaluations=self._evaluations,
-            attention=flash.running(self.accelerator.unwrap_model(self.model)),
-            rope_factor=rope_factor,
-            timing=PairTiming(
-                seconds=seconds,
-                tokens_per_second=sum(self._lengths[index] for index in here) / max(seconds, 1e-9),
-                resumed_at=self._resumed_at,
-                opponent_seconds=opponent_seconds,
-                opponent_scored=scored,
-            ),
+            timing=PairTiming(**self.timing(seconds), opponent_seconds=opponent_seconds, opponent_scored=scored),
         )
 
 

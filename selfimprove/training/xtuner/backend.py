@@ -20,13 +20,14 @@ from selfimprove.core.errors import UserError
 from selfimprove.models.adapters import WEIGHTS as ADAPTER
 from selfimprove.training.checkpoints import newest_whole
 from selfimprove.training.encode import EncodedExample
+from selfimprove.training.job import check_vocabulary, plan_of
 from selfimprove.training.loading import load_config
-from selfimprove.training.objective import effective_weight, example_scales
-from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.objective import example_scales
+from selfimprove.training.packing import Plan
 from selfimprove.training.processes import reason, save_encoded, watch, worker_command, worker_environment
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
-from selfimprove.training.trainer import Job
+from selfimprove.training.trainer import Job, what_was_learnt
 from selfimprove.training.xtuner.config import XtunerRun, accumulation, config_text, zero2_text
 from selfimprove.training.xtuner.models import WEIGHTS, read_trained, write_start
 
@@ -63,17 +64,8 @@ def train_with_xtuner(job: Job, examples: Sequence[EncodedExample], progress: Pr
     python = environment_python()
     params, folder = job.params, job.checkpoints.absolute()
     config, rope_factor = load_config(job.model_dir, params)
-    _check_vocabulary(int(config.get_text_config().vocab_size), examples, job.model_dir)
-    plan = make_plan(
-        [len(example.ids) for example in examples],
-        batch_size=params.batch_size,
-        row_tokens=params.row_tokens,
-        micro_batch_tokens=params.micro_batch_tokens,
-        seed=job.seed,
-        epochs=params.epochs,
-        max_tokens=job.max_train_tokens,
-        group_by_length=params.group_by_length,
-    )
+    check_vocabulary(config, examples, job.model_dir)
+    plan = plan_of(job, [len(example.ids) for example in examples])
     layout = lay_out(plan, examples, job)
     run = XtunerRun(
         folder=folder,
@@ -175,15 +167,6 @@ def _root() -> Path:
     return Path(__file__).resolve().parents[3]
 
 
-def _check_vocabulary(known: int, examples: Sequence[EncodedExample], where: Path) -> None:
-    highest = max(max(example.ids) for example in examples)
-    if highest >= known:
-        raise UserError(
-            f"{where}: the tokenizer writes id {highest}, but the model knows only {known} ids; "
-            "put the model's own tokenizer files beside its weights."
-        )
-
-
 def _report(
     job: Job,
     plan: Plan,
@@ -199,23 +182,14 @@ def _report(
     curve: list[tuple[int, float]] = []
     for window in windows:
         curve.append(((curve[-1][0] if curve else 0) + len(window), sum(window) / len(window)))
-    read = [index for step in plan.steps for index in step.examples]
     here = sum(len(examples[index].ids) for step in plan.steps[resumed_at:] for index in step.examples)
     tokens = plan.real_tokens + FILLING_TOKENS * layout.order.count(-1)
-    stretched = 0.0
-    for step in plan.steps:
-        batch = [examples[index] for index in step.examples]
-        scales = example_scales(batch, job.params.reduction, job.weight_normalization)
-        stretched += effective_weight(batch, scales) * len(batch)
     return TrainReport(
+        **what_was_learnt(plan, examples, job),
         steps=len(plan.steps),
-        examples=plan.examples,
         tokens=tokens,
         real_tokens=plan.real_tokens,
-        trained_tokens=sum(examples[index].trained for index in read),
         padding=1.0 - plan.real_tokens / tokens,
-        mean_weight=stretched / max(1, plan.examples),
-        raw_mean_weight=sum(examples[index].weight for index in read) / max(1, len(read)),
         loss=curve,
         attention=job.params.attention,
         rope_factor=rope_factor,

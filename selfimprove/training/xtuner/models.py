@@ -98,19 +98,10 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
     import torch
 
     from selfimprove.models.loading import load_whole
-    from selfimprove.training.loading import write_adapter
+    from selfimprove.training.loading import peft_config, write_adapter
 
     if params.lora is not None:
-        import peft
-
-        adapters = peft.LoraConfig(
-            task_type="CAUSAL_LM",
-            r=params.lora.rank,
-            lora_alpha=params.lora.alpha,
-            lora_dropout=params.lora.dropout,
-            target_modules=params.lora.targets,
-        )
-        adapters.save_pretrained(str(trained))
+        peft_config(params.lora).save_pretrained(str(trained))
         write_adapter(trained, model_dir, params, out_dir)
         return
     config.save_pretrained(trained)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch.utils.data import Dataset
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import key_bits
-from selfimprove.training.checkpoints import folders, is_whole, seal
+from selfimprove.training.checkpoints import keep_newest, seal
 from selfimprove.training.processes import load_encoded, tell
 from selfimprove.training.stopping import END, SaveClock
 
@@ -157,9 +156,7 @@ class StepHook(Hook):
         if is_main_process():
             (folder / LOSSES).write_text(json.dumps(self._losses), encoding="utf-8")
             seal(folder)
-            whole = [one for one in folders(folder.parent) if is_whole(one)]
-            for old in whole[: -self._keep]:
-                shutil.rmtree(old)
+            keep_newest(folder.parent, self._keep)
         _wait_for_everyone()
 
 

@@ -21,13 +21,11 @@ from selfimprove.methods.agent_r.tasks import (
     build_splits,
     check_disjoint,
     demonstrate,
-    load_split,
     read_ids,
     select,
-    split_hash,
     texts,
-    to_rows,
 )
+from selfimprove.methods.splits import load_split, split_hash, to_rows
 from tests.methods.agent_r.corridor import Corridor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -156,12 +154,12 @@ def test_an_empty_range_and_a_split_too_small_are_refused() -> None:
 
 def test_a_split_file_reads_back_as_it_was(tmp_path: Path) -> None:
     write_rows(tmp_path / "dev.jsonl", to_rows("corridor", [5, 0, 3]))
-    assert load_split(tmp_path / "dev.jsonl") == load_split(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no task_id of webshop; run agent_r-data again"):
+    assert load_split(tmp_path / "dev.jsonl", "corridor") == [5, 0, 3]
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 1: no task of webshop; run the method's data stage again"):
         load_split(tmp_path / "dev.jsonl", "webshop")
     write_rows(tmp_path / "dev.jsonl", [*to_rows("corridor", [5]), {"env": "corridor", "task_id": "7"}])
-    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task_id of an environment"):
-        load_split(tmp_path / "dev.jsonl")
+    with pytest.raises(UserError, match=r"dev\.jsonl, line 2: no task of corridor"):
+        load_split(tmp_path / "dev.jsonl", "corridor")
 
 
 def test_a_demonstration_opens_as_episodes_do_and_learns_every_reply_of_the_expert() -> None:

@@ -13,7 +13,8 @@ from selfimprove.core.records import write_rows
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
 from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.params import TaskParams
-from selfimprove.methods.reflect_rl.tasks import build_splits, explore_tasks, load_split, to_rows, write_tasks
+from selfimprove.methods.reflect_rl.tasks import build_splits, explore_tasks, write_tasks
+from selfimprove.methods.splits import load_split, to_rows
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 TAXI = listed_env().make()
@@ -93,8 +94,8 @@ def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Pa
 
 def test_splits_are_read_back_and_others_refused(tmp_path: Path):
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
-    assert load_split(tmp_path, "train", "taxi") == [3, 1]
+    assert load_split(tmp_path / "train.jsonl", "taxi") == [3, 1]
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):
-        load_split(tmp_path, "train", "alfworld")
+        load_split(tmp_path / "train.jsonl", "alfworld")
     with pytest.raises(UserError, match=r"dev\.jsonl does not exist"):
-        load_split(tmp_path, "dev", "taxi")
+        load_split(tmp_path / "dev.jsonl", "taxi")

@@ -1,0 +1,36 @@
+"""Split files: frozen lists of task ids, one JSON line each, beside which their hashes are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import read_rows
+
+
+def split_hash(ids: Sequence[object]) -> str:
+    """Names a split: its ids in order."""
+    return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
+
+
+def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """The rows of a split file, which ``load_split`` reads back: {"env": …, "task_id": …}."""
+    return [{"env": env_name, "task_id": task_id} for task_id in ids]
+
+
+def load_split(path: Path, env_name: str) -> list[int]:
+    """Task ids of a split file; a split may be empty.
+
+    Raises:
+        UserError: the file is missing, or a line has no task id or is of another environment.
+    """
+    ids = []
+    for line, row in read_rows(path, may_be_empty=True):
+        task_id = row.get("task_id")
+        if not isinstance(task_id, int) or isinstance(task_id, bool) or row.get("env") != env_name:
+            raise UserError(f"{path}, line {line}: no task of {env_name}; run the method's data stage again.")
+        ids.append(task_id)
+    return ids
