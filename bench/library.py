@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.chat import ChatFormat
-from selfimprove.core.records import Message
-from selfimprove.engines.base import Completion, EngineStats, Request, first_stop
+from selfimprove.engines.base import Completion, EngineStats, Request, Templated, first_stop
 
 
-class LibraryEngine:
+class LibraryEngine(Templated):
     """Samples at the request's temperature, with the library's own noise; the first stop string ends a completion."""
 
     def __init__(self, folder: Path, context: int) -> None:
@@ -20,14 +18,13 @@ class LibraryEngine:
         from selfimprove.models.loading import load_causal_lm
 
         self.stats = EngineStats()
-        self._chat, self._model, self._context = ChatFormat.load(folder), load_causal_lm(folder), context
+        self.chat, self._model, self.context = ChatFormat.load(folder), load_causal_lm(folder), context
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
 
     async def generate(self, request: Request) -> list[Completion]:
-        """One completion."""
         import torch
 
-        ids = self._chat.encode(request.messages, add_generation_prompt=True).ids
+        ids = self.chat.encode(request.messages, add_generation_prompt=True).ids
         sampling = {"do_sample": True, "temperature": request.temperature} if request.temperature else {}
         with torch.inference_mode():
             out = self._model.generate(
@@ -36,24 +33,20 @@ class LibraryEngine:
                 max_new_tokens=request.max_tokens,
                 stop_strings=list(request.stop),
                 tokenizer=self._tokenizer,
-                pad_token_id=self._chat.pad_id,
-                eos_token_id=sorted(self._chat.stop_ids),
+                pad_token_id=self.chat.pad_id,
+                eos_token_id=sorted(self.chat.stop_ids),
                 top_k=0,
                 **sampling,
             )
         drawn = out[0, len(ids) :].tolist()
-        ended = drawn[-1] in self._chat.stop_ids
+        ended = drawn[-1] in self.chat.stop_ids
         drawn = drawn[:-1] if ended else drawn
-        text = self._chat.decode(drawn)
+        text = self.chat.decode(drawn)
         found = first_stop(text, request.stop)
         self.stats.generated_tokens += len(drawn)
         if found:
             text = text[: found[1] if request.keep_stop else found[0]]
         return [Completion(text, "stop" if found or ended else "length", drawn)]
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        """Whether prompt and answer fit the context."""
-        return len(self._chat.encode(messages, add_generation_prompt=True).ids) + max_tokens <= self._context
 
     def forget_prefixes(self) -> None:
         """It remembers none."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.rates import print_table
 from bench.training import VOCABULARY, make_model
 from selfimprove.core.seeds import rng
 from selfimprove.methods.spin.encode import EncodedPair, lengths_of, sequences_of
@@ -51,9 +53,8 @@ def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: Pair
     """One run: real tokens a second of its loop, seconds that the opponent took before it, and its losses."""
     from selfimprove.methods.spin import opponent
     from selfimprove.methods.spin.pair_trainer import PairJob, PairTrainer
-    from selfimprove.training.job import join, own_threads
+    from selfimprove.training.job import join, own_threads, plan_of
     from selfimprove.training.loading import load_model
-    from selfimprove.training.packing import make_plan
 
     if way == "published":
         params = params.model_copy(update={"attention": "sdpa"})  # a padded batch has a mask
@@ -66,11 +67,7 @@ def train_once(way: str, model_dir: Path, pairs: list[EncodedPair], params: Pair
         with own_threads(job):
             scoring = 0.0
             arguments = join(job, optim="rmsprop")
-            plan = make_plan(
-                lengths_of(pairs), batch_size=params.batch_size, row_tokens=params.row_tokens,
-                micro_batch_tokens=params.micro_batch_tokens, seed=0, epochs=params.epochs, whole_epochs=True,
-                filled=False,
-            )  # fmt: skip
+            plan = plan_of(job, lengths_of(pairs), whole_epochs=True)
             model, _ = load_model(model_dir, params, 0, dropout=False)
             if way == "precomputed":
                 started = time.monotonic()
@@ -123,9 +120,8 @@ def _recomputing(way: str) -> Any:
     class Published(Recomputed):
         """Both sides of a whole batch right-padded to the longest, log-softmax at every position."""
 
-        def micro_batches(self, number: int) -> list[dict[str, Any]]:
-            step = self._plan.steps[number].examples
-            sides = [self._pairs[i].real for i in step] + [self._pairs[i].generated for i in step]
+        def rendered(self, share: Any, batch: Sequence[int]) -> list[dict[str, Any]]:
+            sides = [self._pairs[i].real for i in batch] + [self._pairs[i].generated for i in batch]
             width = max(len(side.ids) for side in sides)
             ids, labels = torch.zeros(len(sides), width, dtype=torch.long), torch.full((len(sides), width), -100)
             mask = torch.zeros(len(sides), width, dtype=torch.long)
@@ -202,13 +198,6 @@ def measure(*, pairs: int = 192, repeats: int = 2, threads: int = 1, batch_size:
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
+    rows = [(name, f"{rate:,}", f"{result['padding'][name]:.1%}") for name, rate in result["tokens_per_second"].items()]
     title = f"Self-play training, {result['threads']} thread(s), {result['pairs']} pairs, {result['epochs']:g} epochs"
-    table = Table(title=title)
-    for column in ("opponent", "real tokens/s", "padding"):
-        table.add_column(column, justify="left" if column == "opponent" else "right")
-    for name, rate in result["tokens_per_second"].items():
-        table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}")
-    Console().print(table)
+    print_table(title, ("opponent", "real tokens/s", "padding"), rows)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from bench.library import LibraryEngine
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
+from bench.warm import warm_started
 from selfimprove.core.records import write_jsonl
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
@@ -27,11 +28,8 @@ from selfimprove.engines.factory import make_engine
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.params import GenerateParams, TasksParams, ToolsParams
 from selfimprove.methods.spin.play import play
-from selfimprove.methods.spin.tasks import Material, examples, gather, open_tools, texts
-from selfimprove.models.scratch import ScratchArch, build_scratch_model
-from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
-from selfimprove.training.config import FinetuneParams
-from selfimprove.training.launch import finetune
+from selfimprove.methods.spin.tasks import examples, gather, open_tools, texts
+from selfimprove.models.tokenizer import TokenizerParams
 from tests.support.recorded import Recorded
 
 CONTEXT = 512
@@ -74,7 +72,11 @@ def measure(
         material = gather(
             TasksParams(train=experts, dev=1, test=questions), tools_cfg, seed=0, download=folder, mirror=None
         )
-        model = warm_started(material, folder, threads=threads, epochs=epochs)
+        demonstrations = examples(material.experts, FORM)
+        model = warm_started(
+            folder, texts(demonstrations, FORM), TokenizerParams(vocab_size=1024, phrases=True, template="react"),
+            {"model": demonstrations}, length=CONTEXT, positions=CONTEXT, epochs=epochs, threads=threads,
+        )["model"]  # fmt: skip
         corpus = folder / "corpus.jsonl"
         write_jsonl(corpus, material.paragraphs)
         tools = open_tools(tools_cfg, FORM, folder, corpus)
@@ -113,24 +115,6 @@ def measure(
         "finished": round(finished, 4),
         "valid": occupancy <= 1.0,
     }
-
-
-def warm_started(material: Material, folder: Path, *, threads: int, epochs: float) -> Path:
-    """A 0.2M-parameter model that has seen the experts' trajectories, as the pipeline makes it."""
-    demonstrations = examples(material.experts, FORM)
-    rows = texts(demonstrations, FORM)
-    fixed = [row["text"] for row in rows if row.get("fixed")]
-    params = TokenizerParams(vocab_size=1024, phrases=True, template="react")
-    train_tokenizer((row["text"] for row in rows if not row.get("fixed")), params, folder / "tokenizer", fixed=fixed)
-    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=CONTEXT)
-    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
-    learn = FinetuneParams(
-        epochs=epochs, batch_size=16, row_tokens=CONTEXT, max_length=CONTEXT, lr=4e-3, schedule="linear",
-        betas=(0.9, 0.98),
-    )  # fmt: skip
-    scratch = folder / "scratch"
-    finetune(folder / "base", demonstrations, folder / "model", learn, scratch=scratch, seed=0, threads=threads)
-    return folder / "model"
 
 
 def _play(split: Sequence[Question], tools: Any, engine: Any, at_once: int | None = None) -> Coroutine[Any, Any, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +41,6 @@ def timed(engine: Any, work: Coroutine[Any, Any, Any]) -> tuple[Any, Run]:
 
 
 async def answer_all(engine: Any, requests: Iterable[Request]) -> None:
-    """Every request at once."""
     await asyncio.gather(*(engine.generate(request) for request in requests))
 
 
@@ -51,14 +50,20 @@ def keep_best(best: dict[str, Run], name: str, run: Run) -> None:
         best[name] = run
 
 
-def print_rates(title: str, unit: str, counts: Mapping[str, float], tokens: Mapping[str, float]) -> None:
-    """Print a row a way of ``tokens`` (tokens/s); ``counts`` has its rate in ``unit``/s, where it has one."""
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; its first column holds names, the others numbers."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title)
-    for name in ("way", f"{unit}/s", "tokens/s"):
-        table.add_column(name, justify="left" if name == "way" else "right")
-    for name, rate in tokens.items():
-        table.add_row(name, f"{counts[name]:,.1f}" if name in counts else "", f"{rate:,.0f}")
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
+
+
+def print_rates(title: str, unit: str, counts: Mapping[str, float], tokens: Mapping[str, float]) -> None:
+    """Print a row a way of ``tokens`` (tokens/s); ``counts`` has its rate in ``unit``/s, where it has one."""
+    rows = [(name, f"{counts[name]:,.1f}" if name in counts else "", f"{rate:,.0f}") for name, rate in tokens.items()]
+    print_table(title, ("way", f"{unit}/s", "tokens/s"), rows)

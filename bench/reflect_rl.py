@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from bench.rates import answer_all, print_rates
+from bench.warm import warm_started
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import EngineStats
@@ -38,8 +39,7 @@ from selfimprove.methods.reflect_rl.prompts import MARKERS, cut_reflection, poli
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
-from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
-from selfimprove.training.config import FinetuneParams
+from selfimprove.models.tokenizer import TokenizerParams
 from tests.support.recorded import Recorded
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def measure(
     games = [(tasks[place % STARTS], place) for place in range(episodes)]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        models = warm_started(env, folder, threads=threads, epochs=epochs)
+        models = _taught(env, folder, threads=threads, epochs=epochs)
         work = lambda tell: _ours_and_engine(models, env, games, slots, rounds)  # noqa: E731
         ours, engine, metrics = run_forked(work, processes=threads, threads=1, folder=folder)
         original = min(
@@ -155,11 +155,8 @@ def _together(group: Any, run: _Run) -> _Run:
     return _Run(max(one.seconds for one in runs), sum(one.tokens for one in runs))
 
 
-def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) -> dict[str, Path]:
-    """A reflection model and a policy that have seen the scripted teacher's episodes, as the pipeline makes them."""
-    from selfimprove.models.scratch import ScratchArch, build_scratch_model
-    from selfimprove.training.launch import finetune
-
+def _taught(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) -> dict[str, Path]:
+    """A reflection model and a policy that have seen the scripted teacher's episodes."""
     cfg = GenerateParams(tasks=60, negative_tasks=100, negatives=1, max_turns=20)
     tasks = list(env.task_ids())
     rng("bench", "warm start").shuffle(tasks)
@@ -171,19 +168,11 @@ def warm_started(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: floa
     trajectories = asyncio.run(taught())
     sets = convert(trajectories, env.instruction, MARKS)
     rows = texts(sets, trajectories, env.instruction, MARKS)
-    fixed = [row["text"] for row in rows if row.get("fixed")]
-    params = TokenizerParams(vocab_size=560, phrases=True)
-    train_tokenizer((row["text"] for row in rows if not row.get("fixed")), params, folder / "tokenizer", fixed=fixed)
-    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=512)
-    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
-    learn = FinetuneParams(
-        epochs=epochs, batch_size=16, row_tokens=256, max_length=256, lr=4e-3, schedule="linear", betas=(0.9, 0.98)
-    )
-    models = {}
-    for name, data in (("reflector", "sft_reflection"), ("policy", "sft_policy")):
-        models[name] = folder / name
-        finetune(folder / "base", sets[data], models[name], learn, scratch=folder / "scratch", seed=0, threads=threads)  # type: ignore[index]
-    return models
+    return warm_started(
+        folder, rows, TokenizerParams(vocab_size=560, phrases=True),
+        {"reflector": sets["sft_reflection"], "policy": sets["sft_policy"]},
+        length=256, positions=512, epochs=epochs, threads=threads,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,10 +30,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from bench.rates import print_table
 from selfimprove.core.journal import Journal
 from selfimprove.core.records import Episode, Message
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Completion, Engine, EngineStats, Request
+from selfimprove.engines.base import Around, Completion, Engine, Request
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.factory import make_engine
@@ -145,7 +146,6 @@ def measure(
 
 
 def problem(episode: int) -> Problem:
-    """A word problem of its own."""
     draw = rng("bench", episode)
     bought, lost = draw.randint(2, 99), draw.randint(2, 99)
     question = f"Mia has {draw.randint(99, 999)} apples and buys {bought} more, then {lost} are lost. How many remain?"
@@ -157,27 +157,17 @@ def length(seed: SeedKey) -> int:
     return rng("bench", seed.task, seed.turn).randint(SHORTEST, LONGEST)
 
 
-class _Varied:
+class _Varied(Around):
     """The engine, asked for completions of various lengths, as a random model never ends them; notes the requests."""
 
     def __init__(self, inner: Engine) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.asked: list[Request] = []
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._inner.stats
-
-    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
-        return self._inner.fits(messages, max_tokens)
 
     async def generate(self, request: Request) -> list[Completion]:
         varied = replace(request, max_tokens=length(request.seed))
         self.asked.append(varied)
         return await self._inner.generate(varied)
-
-    async def close(self) -> None:
-        await self._inner.close()
 
 
 class _Rollouts:
@@ -371,14 +361,7 @@ def _generate(batch: int, episodes: range) -> int:
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    rollout = result["tokens_per_second"]["rollout"]
-    table = Table(title=f"Rollouts, {result['threads']} thread(s), {result['episodes']} two-turn episodes")
-    table.add_column("way")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("rollout is", justify="right")
-    for name, rate in result["tokens_per_second"].items():
-        table.add_row(name, f"{rate:,.0f}", f"{rollout / rate:.2f} x")
-    Console().print(table)
+    rates = result["tokens_per_second"]
+    rows = [(name, f"{rate:,.0f}", f"{rates['rollout'] / rate:.2f} x") for name, rate in rates.items()]
+    title = f"Rollouts, {result['threads']} thread(s), {result['episodes']} two-turn episodes"
+    print_table(title, ("way", "tokens/s", "rollout is"), rows)

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.rates import Run, answer_all, keep_best, print_rates, timed
+from bench.warm import warm_started
 from selfimprove.core.seeds import rng
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.episodes import play_all
@@ -29,8 +30,7 @@ from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.search import search
 from selfimprove.methods.agent_r.tasks import demonstrate, texts
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
-from selfimprove.training.config import FinetuneParams
+from selfimprove.models.tokenizer import TokenizerParams
 from tests.support.original_search import OneByOne, Rebuilt
 from tests.support.recorded import Recorded
 
@@ -69,7 +69,13 @@ def measure(
     torch.set_num_threads(threads)
     env = text_env().make()
     with TemporaryDirectory() as scratch:
-        folder = model_dir or warm_started(env, Path(scratch), threads=threads, epochs=epochs)
+        if model_dir is None:
+            examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
+            model_dir = warm_started(
+                Path(scratch), texts(examples), TokenizerParams(vocab_size=704), {"model": examples},
+                length=CONTEXT, positions=1024, epochs=epochs, threads=threads, row_tokens=512,
+            )["model"]  # fmt: skip
+        folder = model_dir
         many = Recorded(_engine(folder, slots=slots, threads=threads))
         single = _engine(folder, slots=1, threads=threads)
         tasks = _tasks(env)[DEMONSTRATIONS : DEMONSTRATIONS + trees]
@@ -103,24 +109,7 @@ def measure(
     }
 
 
-def warm_started(env: AgentEnv, folder: Path, *, threads: int, epochs: float) -> Path:
-    """A 0.2M-parameter model that has seen ``DEMONSTRATIONS`` of the expert's episodes, as the pipeline makes it."""
-    from selfimprove.models.scratch import ScratchArch, build_scratch_model
-    from selfimprove.training.launch import finetune
-
-    examples = [demonstrate(env, task) for task in _tasks(env)[:DEMONSTRATIONS]]
-    train_tokenizer((row["text"] for row in texts(examples)), TokenizerParams(vocab_size=704), folder / "tokenizer")
-    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=1024)
-    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
-    params = FinetuneParams(
-        epochs=epochs, batch_size=16, row_tokens=512, max_length=CONTEXT, lr=4e-3, schedule="linear", betas=(0.9, 0.98)
-    )
-    finetune(folder / "base", examples, folder / "model", params, scratch=folder / "scratch", seed=0, threads=threads)
-    return folder / "model"
-
-
 def _grow(engine: Any, world: World, tasks: Sequence[int], *, at_once: int) -> tuple[list[Tree], Run]:
-    """Grow a tree a task."""
     grow = play_all(tasks, lambda task: search(task, world, engine, CFG, 0), concurrency=at_once)
     trees, run = timed(engine, grow)
     return trees, run

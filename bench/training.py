@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.rates import print_table
 from selfimprove.core.seeds import rng
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
@@ -175,12 +176,7 @@ def measure(*, examples: int = 640, repeats: int = 2, threads: int = 1, batch_si
 
 def show(result: dict[str, Any]) -> None:
     """Print a result of ``measure`` as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Training, {result['threads']} thread(s), {result['examples']} examples")
-    for column in ("trainer", "real tokens/s", "padding", "mean loss"):
-        table.add_column(column, justify="left" if column == "trainer" else "right")
-    for name, rate in result["tokens_per_second"].items():
-        table.add_row(name, f"{rate:,}", f"{result['padding'][name]:.1%}", f"{result['loss'][name]:.3f}")
-    Console().print(table)
+    rates, padding, loss = (result[key] for key in ("tokens_per_second", "padding", "loss"))
+    rows = [(name, f"{rate:,}", f"{padding[name]:.1%}", f"{loss[name]:.3f}") for name, rate in rates.items()]
+    title = f"Training, {result['threads']} thread(s), {result['examples']} examples"
+    print_table(title, ("trainer", "real tokens/s", "padding", "mean loss"), rows)

@@ -60,7 +60,6 @@ class Person:
         self._console, self._stream = console, stream
 
     def __call__(self, game: Game, step: int) -> str | None:
-        """See ``Policy``."""
         while (line := self._read()) is not None:
             if line in (":q", ":quit"):
                 return None
@@ -130,7 +129,6 @@ class Model:
         self._runner = asyncio.Runner()
 
     def __call__(self, game: Game, step: int) -> str | None:
-        """See ``Policy``."""
         key = SeedKey(self._seed, f"play {game.name}", step)
         return self._runner.run(game.ask(self._engine, key, self._temperature))
 

@@ -89,25 +89,20 @@ class LabelledGame:
         self._cost, self._steps = 0.0, 0
 
     def tasks(self) -> Sequence[int]:
-        """See ``Game``."""
         return self._env.task_ids()
 
     def begin(self, task: int) -> str:
-        """See ``Game``."""
         self._cost, self._steps = 0.0, 0
         state = self._env.reset(task)
         return f"{state.pre}{state.post}"
 
     def choices(self) -> Mapping[str, str]:
-        """See ``Game``."""
         return self._env.commands()
 
     def possible(self) -> list[str]:
-        """See ``Game``."""
         return [f"{label}  {command}" for label, command in self._env.commands().items()]
 
     def act(self, action: str) -> Told:
-        """See ``Game``."""
         played = self._env.step(action)
         self._cost += played.cost
         self._steps += 1
@@ -125,7 +120,6 @@ class LabelledGame:
         return self._mishap
 
     def expert(self) -> Move | None:
-        """See ``Game``."""
         way = self._env.oracle()
         for label, command in self._env.commands().items():
             if way and command == way[0]:
@@ -164,11 +158,9 @@ class TextGame:
         self._dialogue: list[Message] = []
 
     def tasks(self) -> Sequence[int]:
-        """See ``Game``."""
         return self._env.task_ids()
 
     def begin(self, task: int) -> str:
-        """See ``Game``."""
         from selfimprove.methods.agent_r.prompts import opening
 
         observation = self._env.reset(task)
@@ -176,15 +168,12 @@ class TextGame:
         return observation
 
     def choices(self) -> Mapping[str, str]:
-        """See ``Game``."""
         return {}
 
     def possible(self) -> list[str]:
-        """See ``Game``."""
         return self._env.valid_actions() or []
 
     def act(self, action: str) -> Told:
-        """See ``Game``."""
         step = self._env.step(action)
         if self._dialogue[-1].role == "assistant":
             self._dialogue.append(Message(role="user", content=" ".join(step.observation.split())))
@@ -193,11 +182,9 @@ class TextGame:
         return Told(step.observation, score, step.done, success, bool(step.info["valid"]))
 
     def expert(self) -> Move | None:
-        """See ``Game``."""
         return next(iter(self._env.expert()), None)
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
-        """See ``Game``."""
         from selfimprove.methods.agent_r.prompts import trim
         from selfimprove.methods.agent_r.reply import parse_action, stored_reply
 
@@ -218,26 +205,21 @@ class QuizGame:
         self._problem, self._pairs = problems[0], list[tuple[Message, Message]]()
 
     def tasks(self) -> Sequence[int]:
-        """See ``Game``."""
         return range(len(self._problems))
 
     def begin(self, task: int) -> str:
-        """See ``Game``."""
         if task not in self.tasks():
             raise UserError(f"{self.name} has no problem {task}; they are numbered 0 to {len(self._problems) - 1}.")
         self._problem, self._pairs = self._problems[task], []
         return self._problem.question
 
     def choices(self) -> Mapping[str, str]:
-        """See ``Game``."""
         return {}
 
     def possible(self) -> list[str]:
-        """See ``Game``."""
         return []
 
     def act(self, action: str) -> Told:
-        """See ``Game``."""
         from selfimprove.methods.rise.prompts import feedback
 
         attempt = action if "boxed" in action else f"\\boxed{{{action}}}"
@@ -249,7 +231,6 @@ class QuizGame:
         return Told(text, f"reward {grade.reward:g}", right, right, grade.answer is not None)
 
     def expert(self) -> Move | None:
-        """See ``Game``."""
         return Move("This is the solution as the data gives it.", self._env.demonstration(self._problem))
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:

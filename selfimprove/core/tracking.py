@@ -99,7 +99,6 @@ class Tracker:
             self._give_up(error)
 
     def close(self) -> None:
-        """End the run's curves."""
         try:
             if self._sink is not None:
                 self._sink.close()
@@ -134,16 +133,26 @@ class TensorBoard:
         self._file.flush()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all of them."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step=step, summary=self._summary(value=values))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
-class WandB:
+class _Run:
+    """A run of W&B's interface."""
+
+    _run: Any
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class WandB(_Run):
     """Weights & Biases; the key comes from ``WANDB_API_KEY`` or ``wandb login``, ``WANDB_MODE=offline`` needs none."""
 
     def __init__(self, stage: str, folder: Path, step: int) -> None:
@@ -153,30 +162,14 @@ class WandB:
         quiet = wandb.Settings(silent=True, login_timeout=20, console="off")
         self._run = wandb.init(project=PROJECT, name=stage, group=stage, dir=str(folder), settings=quiet)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row."""
-        self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        """Upload what is left."""
-        self._run.finish()
-
-
-class Trackio:
+class Trackio(_Run):
     """Trackio's local database (``trackio show --project selfimprove``)."""
 
     def __init__(self, stage: str, folder: Path, step: int) -> None:
         import trackio
 
         self._run = trackio.init(project=PROJECT, name=stage, resume="allow", embed=False)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row."""
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        """Write what is left."""
-        self._run.finish()
 
 
 class DvcLive:
@@ -188,14 +181,12 @@ class DvcLive:
         self._live = Live(dir=str(folder), resume=True, save_dvc_exp=False, dvcyaml=None, report=None)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line in each metric's file."""
         self._live.step = step
         for name, value in metrics.items():
             self._live.log_metric(name, value)
         self._live.make_summary()
 
     def close(self) -> None:
-        """Write the summary."""
         self._live.end()
 
 

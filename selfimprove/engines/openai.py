@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Finish, Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
-from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request
+from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request, first_stop
 from selfimprove.engines.config import OpenAiEngineConfig
 
 if TYPE_CHECKING:
@@ -123,7 +123,6 @@ class OpenAiEngine:
         return True
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             await self._client.aclose()
             self._client = None
@@ -257,8 +256,9 @@ class OpenAiEngine:
                 f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
                 "fix base_url or model."
             )
-        said = self._clean(_error_text(response))
-        if status in (402, 429) and _error_code(response) in _QUOTA:
+        words, code = _error(response)
+        said = self._clean(words)
+        if status in (402, 429) and code in _QUOTA:
             name = cfg.api_key_env or DEFAULT_NAME
             raise UserError(
                 f"{self._url}: the quota of the key {name} is used up{said and ': ' + said}; raise it, or name another "
@@ -278,7 +278,7 @@ class OpenAiEngine:
         except (ValueError, RecursionError):
             raise _Passing("the body is not JSON") from None
         if not isinstance(body, dict) or body.get("error"):
-            raise _Passing(f"an error in the body: {self._clean(_error_text(response))}")
+            raise _Passing(f"an error in the body: {self._clean(_error(response)[0])}")
         choices = body.get("choices")
         if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
             raise _Passing("the body holds no choices")
@@ -370,31 +370,22 @@ def _completion(choice: dict[str, Any], stop: Any) -> Completion:
         raise _Passing("a choice holds no text")
     # A lone surrogate is legal in JSON but could not be written as UTF-8.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    cuts = [at for at in (text.find(word) for word in stop) if at >= 0]
-    if cuts:
-        return Completion(text[: min(cuts)], "stop")
-    return Completion(text, finish)
+    found = first_stop(text, stop)
+    return Completion(text[: found[0]], "stop") if found else Completion(text, finish)
 
 
-def _error_text(response: httpx.Response) -> str:
-    """The endpoint's own words, from the usual shapes of an error body."""
+def _error(response: httpx.Response) -> tuple[str, str]:
+    """The endpoint's own words, from the usual shapes of an error body, and its code (or type); "" what it lacks."""
     try:
         body = json.loads(response.content)
     except (ValueError, RecursionError):
-        return ""
+        return "", ""
     error = body.get("error", body) if isinstance(body, dict) else body
-    if isinstance(error, dict):
-        error = error.get("message", error.get("detail", ""))
-    return error if isinstance(error, str) else ""
-
-
-def _error_code(response: httpx.Response) -> str:
-    """The code (or type) of an error body, "" if it has none."""
-    try:
-        error = json.loads(response.content)["error"]
-        return str(error.get("code") or error.get("type") or "")
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        return ""
+    if not isinstance(error, dict):
+        return (error if isinstance(error, str) else ""), ""
+    said = error.get("message", error.get("detail", ""))
+    code = str(error.get("code") or error.get("type") or "") if error is not body else ""
+    return (said if isinstance(said, str) else ""), code
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

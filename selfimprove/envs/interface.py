@@ -158,12 +158,10 @@ class EmbeddedWorld:
         return self.env.instruction
 
     async def reset(self, task_id: int) -> tuple[Any, str]:
-        """See ``World``."""
         observation = self.env.reset(task_id)
         return self.env.snapshot(), observation
 
     async def step(self, state: Any, action: str) -> tuple[Any, Step]:
-        """See ``World``."""
         self.env.restore(state)
         step = self.env.step(action)
         return self.env.snapshot(), step

@@ -85,14 +85,12 @@ class ListedText:
         return list(tasks)
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
-        """See ``EnumeratedEnv``."""
         self.level_tasks(level, ())
         first = self._game.reset(task_id)
         self._now = _Moment(task_id, episode, first, (), 0, False, 0.0, self._game.snapshot())
         return self.state()
 
     def state(self) -> State:
-        """See ``EnumeratedEnv``."""
         labelled = self.commands()
         return State(state_text(self._now.first, self._now.path), action_list(labelled.items()), tuple(labelled))
 
@@ -125,7 +123,6 @@ class ListedText:
         return Played(now.reward - reward, ended, reward == 1, command is not None, output)
 
     def oracle(self) -> list[str]:
-        """See ``EnumeratedEnv``."""
         if self._now.ended:
             return []
         self._game.restore(self._now.game)
@@ -146,11 +143,9 @@ class ListedText:
         return False
 
     def snapshot(self) -> _Moment:
-        """See ``EnumeratedEnv``."""
         return self._now
 
     def restore(self, snapshot: _Moment) -> None:
-        """See ``EnumeratedEnv``."""
         self._now = snapshot
 
     def copy(self) -> ListedText:

@@ -233,7 +233,6 @@ class OwnTextParams(_Own, TextParams):
     needs: ClassVar[type] = AgentEnv
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``."""
         made: AgentEnv = self._made()
         return made
 
@@ -244,13 +243,11 @@ class OwnListedParams(_Own, ListedParams):
     needs: ClassVar[type] = AgentEnv
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
-        """See ``ListedParams``."""
         from selfimprove.envs.listed import ListedText
 
         return ListedText(self._made(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def instruction(self) -> str:
-        """See ``ListedParams``."""
         return f"{own_class(self.name, self.needs).instruction}\n"
 
 
@@ -260,6 +257,5 @@ class OwnAnswerParams(_Own, AnswerParams):
     needs: ClassVar[type] = AnswerEnv
 
     def make(self) -> AnswerEnv:
-        """See ``AnswerParams``."""
         made: AnswerEnv = self._made()
         return made

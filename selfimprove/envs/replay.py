@@ -149,8 +149,6 @@ class ReplayWorld:
         self._all_closed = asyncio.Event()
 
     async def reset(self, task_id: int) -> tuple[ReplayState, str]:
-        """See ``World``."""
-
         async def play(place: _Place) -> tuple[ReplayState, str]:
             observation = await self._reset(place, task_id)
             return ReplayState(task_id, (), False, key_bits(observation)), observation

@@ -19,6 +19,20 @@ class Descendant(Protocol):
     def init(self) -> str: ...
 
 
+class Round(Descendant, Protocol):
+    """An iteration that says whose weights its training starts from."""
+
+    @property
+    def init_from(self) -> str: ...
+
+
+class Matched(Protocol):
+    """A control; ``match`` names the iteration whose training it equals."""
+
+    @property
+    def match(self) -> str: ...
+
+
 def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN) -> None:
     """Refuse a name that is taken, by a folder or in another kind, or that is no plain folder name.
 
@@ -77,6 +91,22 @@ def check_split(place: str, split: str, tasks: object) -> None:
         raise ValueError(
             f"{place}: {split} is asked for, but tasks.{split} is 0; raise it, or evaluate on another split"
         )
+
+
+def check_rounds(iterations: Mapping[str, Round], controls: Mapping[str, Matched], tasks: object, split: str) -> None:
+    """What iterations that start from their parent or from the base, their controls and the evaluation name exists.
+
+    Raises:
+        ValueError: names the param.
+    """
+    check_names({"controls": controls, "iterations": iterations})
+    for key, iteration in iterations.items():
+        lineage(iterations, key)
+        if iteration.init_from not in ("base", iteration.init):
+            raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
+    for key, control in controls.items():
+        check_known(f"controls.{key}.match", "iteration", control.match, iterations)
+    check_split("evaluate.split", split, tasks)
 
 
 def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",)) -> list[str]:

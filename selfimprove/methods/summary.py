@@ -5,39 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from selfimprove.core.outcomes import Outcome, compare
 from selfimprove.core.params import Section
 from selfimprove.core.records import read_jsonl
 from selfimprove.methods.omissions import omissions
-
-
-class Matched(Protocol):
-    """A control."""
-
-    @property
-    def match(self) -> str:
-        """The iteration whose training it equals."""
-        ...
-
-
-class Iterated(Protocol):
-    """A method's section with iterations that go on from a base, and controls."""
-
-    @property
-    def iterations(self) -> Mapping[str, Any]:
-        """By name."""
-        ...
-
-    @property
-    def controls(self) -> Mapping[str, Matched]:
-        """By name."""
-        ...
-
-    def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors."""
-        ...
 
 
 def summarise(
@@ -111,9 +84,9 @@ def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[
 
 
 def iteration_curve(
-    params: Iterated, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
+    params: Any, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
 ) -> dict[str, Any]:
-    """The plot of a metric by iteration.
+    """The plot of a metric by iteration; ``params``: a section with iterations that go on from a base, and controls.
 
     Its points are rows {row, ``x``, ``metric``, se}: the method from the base (0) on; a control stands at the
     iteration that it matches. ``y``, ``title`` and ``top`` are what the plot says and how high it reaches.

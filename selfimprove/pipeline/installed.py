@@ -1,8 +1,9 @@
 """The packages that results depend on, in the versions really installed: part of the identity of every run.
 
-They are what pyproject.toml's dependencies bring (the names in ``requirements/main.lock``) and torch, which that lock
-leaves out. Packages that are installed beside them (vLLM, bitsandbytes, ScienceWorld) do not count, and neither does
-the build of a version (``+cpu``, ``+cu130``): so a machine with GPUs and one without agree on the default's runs.
+They are what pyproject.toml's dependencies bring (the names in ``requirements/runtime.lock``) and torch, which that
+lock leaves out. Development tools (linters, pytest) and packages installed beside them (vLLM, bitsandbytes,
+ScienceWorld) do not count, and neither does the build of a version (``+cpu``, ``+cu130``): so a machine with GPUs and
+one without agree on the default's runs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-LOCK = Path("requirements/main.lock")
+LOCK = Path("requirements/runtime.lock")
 SUFFIX = ".dist-info"
 
 

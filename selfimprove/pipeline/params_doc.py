@@ -17,7 +17,6 @@ PAGE = Path("docs/params.md")
 
 
 def page() -> str:
-    """The whole page."""
     lines = ["# Every key of params.yaml", "", "Written by `make docs` from the schemas; a test keeps it true."]
     for place, schema in schemas():
         lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]

@@ -6,13 +6,12 @@ The default profile trains a model of 0.2 million parameters with learning rates
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.yaml import read_yaml
+from selfimprove.engines.cpu.batching import stored_parameters
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
 
 DEFAULT = Path(__file__).resolve().parents[2] / "profiles/default.yaml"
@@ -30,7 +29,7 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
         values: all of params.yaml.
     """
     model = values["base"][method].get("model")
-    size = None if model is None else parameters(Path(model))
+    size = None if model is None else stored_parameters(Path(model)) or None
     if model is None or (size is not None and size < LARGE):
         return None
     own, default = (METHOD_SCHEMAS[method].spelled_out(all_[method]) for all_ in (values, read_yaml(DEFAULT)))
@@ -43,16 +42,6 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
         f"of 0.2 million parameters, which make a pretrained model forget what it knew: {', '.join(kept)}. Set them; "
         f"profiles/{method.replace('_', '-')}-smollm2.yaml shows values for a pretrained model."
     )
-
-
-def parameters(folder: Path) -> int | None:
-    """Numbers in a model folder's weights, from the headers of its safetensors files; None if there are none."""
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as content:
-            header = json.loads(content.read(int.from_bytes(content.read(8), "little")))
-        total += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return total or None
 
 
 def _kept(section: Any, default: Any, place: str) -> Iterator[str]:

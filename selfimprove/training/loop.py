@@ -90,6 +90,11 @@ class PlannedTrainer(Trainer):
 
     # What Trainer asks for.
 
+    def micro_batches(self, number: int) -> list[dict[str, Any]]:
+        """Tensors of this process's share of step ``number``."""
+        step = self._plan.steps[number]
+        return self.rendered(step.shares[self.args.process_index], step.examples)
+
     def get_train_dataloader(self) -> DataLoader:
         """The plan's steps in order; this process's share of each."""
         steps = _Steps(self)
@@ -114,7 +119,6 @@ class PlannedTrainer(Trainer):
         return norm
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not estimated."""
         return 0
 
     def training_step(
@@ -341,8 +345,7 @@ class _Steps(Dataset):
         return len(self._trainer._plan.steps)
 
     def __getitem__(self, number: int) -> list[dict[str, Any]]:
-        step = self._trainer._plan.steps[number]
-        return self._trainer.rendered(step.shares[self._trainer.args.process_index], step.examples)
+        return self._trainer.micro_batches(number)
 
 
 class _EveryStep(TrainerCallback):

@@ -108,7 +108,7 @@ def repository(folder: Path) -> Path:
         "selfimprove/engines/progress.py": "from selfimprove import shown\n",
         "selfimprove/shown.py": "",
         "selfimprove/unused.py": "",
-        "requirements/main.lock": "numpy==2\n",
+        "requirements/runtime.lock": "numpy==2\n",
     }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -136,7 +136,7 @@ def test_a_manifest_names_the_closure_and_the_environment_with_their_hashes(tmp_
         ("selfimprove/b.py", True), ("selfimprove/deep/c.py", True), ("selfimprove/deep/x.txt", True),
         ("stages/one.py", True), ("selfimprove/unused.py", False), ("selfimprove/deep/unread.txt", False),
         ("selfimprove/engines/progress.py", False), ("selfimprove/shown.py", False), ("stages/two.py", False),
-        ("requirements/main.lock", False),
+        ("requirements/runtime.lock", False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kept", [True, False], ids=["known before", "nothing known"])

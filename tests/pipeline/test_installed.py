@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, version
+import tomllib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from selfimprove.pipeline.installed import LOCK, installed
 
@@ -51,6 +55,34 @@ def test_optional_packages_and_the_build_of_torch_do_not_count(root: Path, monke
 def test_of_two_versions_the_one_that_python_imports_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(monkeypatch, site(root / "first", "numpy-2.4.0"), site(root / "second", "numpy-2.3.5", "zc_lockfile-4.0"))
     assert installed(root) == "numpy==2.4.0\nzc-lockfile==4.0\n"
+
+
+def brought(requirements: Iterable[str]) -> set[str]:
+    """The installed packages that these bring, themselves included, by their own metadata."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(Requirement(text), "") for text in requirements]
+    while waiting:
+        one, extra = waiting.pop()
+        if one.marker and not one.marker.evaluate({"extra": extra}):
+            continue
+        for wanted in ("", *one.extras):
+            name = canonicalize_name(one.name)
+            if (name, wanted) not in found:
+                try:
+                    inner = requires(name) or []
+                except PackageNotFoundError:
+                    continue
+                found.add((name, wanted))
+                waiting += [(Requirement(text), wanted) for text in inner]
+    return {name for name, _ in found}
+
+
+def test_what_only_development_tools_bring_is_no_part_of_a_run() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = {line.partition("==")[0] for line in installed(ROOT).splitlines()}
+    assert named == brought(project["project"]["dependencies"])
+    tools = brought(project["dependency-groups"]["dev"]) - named
+    assert {"ruff", "mypy", "pytest", "hypothesis", "import-linter"} <= tools
 
 
 def test_python_s_own_metadata_says_the_same_of_every_locked_package() -> None:

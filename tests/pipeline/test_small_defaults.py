@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from selfimprove.engines.cpu.batching import stored_parameters
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.small_defaults import parameters, small_settings
+from selfimprove.pipeline.small_defaults import small_settings
 from tests.support.profiles import NAMES, profile
 
 
@@ -21,8 +22,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_parameters_are_counted_in_all_files_of_a_folder(model: Path) -> None:
-    assert parameters(model) == 6_000_004
-    assert parameters(model / "nothing") is None
+    assert stored_parameters(model) == 6_000_004
+    assert stored_parameters(model / "nothing") == 0
 
 
 def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Path) -> None:

@@ -35,7 +35,7 @@ class Small(Section):
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path, text in {
         SCRIPT: "from selfimprove import code\n", "selfimprove/code.py": "",
-        "requirements/main.lock": "numpy==2\n", "in.txt": "x",
+        "requirements/runtime.lock": "numpy==2\n", "in.txt": "x",
         "params.yaml": "run: {seed: 1, threads: 1}\nbase: {read: 1, unread: 1}\n",
     }.items():  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

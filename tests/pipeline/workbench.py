@@ -21,7 +21,7 @@ from selfimprove.pipeline.profiles import merge
 from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ("selfimprove", "stages", "requirements/main.lock", "data/sources.yaml")
+CODE = ("selfimprove", "stages", "requirements/runtime.lock", "data/sources.yaml")
 PARAMS = """
 rise:
   tasks: {demonstrations: 96, train: 12, dev: 2, test: 6}

@@ -58,7 +58,6 @@ class Module:
     def read(
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """See ``Forward.read``."""
         if last is None:
             self._through(self._model.base_model, rows, ids, at, seen)
             return None
@@ -66,7 +65,6 @@ class Module:
         return logits[torch.arange(len(last), device=last.device), last]
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """See ``Forward.step``."""
         out: torch.Tensor = self._through(self._model, rows, ids, at, seen).logits[:, 0]
         return out
 

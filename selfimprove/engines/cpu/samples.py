@@ -90,7 +90,6 @@ class Samples:
             self.nodes[slot] = job.trie.root()
 
     def free(self, slot: int) -> None:
-        """The slot has none any more."""
         self.job[slot] = None
         self.busy[slot] = False
         self.token[slot], self.position[slot], self.count[slot] = self._pad_id, 0, 0

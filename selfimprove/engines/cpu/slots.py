@@ -194,5 +194,4 @@ class PrefixCache:
             self._kept.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget every block."""
         self._kept.clear()

@@ -79,17 +79,14 @@ class GeneratedGames:
         self._seed, self._thing, self._place = seed, thing, place
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """See ``Games``."""
         tasks = {"train": TRAIN, "valid": VALID}.get(split or "", range(TRAIN.start, VALID.stop))
         return [task for task in tasks if KINDS[task % len(KINDS)] in self._kinds]
 
     def id(self, task: int) -> str:
-        """See ``Games``."""
         asked = "".join(f"-{word}" for word in (self._thing, self._place) if word)
         return f"kitchen-{self._seed}-{task}{asked}"
 
     def game(self, task: int) -> AlfGame:
-        """See ``Games``."""
         if not 0 <= task < VALID.stop or KINDS[task % len(KINDS)] not in self._kinds:
             raise UserError(f"alfworld: there is no game {task!r} of {', '.join(self._kinds)}; see task_ids().")
         game = make_game(self._seed, task, self._thing, self._place)
@@ -138,11 +135,9 @@ class DownloadedGames:
         ]
 
     def id(self, task: int) -> str:
-        """See ``Games``."""
         return Path(self._found[task][0]).as_posix() if 0 <= task < len(self._found) else str(task)
 
     def game(self, task: int) -> AlfGame:
-        """See ``Games``."""
         if not 0 <= task < len(self._found):
             raise UserError(f"{self.folder}: there is no game {task!r}; there are {len(self._found)}.")
         path, goal = self._found[task]

@@ -168,7 +168,6 @@ class Kitchen:
         return self._now
 
     def restore(self, snapshot: KitchenSnapshot) -> None:
-        """See ``AgentEnv``."""
         self._now = snapshot
         self._game = self._game_of(snapshot.task)
 

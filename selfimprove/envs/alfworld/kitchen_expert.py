@@ -56,7 +56,6 @@ def _places(game: KitchenGame, scene: Scene) -> list[int]:
 
 
 def _walk(game: KitchenGame, scene: Scene, errand: Errand) -> list[Deed]:
-    """The deeds of an errand."""
     way: list[Deed] = []
     at, opened = scene.at, set(scene.opened)
 

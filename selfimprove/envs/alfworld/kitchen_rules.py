@@ -73,7 +73,6 @@ def is_reachable(game: KitchenGame, scene: Scene, receptacle: int) -> bool:
 
 
 def command(game: KitchenGame, deed: Deed) -> str:
-    """The deed in words."""
     thing = game.things[deed.thing] if deed.thing >= 0 else ""
     receptacle = game.receptacles[deed.receptacle] if deed.receptacle >= 0 else ""
     match deed.verb:

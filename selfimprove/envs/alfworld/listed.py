@@ -45,7 +45,6 @@ class EnumeratedKitchen(ListedText):
         self._planned = game
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
-        """See ``EnumeratedEnv``."""
         return self._planned.task_ids(split)
 
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:

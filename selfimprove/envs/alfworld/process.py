@@ -69,7 +69,6 @@ class AlfWorldProcess:
 
     @property
     def pid(self) -> int | None:
-        """The running process."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def ask(self, operation: str, seconds: float | None = None, **fields: Any) -> dict[str, Any]:

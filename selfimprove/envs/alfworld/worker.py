@@ -68,7 +68,6 @@ class Worlds:
         self._count = 0
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """One request's answer."""
         for number in request["left"]:
             self._idle.append(self._open.pop(number))
         operation = request["op"]

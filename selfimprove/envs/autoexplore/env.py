@@ -160,7 +160,6 @@ class AutoExplore:
         self.restore(ExploreSnapshot(0))
 
     def task_ids(self) -> Sequence[int]:
-        """Indices into the tasks."""
         return range(len(self._tasks))
 
     def reset(self, task_id: int, episode: int = 0) -> str:

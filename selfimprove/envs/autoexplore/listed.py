@@ -93,7 +93,6 @@ class EnumeratedAutoExplore:
         return State(pre, heading + actions, tuple(self.commands()))
 
     def commands(self) -> dict[str, str]:
-        """See ``EnumeratedEnv``."""
         return {choice.label: choice.action.text for choice in self._game.choices()}
 
     def step(self, label: str) -> Played:
@@ -136,11 +135,9 @@ class EnumeratedAutoExplore:
         return False
 
     def snapshot(self) -> ExploreSnapshot:
-        """See ``AutoExplore``."""
         return self._game.snapshot()
 
     def restore(self, snapshot: ExploreSnapshot) -> None:
-        """See ``EnumeratedEnv``."""
         self._game.restore(snapshot)
 
     def copy(self) -> EnumeratedAutoExplore:

@@ -20,7 +20,6 @@ class MathParams(AnswerParams):
     grade_timeout: float = Field(default=5.0, gt=0, description="seconds a symbolic comparison may take")
 
     def make(self) -> AnswerEnv:
-        """See ``AnswerParams``."""
         return make_env(self.name, self.extraction, self.equiv, self.grade_timeout)
 
 

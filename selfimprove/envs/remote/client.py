@@ -37,7 +37,6 @@ class _RemoteWorld(ReplayWorld):
         self._link = link
 
     async def close(self) -> None:
-        """See ``World``."""
         try:
             await super().close()
         finally:

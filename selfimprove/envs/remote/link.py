@@ -102,7 +102,6 @@ class Link:
             await self._send("POST", path, fields, min(self._timeout, FAREWELL))
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.aclose()

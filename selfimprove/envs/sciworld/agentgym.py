@@ -164,7 +164,6 @@ class SciWorldSlot(RemoteSlot):
         return plain_text(f"{answer.task_description}\n{answer.observation}")
 
     async def step(self, action: str) -> Step:
-        """See ``Slot``."""
         answer = await self._step(_SciWorldStepped, action)
         valid = not answer.observation.startswith(("No known action", "Unknown action", "Ambiguous request"))
         return outcome(answer.observation, answer.score, 100.0, answer.done, valid)

@@ -274,11 +274,9 @@ class SciWorldSlot:
         self._thread = thread
 
     async def reset(self, task_id: int) -> str:
-        """See ``SciWorld.reset``."""
         return await self._in_thread(lambda: self._env.reset(task_id))
 
     async def step(self, action: str) -> Step:
-        """See ``SciWorld.step``."""
         return await self._in_thread(lambda: self._env.step(action))
 
     async def close(self) -> None:

@@ -27,7 +27,6 @@ class SciWorldParams(TextParams):
     best: ClassVar[float] = 100.0
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``."""
         from selfimprove.envs.sciworld.env import SciWorld
 
         return SciWorld(_pool(self.jvms), map_actions=self.map_actions)
@@ -41,14 +40,12 @@ class SciWorldParams(TextParams):
         return SciWorldWorld(self.jvms, self.map_actions)
 
     def instruction(self) -> str:
-        """See ``TextParams``."""
         from selfimprove.envs.sciworld.env import INSTRUCTION
 
         return INSTRUCTION
 
     @classmethod
     def agentgym(cls) -> AgentGym:
-        """See ``TextParams``."""
         from selfimprove.envs.sciworld.agentgym import SCIWORLD, SciWorldSlot
 
         return AgentGym(SCIWORLD, SciWorldSlot.world)

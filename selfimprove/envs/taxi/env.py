@@ -240,7 +240,6 @@ class Taxi:
         return self._now
 
     def restore(self, snapshot: TaxiSnapshot) -> None:
-        """See ``AgentEnv``."""
         self._now = snapshot
 
     def valid_actions(self) -> list[str]:

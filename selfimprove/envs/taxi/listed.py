@@ -120,11 +120,9 @@ class EnumeratedTaxi:
         return self.state()
 
     def state(self) -> State:
-        """See ``EnumeratedEnv``."""
         return State(self._game.observation, ACTION_LIST, () if self._moment.ending else LABELS)
 
     def commands(self) -> dict[str, str]:
-        """See ``EnumeratedEnv``."""
         return {} if self._moment.ending else dict(zip(LABELS, ACTIONS, strict=True))
 
     def step(self, label: str) -> Played:
@@ -142,7 +140,6 @@ class EnumeratedTaxi:
         return bool(now.ending) and succeeded(self._level, -now.score, delivered)
 
     def oracle(self) -> list[str]:
-        """See ``EnumeratedEnv``."""
         return [ACTIONS[action] for action in self._game.oracle()]
 
     def explain(self, last: Last | None, *key: object) -> str:
@@ -169,7 +166,6 @@ class EnumeratedTaxi:
         return _Moment(self._level, self._moment)
 
     def restore(self, snapshot: _Moment) -> None:
-        """See ``EnumeratedEnv``."""
         self._level, self._moment = snapshot
 
     def copy(self) -> EnumeratedTaxi:

@@ -30,13 +30,11 @@ class TaxiParams(ListedParams):
         return f"{rules}\nYou have {max_turns} actions. Type an action's number or its words."
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
-        """See ``ListedParams``."""
         from selfimprove.envs.taxi.listed import EnumeratedTaxi
 
         return EnumeratedTaxi(self.mode, self.max_turns, self.with_history, self.curriculum_index)
 
     def instruction(self) -> str:
-        """See ``ListedParams``."""
         from selfimprove.envs.taxi.listed import INSTRUCTION
 
         return INSTRUCTION

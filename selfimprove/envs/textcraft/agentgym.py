@@ -51,11 +51,9 @@ class TextCraftSlot(RemoteSlot):
     """TextCraft's dialect. The reward is 1 when the goal is crafted."""
 
     async def reset(self, task_id: int) -> str:
-        """See ``Slot``."""
         return plain_text((await self._reset(Begun, data_idx=task_id)).observation)
 
     async def step(self, action: str) -> Step:
-        """See ``Slot``."""
         answer = await self._step(Stepped, action)
         valid = not answer.observation.startswith(("Could not ", "Wrong item format"))
         return outcome(answer.observation, answer.reward, 1.0, answer.done, valid)

@@ -135,7 +135,6 @@ class TextCraft:
         return TextCraftSnapshot(self._task, tuple(self._inventory.items()), self._done)
 
     def restore(self, snapshot: TextCraftSnapshot) -> None:
-        """See ``AgentEnv``."""
         self._task, inventory, self._done = snapshot
         self._inventory = dict(inventory)
         self._goal = self._book.goals[self._task][0]

@@ -91,7 +91,6 @@ class _Reader:
     where: str
 
     def read(self, row: Any) -> Recipe | None:
-        """See ``read_recipe``."""
         kind = self._full(self._field(row, "type", str))
         if kind == "minecraft:crafting_shaped":
             inputs = self._shaped(row)

@@ -29,13 +29,11 @@ class TextCraftParams(TextParams):
     has_layouts: ClassVar[bool] = True
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``."""
         from selfimprove.envs.textcraft.env import TextCraft
 
         return TextCraft(_book(self.recipes), self.seed)
 
     def instruction(self) -> str:
-        """See ``TextParams``."""
         from selfimprove.envs.textcraft.env import TextCraft
 
         return TextCraft.instruction
@@ -46,7 +44,6 @@ class TextCraftParams(TextParams):
 
     @classmethod
     def agentgym(cls) -> AgentGym:
-        """See ``TextParams``."""
         from selfimprove.envs.textcraft.agentgym import TEXTCRAFT, TextCraftSlot
 
         return AgentGym(TEXTCRAFT, TextCraftSlot.world)

@@ -75,7 +75,6 @@ class WebShopSlot(RemoteSlot):
     _page = ""
 
     async def reset(self, task_id: int) -> str:
-        """See ``Slot``."""
         answer = await self._reset(list[Any], session_id=task_id)
         if not answer or not isinstance(answer[0], str):
             raise EnvError(f"{self._link.server}/reset: not this environment's protocol: {in_short(str(answer))}")

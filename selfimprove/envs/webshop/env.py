@@ -119,7 +119,6 @@ class WebShop:
         return sorted([*clicks, f"search[{expert.keywords(self._shop, self._state.task)}]"])
 
     def expert(self) -> list[Move]:
-        """See ``expert.plan``."""
         return expert.plan(self._shop, self._state)
 
     def available_actions(self) -> dict[str, Any]:

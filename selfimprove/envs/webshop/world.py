@@ -23,20 +23,17 @@ class WebShopParams(TextParams):
     )
 
     def make(self) -> AgentEnv:
-        """See ``TextParams``."""
         from selfimprove.envs.webshop.env import WebShop
 
         return WebShop(products=self.products, catalogue_seed=self.catalogue_seed)
 
     def instruction(self) -> str:
-        """See ``TextParams``."""
         from selfimprove.envs.webshop.env import WebShop
 
         return WebShop.instruction
 
     @classmethod
     def agentgym(cls) -> AgentGym:
-        """See ``TextParams``."""
         from selfimprove.envs.webshop.agentgym import WEBSHOP, WebShopSlot
 
         return AgentGym(WEBSHOP, WebShopSlot.world)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.registry import TextSection
-from selfimprove.methods.lineage import check_known, check_names, check_room, check_split, lineage
+from selfimprove.methods.lineage import check_known, check_room, check_rounds, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
@@ -197,17 +197,12 @@ class AgentRParams(Trained):
 
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:
-        check_names({"controls": self.controls, "iterations": self.iterations})
+        check_rounds(self.iterations, self.controls, self.tasks, self.evaluate.split)
         for key, iteration in self.iterations.items():
-            self.lineage(key)
-            if iteration.init_from not in ("base", iteration.init):
-                raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
             search, place = iteration.generate, f"iterations.{key}.generate"
             check_known(f"{place}.engine", "engine", search.engine, self.engines)
             if (search.min, search.max) == (None, None):
                 check_room(place, search.tasks, search.offset, self.tasks.train)
-        for key, control in self.controls.items():
-            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
         for key, iteration in self.iterations.items():
             asked = iteration.convert
             if self.tasks.judge_examples and asked.judge == "actor" and asked.judge_style != self.tasks.judge_style:
@@ -219,7 +214,6 @@ class AgentRParams(Trained):
             raise ValueError(f"tasks.layouts: {self.env.name} has no other layouts of a task; set 1")
         if self.tasks.games is not None and self.env.name != "sciworld":
             raise ValueError("tasks.games: only sciworld has task numbers; remove it")
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
         if isinstance(self.engines["actor"], ScriptedEngineConfig):

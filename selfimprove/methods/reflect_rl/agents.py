@@ -17,12 +17,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from selfimprove.core.records import Message, Status
+from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.envs.interface import EnumeratedEnv, EnvError
 from selfimprove.envs.labels import oracle_label
-from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
+from selfimprove.methods.reflect_rl.episode import Playing, RLEpisode, RLStep
 from selfimprove.methods.reflect_rl.params import Agent as AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
 
@@ -53,11 +53,9 @@ class RandomAgent:
     """Chance."""
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
-        """See ``Agent``."""
         return Decision(None, rng("random agent", key).choice(env.state().labels))
 
     def begin(self) -> RandomAgent:
-        """See ``Agent``."""
         return self
 
 
@@ -65,11 +63,9 @@ class ExpertAgent:
     """The oracle; where it knows no path, the first label."""
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
-        """See ``Agent``."""
         return Decision(None, oracle_label(env) or env.state().labels[0])
 
     def begin(self) -> ExpertAgent:
-        """See ``Agent``."""
         return self
 
 
@@ -81,11 +77,9 @@ class ChatAgent:
         self._dialogue: list[Message] = []
 
     def begin(self) -> ChatAgent:
-        """See ``Agent``."""
         return ChatAgent(self._engine, self._cfg)
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
-        """See ``Agent``."""
         state = env.state()
         system = Message(role="system", content=SYSTEM)
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
@@ -109,7 +103,6 @@ class ChatAgent:
 
 
 def make_agent(cfg: AgentParams, engine: Engine | None) -> Agent:
-    """The agent of the params."""
     if engine is not None:
         return ChatAgent(engine, cfg)
     return RandomAgent() if cfg.kind == "random" else ExpertAgent()
@@ -120,16 +113,14 @@ async def play_agent(
 ) -> RLEpisode:
     """Play a task to its end, on a copy of ``env``; ``status`` as in ``rollout.play``."""
     env, agent = env.copy(), agent.begin()
-    steps: list[RLStep] = []
-    status: Status = "unsolved"
-    error = None
+    playing = Playing(env, task, level, episode, key)
     try:
         state = env.reset(task, episode, level)
         for turn in range(env.max_turns):
             decision = await agent.act(env, SeedKey(key.run, key.task, turn))
             command = env.commands().get(decision.label)
             played = env.step(decision.label)
-            steps.append(
+            playing.steps.append(
                 RLStep(
                     prompt=f"{state.pre}{state.post}",
                     reflection=decision.reflection,
@@ -140,19 +131,9 @@ async def play_agent(
                 )
             )
             if played.done:
-                status = "solved" if played.success else "unsolved"
+                playing.status = "solved" if played.success else "unsolved"
                 break
             state = env.state()
     except (EngineError, EnvError) as failure:
-        status, error = "blocked", str(failure)
-    return RLEpisode(
-        id=episode_id(env.name, task, level, episode),
-        env=env.name,
-        task_id=task,
-        level=level,
-        episode=episode,
-        status=status,
-        steps=steps,
-        seed=f"{key.run}/{key.task}",
-        error=error,
-    )
+        playing.status, playing.error = "blocked", str(failure)
+    return playing.record()

@@ -9,11 +9,14 @@ A step of DangerousTaxi::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
 
 from selfimprove.core.records import Record, Status
+from selfimprove.core.seeds import SeedKey
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.rl_objective import Decision, Trajectory, costs_to_go
 
 
@@ -61,6 +64,28 @@ class RLEpisode(Record):
     def success(self) -> bool:
         """Whether it reached its goal."""
         return self.status == "solved"
+
+
+@dataclass
+class Playing:
+    """An episode of a task while it is played; ``error``: what an engine or the environment failed with for good."""
+
+    env: EnumeratedEnv
+    task: int
+    level: str
+    number: int
+    key: SeedKey
+    steps: list[RLStep] = field(default_factory=list)
+    status: Status = "unsolved"
+    error: str | None = None
+
+    def record(self) -> RLEpisode:
+        """What is kept of it."""
+        return RLEpisode(
+            id=episode_id(self.env.name, self.task, self.level, self.number), env=self.env.name, task_id=self.task,
+            level=self.level, episode=self.number, status=self.status, steps=self.steps,
+            seed=f"{self.key.run}/{self.key.task}", error=self.error,
+        )  # fmt: skip
 
 
 def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> Trajectory:

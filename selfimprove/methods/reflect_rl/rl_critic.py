@@ -77,7 +77,6 @@ class Critic:
         }
 
     def restore(self, state: dict[str, Any], group: Group) -> None:
-        """Go on from ``state``."""
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._seen, self._iterations = list(state["seen"][group.rank]), state["iterations"]

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Status
 from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.interface import EnumeratedEnv, EnvError, Played, State
-from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, episode_id
+from selfimprove.methods.reflect_rl.episode import Playing, RLEpisode, RLStep
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,
     Markers,
@@ -52,9 +51,7 @@ async def play(
         UserError: the environment gave a cost that is no number.
     """
     env = env.copy()
-    steps: list[RLStep] = []
-    status: Status = "unsolved"
-    error = None
+    playing = Playing(env, task, level, episode, key)
     try:
         state = env.reset(task, episode, level)
         for turn in range(env.max_turns):
@@ -72,24 +69,14 @@ async def play(
             step = _step(prompt[0].content, reflection, answer, command, played, state)
             step.shortened = (advice is not None and advice.shortened) or not policy.fits(prompt, 1)
             step.cut = advice is not None and advice.cut
-            steps.append(step)
+            playing.steps.append(step)
             if played.done:
-                status = "solved" if played.success else "unsolved"
+                playing.status = "solved" if played.success else "unsolved"
                 break
             state = env.state()
     except (EngineError, EnvError) as failure:
-        status, error = "blocked", str(failure)
-    return RLEpisode(
-        id=episode_id(env.name, task, level, episode),
-        env=env.name,
-        task_id=task,
-        level=level,
-        episode=episode,
-        status=status,
-        steps=steps,
-        seed=f"{key.run}/{key.task}",
-        error=error,
-    )
+        playing.status, playing.error = "blocked", str(failure)
+    return playing.record()
 
 
 def reflects(cfg: ActingParams, key: SeedKey) -> bool:

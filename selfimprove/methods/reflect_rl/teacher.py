@@ -107,14 +107,12 @@ class ScriptedTeacher:
     name = "scripted"
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """See ``Teacher``."""
         said = env.explain(last, key)
         return None if env.reveals(said) else said
 
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
     ) -> str | None:
-        """See ``Teacher``."""
         return oracle_label(env)
 
 

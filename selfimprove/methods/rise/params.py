@@ -13,7 +13,7 @@ from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.arithmetic import Difficulty
 from selfimprove.envs.registry import AnswerSection
-from selfimprove.methods.lineage import check_known, check_names, check_room, check_split, lineage
+from selfimprove.methods.lineage import check_known, check_room, check_rounds, lineage
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
@@ -151,18 +151,12 @@ class RiseParams(Trained):
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:
-        check_names({"controls": self.controls, "iterations": self.iterations})
+        check_rounds(self.iterations, self.controls, self.tasks, self.evaluate.split)
         for key, iteration in self.iterations.items():
-            self.lineage(key)
-            if iteration.init_from not in ("base", iteration.init):
-                raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
             asked, place = iteration.generate, f"iterations.{key}.generate"
             for model in asked.models:
                 check_known(f"{place}.models", "engine", model, self.engines)
             check_room(place, asked.tasks, asked.offset, self.tasks.train)
-        for key, control in self.controls.items():
-            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")

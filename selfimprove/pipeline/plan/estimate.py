@@ -35,7 +35,6 @@ class Memory:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.weights + self.gradients + self.optimiser + self.activations + self.kv + self.other
 
     def __add__(self, more: Memory) -> Memory:

@@ -191,7 +191,6 @@ class _Edit:
             node[last] = deepcopy(value)
 
     def remove(self, key: str, kind: Kind) -> None:
-        """Remove an entry."""
         node, last = self._node(key)
         self.made.append(Replacement(key, node.pop(last), None, kind))
 

@@ -120,7 +120,6 @@ def with_table(page: str, rows: Sequence[Rehearsed]) -> str:
 
 
 def table(rows: Sequence[Rehearsed]) -> str:
-    """The table in Markdown."""
     lines = [
         "| profile | rehearsed | on | stages | minutes | replaced, beside sizes and device |",
         "|---|---|---|---|---|---|",

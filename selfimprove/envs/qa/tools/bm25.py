@@ -103,7 +103,6 @@ class LocalSearch:
         self._found = lru_cache(maxsize=REMEMBERED)(self._search)
 
     def __call__(self, query: str) -> str | None:
-        """See ``tools.search.Tool``."""
         place = self._found(query)
         return None if place is None else cut_near(self.paragraphs[place].text, self._cut)
 

@@ -44,5 +44,4 @@ class CachedSearch:
             return answer
 
     def close(self) -> None:
-        """Release the file."""
         self._journal.close()

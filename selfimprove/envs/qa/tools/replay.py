@@ -34,7 +34,6 @@ class ReplaySearch:
         self._nearest = lru_cache(maxsize=REMEMBERED)(self._search)
 
     def __call__(self, query: str) -> str | None:
-        """See ``tools.search.Tool``."""
         snippet = self._snippets.get(query.strip())
         if snippet is None:
             snippet = self._nearest(query)

@@ -80,7 +80,6 @@ class SerpApiSearch:
         return pick(page)
 
     def close(self) -> None:
-        """Close the connections."""
         self._client.close()
 
     def _page(self, query: str) -> dict[str, Any]:

@@ -1,0 +1,41 @@
+"""The small models that the benchmarks play with: 0.2M parameters, warm-started as the pipeline's default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.records import Example
+from selfimprove.models.scratch import ScratchArch, build_scratch_model
+from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+
+
+def warm_started(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    tokenizer: TokenizerParams,
+    sets: Mapping[str, Sequence[Example]],
+    *,
+    length: int,
+    positions: int,
+    epochs: float,
+    threads: int,
+    row_tokens: int | None = None,
+) -> dict[str, Path]:
+    """A model for each of ``sets``, all from one base whose tokenizer learns from ``rows``."""
+    fixed = [str(row["text"]) for row in rows if row.get("fixed")]
+    free = (str(row["text"]) for row in rows if not row.get("fixed"))
+    train_tokenizer(free, tokenizer, folder / "tokenizer", fixed=fixed)
+    arch = ScratchArch(hidden=64, layers=3, heads=4, intermediate=168, positions=positions)
+    build_scratch_model(arch, folder / "tokenizer", folder / "base", 0)
+    params = FinetuneParams(
+        epochs=epochs, batch_size=16, row_tokens=row_tokens or length, max_length=length, lr=4e-3, schedule="linear",
+        betas=(0.9, 0.98),
+    )  # fmt: skip
+    for name, examples in sets.items():
+        scratch = folder / "scratch"
+        finetune(folder / "base", examples, folder / name, params, scratch=scratch, seed=0, threads=threads)
+    return {name: folder / name for name in sets}
