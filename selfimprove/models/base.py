@@ -41,6 +41,8 @@ class BaseParams(Section):
     def _pinned(self) -> BaseParams:
         if self.model and self.model != SMOLLM2 and not Path(self.model).is_dir() and not self.revision:
             raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
+        if self.model is None and self.chat_template is not None:
+            raise ValueError("chat_template goes with a model; the small one's is tokenizer.<method>.template")
         return self
 
 

@@ -330,6 +330,11 @@ def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> N
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
+def test_a_chat_template_goes_with_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
+    said = complaint(put("base.spin.chat_template", "zephyr"))
+    assert "base.spin: chat_template goes with a model; the small one's is tokenizer.<method>.template" in said
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_an_iteration_s_lineage_is_oldest_first(method: str) -> None:
     params = {"rise": RiseParams, "agent_r": AgentRParams}[method].model_validate(DEFAULT[method])

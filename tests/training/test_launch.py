@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from selfimprove.training.report import TrainReport
 from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.zero import zero_config
+from tests.support.repo_copy import ROOT
 
 Maker = Callable[..., list[Example]]
 
@@ -337,3 +339,37 @@ def test_a_lock_that_torch_would_wait_for_goes_when_it_is_older_than_the_run_and
     compile_apart(tmp_path)
     assert FileBaton(str(folder / "lock")).try_acquire()
     assert "an_extension/lock: left by a run that was killed while it compiled; deleted." in capsys.readouterr().out
+
+
+EXTENSION = """
+#include <Python.h>
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "tiny", nullptr, -1, nullptr};
+PyMODINIT_FUNC PyInit_tiny() { return PyModule_Create(&module); }
+"""
+BUILD = """
+import sys
+from pathlib import Path
+from selfimprove.training.processes import compile_apart
+compile_apart(Path(sys.argv[1]))
+from torch.utils.cpp_extension import load
+print(load("tiny", [sys.argv[2]]).__name__)
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
+@pytest.mark.timeout(240)
+def test_a_run_that_is_killed_while_torch_compiles_does_not_make_the_next_one_wait(tmp_path: Path) -> None:
+    """What DeepSpeed compiles, torch compiles for it in the same way."""
+    source = tmp_path / "tiny.cpp"
+    source.write_text(EXTENSION)
+    command = [sys.executable, "-c", BUILD, str(tmp_path), str(source)]
+    with subprocess.Popen(command, cwd=ROOT, start_new_session=True) as building:
+        while not (locks := list(tmp_path.rglob("lock"))):
+            assert building.poll() is None, "it ended without a lock"
+            time.sleep(0.001)
+        os.killpg(building.pid, signal.SIGKILL)
+    assert locks[0].exists()
+    time.sleep(1.1)  # start times of processes are known to the second
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "tiny/lock: left by a run that was killed while it compiled; deleted." in done.stdout
+    assert done.stdout.endswith("tiny\n")

@@ -60,7 +60,8 @@ def check_template(model_dir: Path, form: Format) -> None:
     if one_text and not is_flat(form):
         raise UserError(
             f"spin.prompt.format: {form} needs turns, but the chat template of {model_dir} writes nothing between "
-            "them; set base.spin.chat_template to zephyr, or to null for the model's own."
+            "them; set base.spin.chat_template to zephyr, or to null for the model's own (for the small model: "
+            "tokenizer.spin.template to plain)."
         )
 
 
