@@ -16,7 +16,7 @@ from selfimprove.core.records import Episode
 
 OMISSIONS = {
     "blocked": "share of episodes that an engine or the environment failed",
-    "shortened_prompts": "share of turns whose prompt left something out (context, dialogue_limit, context_window)",
+    "shortened_prompts": "share of turns whose prompt left something out (the engine's context, dialogue_limit)",
     "cut_completions": "share of completions that max_tokens ended",
     "cramped": "share of episodes that ended since the next round did not fit the context",
     "shortened_judgements": "share of judged steps whose log left out its oldest steps",
@@ -25,9 +25,17 @@ OMISSIONS = {
 """Kind -> what is counted."""
 
 
-def shortened_prompts(episodes: Iterable[Episode]) -> Estimate:
-    """Share of turns whose prompt left out earlier messages."""
-    return ratio((sum(turn.omitted > 0 for turn in one.turns), len(one.turns)) for one in episodes)
+def shortened_prompts(episodes: Iterable[Episode], window: int | None = None) -> Estimate:
+    """Share of turns whose prompt left out earlier messages, or more of them than a window of so many turns hides."""
+    return ratio(
+        (sum(turn.omitted > hidden(index, window) for index, turn in enumerate(one.turns)), len(one.turns))
+        for one in episodes
+    )
+
+
+def hidden(turn: int, window: int | None) -> int:
+    """How many messages of earlier turns a window of so many turns, the current one included, hides at turn 0, 1, …."""
+    return 0 if window is None else 2 * max(0, turn - (window - 1))
 
 
 def cut_completions(episodes: Iterable[Episode]) -> Estimate:

@@ -1,7 +1,7 @@
 """Warns when a method's base is a person's own model and rows still train with the small default model's settings.
 
 The default profile trains a model of 0.2 million parameters with learning rates of about 4e-3 on sequences of 192 to
-512 tokens. A pretrained model trained like that loses in a few steps what it knew.
+1,280 tokens. A pretrained model trained like that loses in a few steps what it knew.
 """
 
 from __future__ import annotations

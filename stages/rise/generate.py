@@ -35,7 +35,8 @@ def main(stage: Stage[RiseParams]) -> None:
         stage.count_blocked(episodes)
         stage.end_shard()
         write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
-        write_json(stage.output(f"results/rise/{stage.item}/generate.json"), collection_metrics(episodes))
+        metrics = collection_metrics(episodes, cfg.context_window)
+        write_json(stage.output(f"results/rise/{stage.item}/generate.json"), metrics)
 
     asyncio.run(run())
 

@@ -31,7 +31,7 @@ def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Pat
     values["base"]["rise"]["model"] = str(model)
     said = small_settings(values, "rise") or ""
     assert said.startswith(f"WARNING: base.rise.model is {model} (6 million parameters)")
-    for key in ("rise.sft.lr 0.005", "rise.sft.max_length 192", "rise.iterations.iter2.finetune.lr 0.002",
+    for key in ("rise.sft.lr 0.005", "rise.sft.max_length 288", "rise.iterations.iter2.finetune.lr 0.002",
                 "rise.controls.more_sft.finetune.lr 0.002"):  # fmt: skip
         assert key in said
     values["rise"]["sft"]["lr"] = 1e-5

@@ -78,7 +78,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
     turns: list[Turn] = []
     first: list[Attempt] = []
     for turn in range(cfg.max_turns):
-        dialogue = _prompt(start, pairs, engine, cfg, cfg.context_window)
+        dialogue = _prompt(start, pairs, engine, cfg)
         samples = cfg.parallel_samples if turn == 0 else 1
         try:
             drawn = await engine.generate(_request(dialogue, problem, turn, samples, play, cfg))
@@ -112,11 +112,11 @@ def _both(
     return sequential.model_copy(update={"run": "sequential"}), parallel.model_copy(update={"run": "parallel"})
 
 
-def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:
+def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -> dict[str, object]:
     """What a collection gave: first attempts right, unreadable; episodes solved, blocked; samples in all.
 
-    ``shortened_prompts``: share of turns whose prompt left out earlier messages; ``cut_completions``: share of samples
-    that ``max_tokens`` ended.
+    ``shortened_prompts``: share of turns whose prompt left out what ``window``, the ``context_window``, shows;
+    ``cut_completions``: share of samples that ``max_tokens`` ended.
     """
     firsts = [episode.turns[0].attempt for episode in episodes if episode.turns]
     samples = [len(turn.attempts) for episode in episodes for turn in episode.turns]
@@ -127,7 +127,7 @@ def collection_metrics(episodes: Sequence[Episode]) -> dict[str, object]:
         "solved": mean_and_error(float(episode.status == "solved") for episode in episodes),
         "blocked": sum(episode.status == "blocked" for episode in episodes),
         "samples": sum(samples),
-        "shortened_prompts": shortened_prompts(episodes),
+        "shortened_prompts": shortened_prompts(episodes, window),
         "cut_completions": cut_completions(episodes),
     }
 
@@ -171,11 +171,10 @@ def _prompt(
     pairs: Sequence[Pair],
     engine: Engine,
     cfg: GenerateParams | EvaluateParams,
-    window: int | None = None,
 ) -> list[Message]:
     """What the next turn sees: the opening, and of the pairs the last that window, limit and engine's context allow."""
     fixed = len(start)
-    dialogue = limit_dialogue(visible(start, pairs, window), opening=fixed, limit=cfg.dialogue_limit)
+    dialogue = limit_dialogue(visible(start, pairs, cfg.context_window), opening=fixed, limit=cfg.dialogue_limit)
     while len(dialogue) > fixed and not engine.fits(dialogue, cfg.max_tokens):
         del dialogue[fixed : fixed + 2]
     return dialogue

@@ -121,6 +121,7 @@ def evaluate_metrics(
     *,
     turns: int | None = None,
     oracle: bool = False,
+    window: int | None = None,
 ) -> dict[str, Estimate]:
     """Every metric as {mean, se, n}: the outcomes averaged, and the rates over attempts and over changes of turn.
 
@@ -128,8 +129,8 @@ def evaluate_metrics(
     ``p1@t5-m1@t1`` and, where both count as many attempts, ``p1@t5-p5@t1``; ``right_to_wrong``: of the right attempts
     that had a successor, how many were followed by a wrong one; ``wrong_to_right`` likewise; ``unparsable``: of all
     attempts of the sequential run, how many hold no answer; ``blocked``: problems that an engine failed on;
-    ``shortened_prompts``: turns of the sequential run whose prompt left out earlier messages; ``cut_completions``:
-    attempts of both runs that ``max_tokens`` ended.
+    ``shortened_prompts``: turns of the sequential run whose prompt left out what ``window``, the ``context_window``,
+    shows; ``cut_completions``: attempts of both runs that ``max_tokens`` ended.
     """
     metrics = average(outcomes(sequential, parallel, equivalent, turns=turns, oracle=oracle))
     runs = [actions(episode) for episode in sequential]
@@ -137,7 +138,7 @@ def evaluate_metrics(
     metrics["wrong_to_right"] = ratio(_changes(run, was_right=False) for run in runs)
     metrics["unparsable"] = ratio((sum(attempt.answer is None for attempt in run), len(run)) for run in runs)
     metrics["blocked"] = mean_and_error(float(episode.status == "blocked") for episode in sequential)
-    metrics["shortened_prompts"] = shortened_prompts(sequential)
+    metrics["shortened_prompts"] = shortened_prompts(sequential, window)
     # The first attempt stands in both runs and counts once.
     later = [run.model_copy(update={"turns": run.turns[1:]}) for run in sequential]
     metrics["cut_completions"] = cut_completions([*later, *parallel])

@@ -51,6 +51,9 @@ class GenerateParams(Section):
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(default=1000, ge=1)
+    context_window: int | None = Field(
+        default=None, ge=1, description="turns that a prompt shows, its own included, as in evaluation; null: all"
+    )
     dialogue_limit: int = Field(default=20, ge=1, description="trailing messages kept; whole pairs")
     concurrency: int = Field(default=512, ge=1, le=100_000, description="episodes in flight")
     resamples: int = Field(default=3, ge=0, description="new draws when every sample of a turn is degenerate")

@@ -48,7 +48,7 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
         last=next(reversed(rise.iterations)),
         solid=list(rise.iterations),
         rates={"right_to_wrong": "r→w", "wrong_to_right": "w→r"},
-        note="r→w, w→r: right attempts followed by a wrong one, and back",
+        note=f"r→w, w→r: right attempts followed by a wrong one, and back{_window(rise)}",
     )
     first = summary["rows"]["base"]["metrics"]
     columns: list[str] = summary["columns"]
@@ -66,6 +66,14 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
         "points": turn_rows(summary),
     }
     return summary
+
+
+def _window(rise: RiseParams) -> str:
+    """What the evaluation's context window hides, which is the same for every row; nothing where it hides nothing."""
+    turns, window = rise.evaluate.max_turns, rise.evaluate.context_window
+    if window >= turns:
+        return ""
+    return f"; a turn sees the last {window - 1} of the attempts before it, by context_window {window}"
 
 
 def turn_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

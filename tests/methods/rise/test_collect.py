@@ -113,13 +113,24 @@ def test_dialogue_limit_holds_in_collection():
 @pytest.mark.parametrize("remove_duplication", [False, True])
 @pytest.mark.parametrize(
     ("limits", "omitted"),
-    [({}, [0, 0, 0, 0, 0]), ({"dialogue_limit": 4}, [0, 0, 2, 4, 6]), ({"pairs": 1}, [0, 0, 2, 4, 6])],
+    [
+        ({}, [0, 0, 0, 0, 0]),
+        ({"dialogue_limit": 4}, [0, 0, 2, 4, 6]),
+        ({"pairs": 1}, [0, 0, 2, 4, 6]),
+        ({"window": 2}, [0, 0, 2, 4, 6]),
+    ],
 )
 def test_an_example_is_trained_on_the_prompt_that_the_model_saw(limits, omitted, remove_duplication):
     student = Script([WRONG], [WRONG], [UNREADABLE], [" " + WRONG + "\n"], [RIGHT])  # turns 2 and 4 repeat the first
     if "pairs" in limits:  # so many fit the engine's context
         student.fits = lambda messages, max_tokens: len(messages) <= 3 + 2 * limits["pairs"]
-    one = gather({"s": student}, ["s"] * 5, [1] * 5, dialogue_limit=limits.get("dialogue_limit", 20))
+    one = gather(
+        {"s": student},
+        ["s"] * 5,
+        [1] * 5,
+        dialogue_limit=limits.get("dialogue_limit", 20),
+        context_window=limits.get("window"),
+    )
     assert [turn.omitted for turn in one.turns] == omitted
     cfg = ConvertParams(remove_duplication=remove_duplication, shuffle=False)
     examples = convert([one], cfg, seed=0).examples
@@ -128,16 +139,22 @@ def test_an_example_is_trained_on_the_prompt_that_the_model_saw(limits, omitted,
     metrics = collection_metrics([one])
     assert metrics["shortened_prompts"]["mean"] == sum(n > 0 for n in omitted) / 5
     assert metrics["shortened_prompts"]["n"] == 5
+    assert collection_metrics([one], 2)["shortened_prompts"]["mean"] == 0  # what a window of 2 hides
 
 
 def test_what_a_turn_of_an_evaluation_did_not_see_is_counted():
     student = Script(*[[WRONG]] * 4)
-    sequential, parallel = assess(student, turns=4, context_window=2)
-    assert [turn.omitted for turn in sequential.turns] == [0, 0, 2, 4]
-    metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent)
-    assert metrics["shortened_prompts"]["mean"] == 1 / 2
-    sequential, parallel = assess(student, turns=4, context_window=4)
-    assert evaluate_metrics([sequential], [parallel], ENV.equivalent)["shortened_prompts"]["mean"] == 0
+    for limits, omitted, shortened in (
+        ({"context_window": 4}, [0, 0, 0, 0], 0),
+        ({"context_window": 2}, [0, 0, 2, 4], 0),  # what a window is there to hide is not lost
+        ({"context_window": 4, "dialogue_limit": 4}, [0, 0, 2, 4], 2 / 4),
+        ({"context_window": 3, "dialogue_limit": 4}, [0, 0, 2, 4], 2 / 4),
+        ({"context_window": 2, "dialogue_limit": 2}, [0, 2, 4, 6], 3 / 4),
+    ):
+        sequential, parallel = assess(student, turns=4, **limits)
+        assert [turn.omitted for turn in sequential.turns] == omitted
+        metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent, window=limits["context_window"])
+        assert metrics["shortened_prompts"]["mean"] == shortened
 
 
 def test_completions_that_the_token_limit_ended_are_counted_once():

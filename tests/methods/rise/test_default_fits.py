@@ -17,7 +17,7 @@ from selfimprove.core.records import Message
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.prompts import feedback, limit_dialogue, opening
-from selfimprove.methods.rise.tasks import build_panels, texts
+from selfimprove.methods.rise.tasks import build_splits, texts
 from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
 from tests.support.profiles import profile
 
@@ -37,20 +37,21 @@ def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path
     rise = RiseParams.model_validate(values["rise"])
     trained, env, student = TokenizerParams(**values["tokenizer"]["rise"]), rise.env.make(), rise.engines["student"]
     assert isinstance(student, TransformersEngineConfig)
-    panels = build_panels(rise.tasks, env, seed=seed, download=tmp_path, mirror=None)
-    rows = [str(row["text"]) for row in islice(texts(panels["demonstrations"], env), trained.texts)]
+    splits = build_splits(rise.tasks, env, seed=seed, download=tmp_path, mirror=None)
+    rows = [str(row["text"]) for row in islice(texts(splits["demonstrations"], env), trained.texts)]
     train_tokenizer(rows, trained, tmp_path / "tokenizer")
     chat = ChatFormat.load(tmp_path / "tokenizer")
 
     for iteration in rise.iterations.values():
         asked = iteration.generate
-        for problem in asked.select(panels["train"]):
-            messages, tokens = longest(problem.question, asked.max_turns, asked.max_tokens, rise.env.few_shot, chat)
+        for problem in asked.select(splits["train"]):
+            turns = min(asked.context_window or asked.max_turns, asked.max_turns)
+            messages, tokens = longest(problem.question, turns, asked.max_tokens, rise.env.few_shot, chat)
             assert tokens <= student.context
             assert tokens + 1 <= iteration.finetune.max_length  # the end of the turn is learnt, too
             assert limit_dialogue(messages, len(opening("", rise.env.few_shot)), asked.dialogue_limit) == messages
     cfg = rise.evaluate
-    for problem in panels[cfg.split]:
+    for problem in splits[cfg.split]:
         turns = min(cfg.context_window, cfg.max_turns)
         messages, tokens = longest(problem.question, turns, cfg.max_tokens, rise.env.few_shot, chat)
         assert tokens <= student.context
