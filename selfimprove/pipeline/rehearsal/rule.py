@@ -38,7 +38,7 @@ CAPS: Mapping[str, float] = {
     "agent_r.iterations.*.generate.tasks": 3,
     "agent_r.iterations.*.generate.offset": 3,
     "agent_r.iterations.*.generate.max_depth": 6,
-    "agent_r.iterations.*.generate.dives": 3,
+    "agent_r.iterations.*.generate.dives": 2,
     "agent_r.iterations.*.generate.n_gen": 3,
     "agent_r.iterations.*.generate.max_tokens": 24,
     "agent_r.iterations.*.convert.judge_max_tokens": 24,
@@ -97,7 +97,7 @@ TRAINING_CAPS: Mapping[str, float] = {
 }
 """The same for every section of fine-tuning (one with a launcher)."""
 
-TRAINING_TOKENS = 1000
+TRAINING_TOKENS = 600
 """A fine-tuning stops after the step that brings the tokens read to this many."""
 
 
