@@ -33,7 +33,7 @@ from selfimprove.engines.episodes import play_all
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.taxi.listed import EnumeratedTaxi
 from selfimprove.methods.reflect_rl.convert import convert, texts
-from selfimprove.methods.reflect_rl.generate import jobs, teach
+from selfimprove.methods.reflect_rl.generate import teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, cut_reflection, policy_prompt, reflection_prompt
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
@@ -162,7 +162,7 @@ def _taught(env: EnumeratedEnv, folder: Path, *, threads: int, epochs: float) ->
     rng("bench", "warm start").shuffle(tasks)
 
     async def taught() -> list[Any]:
-        made = [await teach(job, env, ScriptedTeacher(), cfg, 0) for job in jobs(tasks, cfg)]
+        made = [await teach(job, env, ScriptedTeacher(), cfg, 0) for job in teaching_tasks(tasks, cfg)]
         return [one for one in made if one is not None]
 
     trajectories = asyncio.run(taught())

@@ -59,10 +59,10 @@ def packed(
     model_dir: Path, examples: Sequence[EncodedExample], params: FinetuneParams, threads: int
 ) -> dict[str, float]:
     """One run of our trainer: real tokens a second, share of padding, mean loss of the run."""
-    from selfimprove.training.trainer import Job, train
+    from selfimprove.training.trainer import SftJob, train
 
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(
+        job = SftJob(
             model_dir=model_dir,
             out_dir=Path(folder) / "out",
             checkpoints=Path(folder) / "checkpoints",

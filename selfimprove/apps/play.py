@@ -209,7 +209,7 @@ def load_engine(folder: Path) -> Engine:
 
 @app.command()
 def main(
-    env: Annotated[str, typer.Option(help=f"one of {', '.join(ENVS)}")] = "textcraft",
+    env: Annotated[str, typer.Option(help=f"one of {', '.join(ENVS)}")] = ENVS[0],
     policy: Annotated[str, typer.Option(help="person, expert, random or model:FOLDER")] = "person",
     task: Annotated[int | None, typer.Option(help="which task; otherwise one drawn by the seed")] = None,
     seed: Annotated[int, typer.Option(help="draws the task, and what chance and models do")] = 0,

@@ -17,12 +17,11 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
 from selfimprove.envs.params import ListedParams, TextParams
-from selfimprove.envs.registry import listed_env, named, text_env
+from selfimprove.envs.registry import DEFAULTS, listed_env, named, text_env
 
 QUIZZES = ("arithmetic", "gsm8k")
-KITCHEN = "kitchen"
-"""ALFWorld's built-in kitchen, whatever backend the params name."""
-ENVS = tuple(dict.fromkeys(["textcraft", *named(TextParams), *named(ListedParams), KITCHEN, *QUIZZES]))
+LISTED = {alias: one for name, one in named(ListedParams).items() for alias in (name, *one.played_as)}
+ENVS = tuple(dict.fromkeys([DEFAULTS["agent_r"], *named(TextParams), *LISTED, *QUIZZES]))
 
 REPLY_TOKENS = 128  # of a model's answer in free text
 
@@ -272,8 +271,6 @@ def _text(name: str, params: Path) -> TextGame:
 
 def _labelled(name: str, params: Path) -> EnumeratedEnv:
     from selfimprove.core.yaml import read_yaml
-    from selfimprove.envs.alfworld.kitchen_things import KINDS
-    from selfimprove.envs.alfworld.world import AlfworldParams
     from selfimprove.methods.reflect_rl.params import ReflectRLParams
     from selfimprove.pipeline.params import load_section
 
@@ -281,13 +278,7 @@ def _labelled(name: str, params: Path) -> EnumeratedEnv:
     env = listed_env()
     if "reflect_rl" in values:
         env = load_section(values, "reflect_rl", ReflectRLParams, str(params)).env
-    # Of another environment's section only what is common to all is taken over.
-    common = {key: getattr(env, key) for key in ListedParams.model_fields if key != "name"}
-    if name in (KITCHEN, "alfworld"):
-        if not isinstance(env, AlfworldParams):
-            env = AlfworldParams(**common, kinds=list(KINDS), thing=None, place=None)
-        return env.model_copy(update={"backend": "kitchen" if name == KITCHEN else "textworld"}).make()
-    return (env if env.name == name else listed_env(name=name, **common)).make()
+    return LISTED[name].to_play(name, env).make()
 
 
 def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:

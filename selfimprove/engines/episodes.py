@@ -13,7 +13,7 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 
-class Played(Protocol):
+class EpisodeResult(Protocol):
     """An episode or a tree."""
 
     @property

@@ -78,11 +78,11 @@ class Returns(Protocol):
     """States that can be returned to, so that a tree can grow."""
 
     def snapshot(self) -> Any:
-        """An immutable value from which ``restore`` brings this moment back."""
+        """An immutable value from which ``restore`` brings this state back."""
         ...
 
     def restore(self, snapshot: Any) -> None:
-        """Return to the moment of a snapshot, taken of any copy of this environment."""
+        """Return to the state of a snapshot, taken of any copy of this environment."""
         ...
 
 
@@ -99,6 +99,14 @@ class KnowsExpert(Protocol):
 
     def expert(self) -> list[Move]:
         """The rest of a shortest (or the known) way to reward 1 from here; [] when done or when there is none."""
+        ...
+
+
+class ListsGames(Protocol):
+    """Tasks that are variations of numbered games: ScienceWorld."""
+
+    def ids_of_games(self, start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
+        """Ids of so many variations of each game of a slice; ``among``: only of these ids, None: of all."""
         ...
 
 
@@ -234,6 +242,11 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     @property
+    def decisive(self) -> str:
+        """The verb whose operand decides an episode, as ``ListedParams.decisive``."""
+        ...
+
+    @property
     def levels(self) -> tuple[str, ...]:
         """The curriculum's levels, in order; ("",) where there is none."""
         ...
@@ -283,7 +296,7 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     def copy(self) -> EnumeratedEnv:
-        """Another one in the same moment, cheap to make."""
+        """A copy in the same state, cheap to make."""
         ...
 
 

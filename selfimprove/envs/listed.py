@@ -46,7 +46,7 @@ def action_list(labelled: Iterable[tuple[str, str]]) -> str:
     return ACTION_HEADING + "\n" + "\n".join(f"Action {label}: {command}" for label, command in labelled)
 
 
-class _Moment(NamedTuple):
+class ListedSnapshot(NamedTuple):
     task: int
     episode: int
     first: str
@@ -61,6 +61,7 @@ class ListedText:
     """Implements ``EnumeratedEnv``. ``game`` should end no episode before ``max_turns``: it is cut here."""
 
     heading = ACTION_HEADING
+    decisive = ""
     levels: tuple[str, ...] = ("",)
     helped: ClassVar[Sequence[str]] = ("The last action helped.", "That was right.")
     wrong: ClassVar[Sequence[str]] = ("The last action did not help.", "That was not needed.")
@@ -72,7 +73,7 @@ class ListedText:
         self._game = game
         self.max_turns, self.labels = max_turns, tuple(labels)
         self._shuffle_action, self._seed = shuffle_action, seed
-        self._now = _Moment(-1, 0, "", (), 0, True, 0.0, None)
+        self._now = ListedSnapshot(-1, 0, "", (), 0, True, 0.0, None)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
         """See ``EnumeratedEnv``; there are no splits here, the method draws them."""
@@ -87,7 +88,7 @@ class ListedText:
     def reset(self, task_id: int, episode: int = 0, level: str = "") -> State:
         self.level_tasks(level, ())
         first = self._game.reset(task_id)
-        self._now = _Moment(task_id, episode, first, (), 0, False, 0.0, self._game.snapshot())
+        self._now = ListedSnapshot(task_id, episode, first, (), 0, False, 0.0, self._game.snapshot())
         return self.state()
 
     def state(self) -> State:
@@ -142,12 +143,12 @@ class ListedText:
         """See ``EnumeratedEnv``: the teacher sees no spoiler here."""
         return False
 
-    def snapshot(self) -> _Moment:
+    def snapshot(self) -> ListedSnapshot:
         return self._now
 
-    def restore(self, snapshot: _Moment) -> None:
+    def restore(self, snapshot: ListedSnapshot) -> None:
         self._now = snapshot
 
     def copy(self) -> ListedText:
-        """See ``EnumeratedEnv``; the game is put into the moment before each use, so it can be shared."""
+        """See ``EnumeratedEnv``; the game is put into the right state before each use, so it can be shared."""
         return copy.copy(self)

@@ -60,6 +60,8 @@ class TextParams(EnvParams):
     judged: ClassVar[Judged] = Judged()
     best: ClassVar[float] = 1.0
     """What the environment's own score is at most."""
+    has_games: ClassVar[bool] = False
+    """Whether its tasks are variations of numbered games (agent_r.tasks.games); the environment is a ``ListsGames``."""
     has_layouts: ClassVar[bool] = False
     """Whether the same tasks can be laid out differently (agent_r.tasks.layouts)."""
 
@@ -123,6 +125,14 @@ class ListedParams(EnvParams):
         description="of repositories, questions, kitchens, labels and left-out entries",
     )
 
+    decisive: ClassVar[str] = ""
+    """The verb whose operand decides an episode (AutoExplore's ``cat``): negatives take a wrong one; "" explores."""
+    takes_task_file: ClassVar[bool] = False
+    """Whether a file or a teacher may give its tasks (reflect_rl.tasks.file, .teacher)."""
+    played_as: ClassVar[tuple[str, ...]] = ()
+    """Further names by which it can be played in the terminal."""
+    levels_a_task: ClassVar[int] = 1
+    """At how many of the curriculum's levels a task is played."""
     mishap: ClassVar[str] = ""
     """Said to a person whose action ended the episode before its time."""
 
@@ -130,6 +140,15 @@ class ListedParams(EnvParams):
     def rules(cls, max_turns: int) -> str:
         """What a person has to know before the first action; "" where the state says it all."""
         return ""
+
+    @classmethod
+    def to_play(cls, name: str, configured: ListedParams) -> ListedParams:
+        """What a person plays as ``name``: the section of params.yaml, or this one with the settings common to both."""
+        return configured if isinstance(configured, cls) else cls(**{**configured.common(), "name": name})
+
+    def common(self) -> dict[str, Any]:
+        """The settings that every listed environment has, without the name."""
+        return {key: getattr(self, key) for key in ListedParams.model_fields if key != "name"}
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         """The environment.

@@ -38,17 +38,17 @@ from selfimprove.core.records import Example, Message, read_jsonl, read_rows, wr
 from selfimprove.core.tables import write_csv
 from selfimprove.envs.autoexplore.inventory import filter_repo
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.autoexplore.sandbox import shown
-from selfimprove.envs.autoexplore.tasks import Reflected, Task, read_tasks, split_tasks
-from selfimprove.envs.autoexplore.tasks import Trajectory as Told
-from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.envs.autoexplore.tasks import OriginalTrajectory, Reflected, Task, read_tasks, split_tasks
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.logs import WINDOW, curve_rows, read_original, smoothed, stitch
 from selfimprove.methods.reflect_rl.prompts import MARKERS, Markers, MarkerStyle
-from selfimprove.methods.reflect_rl.tasks import SPLITS, write_tasks
+from selfimprove.methods.reflect_rl.tasks import SPLITS
 from selfimprove.methods.splits import load_split
 
 
-def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> list[Task]:
+def told_tasks(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
     """AutoExplore's tasks with their trajectories; what a negative did wrong is a step of it, without a reflection.
 
     Those that a task of a file had before come first, and each negative after them gets a free number.
@@ -56,18 +56,18 @@ def told_tasks(tasks: Sequence[Task], trajectories: Iterable[Trajectory]) -> lis
     Raises:
         UserError: a trajectory is of another environment, or of no task.
     """
-    told: dict[int, list[Told]] = {}
+    told: dict[int, list[OriginalTrajectory]] = {}
     for one in trajectories:
         if one.env != "autoexplore" or one.task_id >= len(tasks):
             raise UserError(f"trajectory {one.id} is of no task of the list; export it with the tasks it was made of.")
         steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
         told.setdefault(one.task_id, []).append(
-            Told(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
+            OriginalTrajectory(model_name=one.teacher, filename=one.filename, info=one.info, trajectory=steps)
         )
     return [task.with_trajectories(told.get(i, [])) for i, task in enumerate(tasks)]
 
 
-def state_rows(trajectories: Iterable[Trajectory]) -> list[dict[str, Any]]:
+def state_rows(trajectories: Iterable[TeacherTrajectory]) -> list[dict[str, Any]]:
     """A row for each state that was reflected on; ``action`` is the oracle's label, which is trained on.
 
     Raises:
@@ -167,7 +167,7 @@ def export_tasks(
     split: Annotated[str, typer.Option(help="train, dev or test: only that split's tasks; none: all")] = "",
 ) -> None:
     """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
-    tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, Trajectory))
+    tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
     if split:
         name = next((name for name in SPLITS if name == split), None)
         if name is None:
@@ -180,7 +180,7 @@ def export_tasks(
 @app.command("trajectories")
 def export_trajectories(source: Source, target: Target) -> None:
     """Taxi's or ALFWorld's reflected states as one JSON list."""
-    write_json(target, state_rows(read_jsonl(source, Trajectory)))
+    write_json(target, state_rows(read_jsonl(source, TeacherTrajectory)))
 
 
 @app.command("sft")

@@ -38,7 +38,7 @@ from selfimprove.pipeline.stage_log import kept_log
 from selfimprove.training.stopping import sigterm_interrupts
 
 if TYPE_CHECKING:
-    from selfimprove.engines.episodes import Played
+    from selfimprove.engines.episodes import EpisodeResult
 
 T = TypeVar("T")
 
@@ -168,7 +168,7 @@ class Stage(Generic[S]):
         self._journals.append(journal)
         return journal
 
-    def count_blocked(self, played: Sequence[Played]) -> None:
+    def count_blocked(self, played: Sequence[EpisodeResult]) -> None:
         """Say what the engine or the environment failed for good; nothing if all is well.
 
         A blocked episode counts as failed. The stage's journals are then kept after publication, so that running the

@@ -91,9 +91,9 @@ def finetune(
         encoded[index] for index in sorted(held_out)
     ]
     # Only now: this imports torch and transformers.
-    from selfimprove.training.trainer import Job, train
+    from selfimprove.training.trainer import SftJob, train
 
-    job = Job(
+    job = SftJob(
         model_dir=full_weights(model_dir, trust_remote_code=cfg.trust_remote_code),
         out_dir=part,
         checkpoints=scratch / "checkpoints",

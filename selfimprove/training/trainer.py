@@ -19,13 +19,13 @@ from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.rows import render
 
 
-class Job(RunJob):
+class SftJob(RunJob):
     """Weighted SFT, as a training process is told of it."""
 
     weight_normalization: Literal["none", "batch"] = "none"
 
 
-def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
+def train(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
     """Train and write a model folder's weights and config to ``job.out_dir`` (by the first process).
 
     Continues from the newest whole checkpoint in ``job.checkpoints``; on CPU the result then has the same bytes as
@@ -49,13 +49,13 @@ def train(job: Job, examples: Sequence[EncodedExample], progress: Progress | Non
 class WeightedTrainer(PlannedTrainer):
     """The batch mean of weight times negative log-likelihood; its one metric is the loss."""
 
-    _job: Job
+    _job: SftJob
 
     def __init__(
         self,
         model: torch.nn.Module,
         arguments: TrainingArguments,
-        job: Job,
+        job: SftJob,
         examples: Sequence[EncodedExample],
         plan: Plan,
         progress: Progress | None,
@@ -84,7 +84,7 @@ class WeightedTrainer(PlannedTrainer):
         )
 
 
-def what_was_learnt(plan: Plan, examples: Sequence[EncodedExample], job: Job) -> dict[str, Any]:
+def what_was_learnt(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
     """A ``TrainReport``'s counts of examples and tokens, and their weights."""
     read = [index for step in plan.steps for index in step.examples]
     stretched = 0.0

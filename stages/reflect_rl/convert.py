@@ -3,7 +3,7 @@
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl, write_rows
 from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
-from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.pipeline.stage import Stage, stage
@@ -11,7 +11,7 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("reflect_rl-convert", "reflect_rl", ReflectRLParams)
 def main(stage: Stage[ReflectRLParams]) -> None:
-    trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), Trajectory)
+    trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), TeacherTrajectory)
     markers, instruction = MARKERS[stage.params.prompt.markers], stage.params.env.instruction()
     stage.narrow((stage.params.env.name, stage.params.prompt))
 

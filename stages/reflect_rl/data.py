@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_rows
@@ -10,13 +11,11 @@ from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig
 from selfimprove.envs.autoexplore.inventory import inventory
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
+from selfimprove.envs.autoexplore.playable import Playable, playable_tasks, write_tasks
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import (
-    Explored,
     build_splits,
-    explore_tasks,
-    write_tasks,
 )
 from selfimprove.methods.splits import split_hash, to_rows
 from selfimprove.pipeline.asking import asking
@@ -37,7 +36,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         if teacher is not None:
             asked = asyncio.run(ask(stage, params, teacher))
             write_json(folder / "asked.json", dict(sorted(asked.counts.items())))
-        found = explore_tasks(params, cfg, asked.tasks if asked else None)
+        found = playable_tasks(params, Path(cfg.file) if cfg.file else None, asked.tasks if asked else None)
         write_tasks(folder / TASKS_FILE, found.tasks)
         if found.dropped:
             say_dropped(stage.name, cfg.file or "the teacher", found)
@@ -76,7 +75,7 @@ async def ask(stage: Stage[ReflectRLParams], params: AutoExploreParams, teacher:
     return asked
 
 
-def say_dropped(name: str, source: str, found: Explored) -> None:
+def say_dropped(name: str, source: str, found: Playable) -> None:
     """One line about the tasks that cannot be played."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items())
     print(

@@ -13,7 +13,7 @@ from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import open_engines, usage
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode
-from selfimprove.methods.reflect_rl.evaluate import Game, games
+from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
@@ -40,7 +40,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         check_environment(models[cfg.engine], env)
         check_labels(models[cfg.engine], env, None)
     split = load_split(folder / f"{cfg.split}.jsonl", env.name)[: cfg.limit]
-    asked = games(env, split, cfg, agent.eval_reps if agent else None)
+    asked = evaluation_episodes(env, split, cfg, agent.eval_reps if agent else None)
     seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
 
     async def run() -> None:
@@ -57,7 +57,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
             progress.watch(engines)
 
-            async def one(game: Game) -> RLEpisode:
+            async def one(game: EvaluationEpisode) -> RLEpisode:
                 task, level, rep = game
                 if agent is not None:
                     player = make_agent(agent, engines[agent.engine] if agent.engine else None)

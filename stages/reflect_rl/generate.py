@@ -6,7 +6,7 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
 from selfimprove.engines.episodes import play_all, shard_of
-from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
 from selfimprove.methods.splits import load_split
@@ -21,7 +21,10 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     stage.narrow((reflect_rl.env, config, cfg))
 
     env = reflect_rl.env.model_copy(update={"max_turns": cfg.max_turns}).make(folder)
-    asked, seed = jobs(load_split(folder / "train.jsonl", env.name), cfg), key_bits(stage.run.seed, stage.name)
+    asked, seed = (
+        teaching_tasks(load_split(folder / "train.jsonl", env.name), cfg),
+        key_bits(stage.run.seed, stage.name),
+    )
     chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
 
     async def run() -> None:
@@ -31,7 +34,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                 name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher
                 teacher = ChatTeacher(engines[cfg.teacher], name, cfg)
 
-            async def one(job: Job) -> list[Trajectory]:
+            async def one(job: TeachingTask) -> list[TeacherTrajectory]:
                 made = await teach(job, env, teacher, cfg, seed)
                 return [] if made is None else [made]
 

@@ -21,7 +21,7 @@ from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.agentgym import SciWorldSlot
 from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome
-from selfimprove.envs.sciworld.games import GAMES, TASKS, Game
+from selfimprove.envs.sciworld.games import GAMES, TASKS, TaskVariation
 from selfimprove.envs.sciworld.jvm import JvmPool
 from selfimprove.envs.sciworld.world import SciWorldParams
 from tests.backends.java_processes import java_of
@@ -31,10 +31,12 @@ pytestmark = pytest.mark.backend
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = 3245  # find-non-living-thing: nine actions
-LIVING = GAMES.index(Game("identify-life-stages-2", 5))  # animals that move and age, listed in no order of their own
-CIRCUIT = GAMES.index(Game("power-component", 3))  # two runs of the package give different scores on the way
-PAINT = GAMES.index(Game("chemistry-mix-paint-secondary-color", 2))
-SPAN = GAMES.index(Game("lifespan-longest-lived", 7))
+LIVING = GAMES.index(
+    TaskVariation("identify-life-stages-2", 5)
+)  # animals that move and age, listed in no order of their own
+CIRCUIT = GAMES.index(TaskVariation("power-component", 3))  # two runs of the package give different scores on the way
+PAINT = GAMES.index(TaskVariation("chemistry-mix-paint-secondary-color", 2))
+SPAN = GAMES.index(TaskVariation("lifespan-longest-lived", 7))
 
 
 @pytest.fixture(scope="module")

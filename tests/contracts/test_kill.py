@@ -21,7 +21,7 @@ import pytest
 
 from selfimprove.core.records import Pair, read_jsonl
 from selfimprove.methods.agent_r.tree import Tree
-from selfimprove.methods.reflect_rl.generate import Trajectory
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
 from selfimprove.methods.spin.play import SpinEpisode
 from tests.engines.http_endpoint import Endpoint, Reply, Seen, answer, endpoint
@@ -308,7 +308,7 @@ def test_a_teachers_questions_become_tasks_and_are_counted(runner: Runner) -> No
 
 
 def test_a_chat_teachers_words_are_what_is_trained_on(rows: Callable[..., list[Any]]) -> None:
-    made = rows(TEACH, "data/reflect_rl/trajectories.jsonl", Trajectory)
+    made = rows(TEACH, "data/reflect_rl/trajectories.jsonl", TeacherTrajectory)
     assert [one.info for one in made] == ["positive"] * 4 + ["negative0"] * 3
     assert {one.teacher for one in made} == {"m"}
     assert all(one.steps for one in made)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.registry import listed_env
-from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 TARGETS = ("core/hub.py", "README.md", "core/deep/wire format.py", "settings.yaml")

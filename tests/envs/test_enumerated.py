@@ -17,12 +17,12 @@ import selfimprove.envs.labels as module
 from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS, label_ids, oracle_label
 from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi
-from selfimprove.methods.reflect_rl.tasks import write_tasks
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 from tests.envs.labelled_worlds import all_three, explore
 

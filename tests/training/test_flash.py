@@ -24,7 +24,7 @@ from selfimprove.training.encode import EncodedExample, encode_examples
 from selfimprove.training.launch import launch
 from selfimprove.training.processes import save_encoded
 from selfimprove.training.report import TrainReport
-from selfimprove.training.trainer import Job
+from selfimprove.training.trainer import SftJob
 
 ROOT = Path(__file__).resolve().parents[2]
 REVISION = "5f1c0ffee"
@@ -127,13 +127,13 @@ def test_without_the_package_rows_are_planned_for_sdpa(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     folders: list[Path] = []
 
-    def train(job: Job, sequences: Sequence[EncodedExample], progress: Any) -> TrainReport:
+    def train(job: SftJob, sequences: Sequence[EncodedExample], progress: Any) -> TrainReport:
         folders.append(job.checkpoints)
         assert job.params.attention == "sdpa"
         return TrainReport.model_construct(attention=job.params.attention)
 
     for params in (FLASH, FLASH.model_copy(update={"attention": "sdpa"})):
-        job = Job(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=params, seed=0, threads=1)
+        job = SftJob(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=params, seed=0, threads=1)
         launch(job, tmp_path, [EncodedExample([1, 2], [0.0, 1.0])], train, TrainReport, None)
     assert "(the package kernels, which brings it, is not installed)" in capsys.readouterr().err
     assert folders[0] == folders[1]  # the same run from here on: a checkpoint of the one continues the other

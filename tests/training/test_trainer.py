@@ -26,7 +26,7 @@ from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import pack_rows
 from selfimprove.training.rows import render
 from selfimprove.training.segments import attend
-from selfimprove.training.trainer import Job
+from selfimprove.training.trainer import SftJob
 
 PARAMS = FinetuneParams(
     epochs=2, batch_size=8, micro_batch_tokens=400, row_tokens=200, max_length=300, lr=1e-3, logging_steps=1
@@ -374,7 +374,9 @@ def test_holding_everything_out_is_refused(tiny: Path, dialogues: Maker, tmp_pat
 
 
 def test_warm_up_is_a_share_of_the_steps_or_so_many(tiny: Path, tmp_path: Path) -> None:
-    job = Job(model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1)
+    job = SftJob(
+        model_dir=tiny, out_dir=tmp_path, checkpoints=tmp_path, params=tuned(warmup_ratio=0.1), seed=3, threads=1
+    )
     assert join(job).get_warmup_steps(470) == 47
     job.params = tuned(warmup_ratio=0.1, warmup_steps=100)  # FireAct's
     assert join(job).get_warmup_steps(470) == 100

@@ -94,7 +94,7 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
 
 def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
     """Each phase from the weights of the one before, in ``scratch/phase-<number>``; finished ones are kept."""
-    from selfimprove.training.trainer import Job, train
+    from selfimprove.training.trainer import SftJob, train
 
     reports, first = [], 0
     for number, phase in enumerate(recipe.phases, start=1):
@@ -108,7 +108,7 @@ def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
         part = prepare(start, out)
         sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences)))
         params = recipe.train.model_copy(update={"lr": phase.lr, "schedule": phase.schedule})
-        job = Job(
+        job = SftJob(
             model_dir=start,
             out_dir=part,
             checkpoints=scratch / "checkpoints",

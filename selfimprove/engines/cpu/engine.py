@@ -30,7 +30,7 @@ from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 from selfimprove.engines.cpu.decoder import Decoder
 from selfimprove.engines.cpu.prefill import Prompts
-from selfimprove.engines.cpu.samples import Job, Samples, indices
+from selfimprove.engines.cpu.samples import PendingRequest, Samples, indices
 from selfimprove.models.loading import check_context, check_vocabulary, load_causal_lm
 
 STILL = 8
@@ -80,7 +80,7 @@ class TransformersEngine(Templated):
         )
         self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
         self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)
-        self._open: set[Job] = set()
+        self._open: set[PendingRequest] = set()
         self._task: asyncio.Task[None] | None = None
 
         self._samples = Samples(
@@ -107,7 +107,9 @@ class TransformersEngine(Templated):
             except ValueError as error:
                 raise EngineError(f"{request.seed}: {error}") from None
         # The last token's block is never copied: its logits give the first draw.
-        job = Job(request, ids, asyncio.get_running_loop().create_future(), self._prompts.cache.names(ids[:-1]), trie)
+        job = PendingRequest(
+            request, ids, asyncio.get_running_loop().create_future(), self._prompts.cache.names(ids[:-1]), trie
+        )
         self.stats.requests += 1
         self.stats.prompt_tokens += len(ids)
         if request.n == 0:
@@ -152,7 +154,7 @@ class TransformersEngine(Templated):
                 f"{request.max_tokens} instead of 1"
             )
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: PendingRequest) -> None:
         """Forget a job whose caller has gone."""
         self._open.discard(job)
         self._prompts.drop(job)
@@ -202,7 +204,7 @@ class TransformersEngine(Templated):
             if not prompts.fill_a_pass and not samples.busy.any():
                 return  # callers whose choices were read may ask for more before the next pass
 
-    def _choose(self, logits: torch.Tensor, jobs: Mapping[int, Job]) -> None:
+    def _choose(self, logits: torch.Tensor, jobs: Mapping[int, PendingRequest]) -> None:
         """Answer the choices whose prompts have just been read, from the rows' logits [rows, vocabulary]."""
         asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
         with torch.inference_mode():
@@ -297,7 +299,7 @@ class TransformersEngine(Templated):
         self._samples.free(slot)
         self._answer(job, sample, completion)
 
-    def _answer(self, job: Job, sample: int, completion: Completion) -> None:
+    def _answer(self, job: PendingRequest, sample: int, completion: Completion) -> None:
         """Give a job one of its results; the caller gets them when all are there."""
         job.results[sample] = completion
         self.stats.completions += 1

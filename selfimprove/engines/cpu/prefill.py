@@ -13,7 +13,7 @@ import torch
 
 from selfimprove.engines.base import EngineStats
 from selfimprove.engines.cpu.decoder import Decoder
-from selfimprove.engines.cpu.samples import Job
+from selfimprove.engines.cpu.samples import PendingRequest
 from selfimprove.engines.cpu.slots import PrefixCache
 
 CACHE_BYTES = 256 * 2**20
@@ -37,13 +37,13 @@ class Prompts:
         _, slots, _, context, _ = decoder.slots.kv.shape
         slot_bytes = decoder.slots.kv.nbytes
         self.cache = PrefixCache(block, max(slot_bytes, CACHE_BYTES) // (slot_bytes // (slots * context) * block))
-        self.waiting: deque[Job] = deque()
-        self.ready: deque[Job] = deque()
-        self._reading: list[Job | None] = [None] * decoder.reading.kv.shape[1]
+        self.waiting: deque[PendingRequest] = deque()
+        self.ready: deque[PendingRequest] = deque()
+        self._reading: list[PendingRequest | None] = [None] * decoder.reading.kv.shape[1]
         self._decoder, self._block, self._stats = decoder, block, stats
         self._lost = 0
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: PendingRequest) -> None:
         """Forget a job whose caller has gone."""
         for queue in (self.waiting, self.ready):
             if job in queue:
@@ -74,7 +74,7 @@ class Prompts:
         self._lost = 0
         return True
 
-    def read(self) -> tuple[torch.Tensor, dict[int, Job]] | None:
+    def read(self) -> tuple[torch.Tensor, dict[int, PendingRequest]] | None:
         """One reading pass: each row takes the next block of its prompt; prompts that were read whole become ready.
 
         Those of choices are answered from the pass itself: the logits [rows, vocabulary], and whose rows they are.
@@ -108,7 +108,7 @@ class Prompts:
                     self.ready.append(job)
         return None if logits is None else (logits, ends)
 
-    def _begin(self, job: Job, row: int) -> Job | None:
+    def _begin(self, job: PendingRequest, row: int) -> PendingRequest | None:
         """Copy what is known of a prompt to its row; None if that is all of it."""
         job.blocks = self.cache.find(job.names)
         job.done = len(job.blocks) * self._block

@@ -18,7 +18,7 @@ from selfimprove.engines.sampling import TokenTrie, choose, uniforms
 
 
 @dataclass(eq=False)
-class Job:
+class PendingRequest:
     """One request on its way: read (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
 
     request: Request
@@ -51,7 +51,7 @@ class Samples:
 
     def __init__(self, slots: int, context: int, vocabulary: int, pad_id: int, stop_ids: Set[int]) -> None:
         self._pad_id = pad_id
-        self.job: list[Job | None] = [None] * slots
+        self.job: list[PendingRequest | None] = [None] * slots
         self.sample = np.zeros(slots, dtype=np.int64)
         self.busy = np.zeros(slots, dtype=bool)
         self.token = np.full(slots, pad_id, dtype=np.int64)
@@ -74,7 +74,7 @@ class Samples:
         """Whether a token ends a completion."""
         return bool(self._ends[token])
 
-    def start(self, slot: int, job: Job, sample: int) -> None:
+    def start(self, slot: int, job: PendingRequest, sample: int) -> None:
         """A sample of a prompt that was read begins: its last token is fed first."""
         request = job.request
         self.job[slot], self.sample[slot] = job, sample

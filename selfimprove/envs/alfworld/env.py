@@ -45,12 +45,12 @@ from selfimprove.envs.alfworld.process import AlfWorldProcess, GameFailed, LiveG
 from selfimprove.envs.interface import EnvError, Move, Step
 
 T = TypeVar("T")
-LIVES = 64  # games that one environment keeps in the process; moments of others are played again from their beginning
+LIVES = 64  # games that one environment keeps in the process; states of others are reached by replayning
 Split = Literal["train", "valid"]
 Ending = Literal["", "success", "max_turns"]
 
 
-class AlfMoment(NamedTuple):
+class AlfWorldSnapshot(NamedTuple):
     """A snapshot: the game, the actions so far (played again to return here), the commands now, how it ended."""
 
     task: int
@@ -94,7 +94,7 @@ class AlfWorld:
         self._blacklist = blacklist if blacklist is not None else Blacklist()
         self._lives: list[LiveGame] = []  # games in the process, the one used last at the end
         self._known: tuple[int, AlfGame] | None = None
-        self._now: AlfMoment | None = None
+        self._now: AlfWorldSnapshot | None = None
 
     def task_ids(self, split: Split | None = None) -> Sequence[int]:
         """The games' numbers, without those on the blacklist. Raises: UserError: no such split."""
@@ -113,7 +113,9 @@ class AlfWorld:
         """
         game = self._game(task_id)
         told = self._guarded(game, lambda: self._free().begin(task_id, game))
-        self._now = AlfMoment(task_id, told["text"], (), tuple(told["commands"]), "success" if told["won"] else "")
+        self._now = AlfWorldSnapshot(
+            task_id, told["text"], (), tuple(told["commands"]), "success" if told["won"] else ""
+        )
         return str(told["text"])
 
     def step(self, action: str) -> Step:
@@ -132,7 +134,7 @@ class AlfWorld:
             observation, commands, won = told["text"], tuple(told["commands"]), told["won"]
         actions = (*now.actions, action if valid else "")  # what is not understood changes nothing, but time passes
         ending: Ending = "success" if won else "max_turns" if len(actions) >= self._max_turns else ""
-        self._now = AlfMoment(now.task, now.first, actions, commands, ending)
+        self._now = AlfWorldSnapshot(now.task, now.first, actions, commands, ending)
         return self._answer(observation, valid)
 
     def _answer(self, observation: str, valid: bool) -> Step:
@@ -147,11 +149,11 @@ class AlfWorld:
         }
         return Step(observation, float(won), bool(now.ending), info)
 
-    def snapshot(self) -> AlfMoment:
+    def snapshot(self) -> AlfWorldSnapshot:
         """Strings only, hashable. Raises: as ``reset``, if nothing was begun yet."""
         return self._moment()
 
-    def restore(self, snapshot: AlfMoment) -> None:
+    def restore(self, snapshot: AlfWorldSnapshot) -> None:
         """See ``AgentEnv``. The actions are played again when the next one needs it."""
         self._now = snapshot
 
@@ -189,14 +191,14 @@ class AlfWorld:
             self._known = task, self._games.game(task)
         return self._known[1]
 
-    def _moment(self) -> AlfMoment:
+    def _moment(self) -> AlfWorldSnapshot:
         if self._now is None:
             self.reset(self.task_ids()[0])
         assert self._now is not None
         return self._now
 
-    def _at(self, now: AlfMoment) -> LiveGame:
-        """The game in the process, brought to this moment."""
+    def _at(self, now: AlfWorldSnapshot) -> LiveGame:
+        """The game in the process, brought to this state."""
         done = [action for action in now.actions if action]
         near = [live for live in self._lives if live.follows(now.task, done)]
         if near:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.envs.alfworld.kitchen_things import Kind
+from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.params import ListedParams
@@ -35,6 +35,15 @@ class AlfworldParams(ListedParams):
     games: str | None = Field(default=None, description="textworld: the downloaded games' folder; null: made here")
     step_seconds: float = Field(default=120.0, gt=0, description="textworld: a step that takes longer ends its process")
     blacklist: str | None = Field(default=None, description="textworld: a file that remembers games that crashed")
+
+    played_as: ClassVar[tuple[str, ...]] = ("kitchen",)
+
+    @classmethod
+    def to_play(cls, name: str, configured: ListedParams) -> ListedParams:
+        """See ``ListedParams``: ``alfworld`` is ALFWorld itself, ``kitchen`` the built-in one; here with every goal."""
+        if not isinstance(configured, cls):
+            configured = cls(**configured.common(), kinds=list(KINDS), thing=None, place=None)
+        return configured.model_copy(update={"backend": "textworld" if name == "alfworld" else "kitchen"})
 
     @model_validator(mode="after")
     def _of_the_backend(self) -> AlfworldParams:

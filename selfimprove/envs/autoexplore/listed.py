@@ -57,6 +57,7 @@ class EnumeratedAutoExplore:
     name = "autoexplore"
     instruction = ""
     heading = ACTION_HEADING
+    decisive = "cat"
 
     def __init__(
         self, game: AutoExplore, labels: Sequence[str], levels: Mapping[str, frozenset[int]], level: int = -1
@@ -141,7 +142,7 @@ class EnumeratedAutoExplore:
         self._game.restore(snapshot)
 
     def copy(self) -> EnumeratedAutoExplore:
-        """See ``EnumeratedEnv``; what the two share is put into the moment before each use."""
+        """See ``EnumeratedEnv``; what the two share is put into the right state before each use."""
         other = copy.copy(self)
         other._game = copy.copy(self._game)
         return other

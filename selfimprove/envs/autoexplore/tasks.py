@@ -41,7 +41,7 @@ class Reflected(Record):
     cmd: str
 
 
-class Trajectory(Record):
+class OriginalTrajectory(Record):
     """How a teacher went about a task. ``filename``: what it identified; ``info``: ``positive`` or ``negativeK``."""
 
     model_name: str
@@ -63,7 +63,7 @@ class Task(Record):
     root: str
     n_level: int = Field(ge=0)
     model: str
-    trajectories: list[Trajectory] = Field(default=[])
+    trajectories: list[OriginalTrajectory] = Field(default=[])
 
     @property
     def depth(self) -> int:
@@ -78,7 +78,7 @@ class Task(Record):
         named = {unquoted(t.filename) for t in self.trajectories if t.filename} if union else set()
         return (self.filename, *sorted(named - {self.filename}))
 
-    def with_trajectories(self, more: Iterable[Trajectory]) -> Task:
+    def with_trajectories(self, more: Iterable[OriginalTrajectory]) -> Task:
         """The task with further trajectories: every positive is ``positive``, a negative gets a free number."""
         trajectories = list(self.trajectories)
         taken = {one.info for one in trajectories}

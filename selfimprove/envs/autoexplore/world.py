@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -39,6 +39,9 @@ class AutoExploreParams(ListedParams):
     )
     merge_first_two: bool = Field(default=False, description="the two shallowest levels are one")
     merge_after_first_k: int = Field(default=3, ge=1, description="all levels after these are one")
+
+    decisive: ClassVar[str] = "cat"
+    takes_task_file: ClassVar[bool] = True
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         """See ``ListedParams``: over the params' repositories; tasks are read from the folder, or made from templates.

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
 from selfimprove.envs.interface import EnvError, Move, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
-from selfimprove.envs.sciworld.games import GAMES, game
+from selfimprove.envs.sciworld.games import GAMES, game, ids_of_games
 from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator
 
 T = TypeVar("T")
@@ -163,6 +163,10 @@ class SciWorld:
     def task_ids(self) -> range:
         """Flat indices of all games."""
         return range(len(GAMES))
+
+    def ids_of_games(self, start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
+        """See ``ListsGames``: Agent-R's loop over task numbers."""
+        return ids_of_games(start, stop, variations, among)
 
     def reset(self, task_id: int) -> str:
         """The task's text, a newline, and what is to be seen.

@@ -54,22 +54,22 @@ TASKS: tuple[tuple[str, str, int], ...] = (
 EXCLUDED = frozenset({"5-1", "5-2", "9-1", "9-2", "9-3", "10-1", "10-2"})
 
 
-class Game(NamedTuple):
+class TaskVariation(NamedTuple):
     """One variation of one task."""
 
     task: str
     variation: int
 
 
-def _index() -> tuple[dict[int, range], tuple[Game, ...]]:
+def _index() -> tuple[dict[int, range], tuple[TaskVariation, ...]]:
     """(task number -> its flat ids, the games in flat order)."""
     alphabet = sorted(name for _, name, _ in TASKS)
     ids: dict[int, range] = {}
-    games: list[Game] = []
+    games: list[TaskVariation] = []
     for task_id, name, variations in TASKS:
         if task_id not in EXCLUDED:
             ids[alphabet.index(name)] = range(len(games), len(games) + variations)
-            games += [Game(name, variation) for variation in range(variations)]
+            games += [TaskVariation(name, variation) for variation in range(variations)]
     return ids, tuple(games)
 
 
@@ -79,7 +79,7 @@ IDS_OF_NUMBER, GAMES = _index()
 TASK_NUMBERS: tuple[int, ...] = (*(number for number in sorted(IDS_OF_NUMBER) if number), 0)
 
 
-def game(task_id: int) -> Game:
+def game(task_id: int) -> TaskVariation:
     """The game with this flat index.
 
     Raises:
@@ -120,3 +120,12 @@ def ids_of_task_numbers(
     for task_id in chosen:
         game(task_id)
     return chosen
+
+
+def ids_of_games(start: int, stop: int | None, variations: int, among: Sequence[int] | None) -> list[int]:
+    """``ids_of_task_numbers``, of the ids in ``among`` only; None: of all. Raises: UserError: as there."""
+    listed = None
+    if among is not None:
+        given = {str(number): [i for i in among if i in ids] for number, ids in IDS_OF_NUMBER.items()}
+        listed = {number: ids for number, ids in given.items() if ids}
+    return ids_of_task_numbers(start, stop, variations, listed)

@@ -25,6 +25,7 @@ class SciWorldParams(TextParams):
         "a text world with rooms and instruments, in which a science task is to be carried out", "science"
     )
     best: ClassVar[float] = 100.0
+    has_games: ClassVar[bool] = True
 
     def make(self) -> AgentEnv:
         from selfimprove.envs.sciworld.env import SciWorld

@@ -64,7 +64,7 @@ _TELLS = [
 ]
 
 
-class _Moment(NamedTuple):
+class LevelSnapshot(NamedTuple):
     level: Mode
     game: TaxiSnapshot
 
@@ -78,6 +78,7 @@ class EnumeratedTaxi:
     name = "taxi"
     instruction = INSTRUCTION
     heading = ACTION_HEADING
+    decisive = ""
     labels = LABELS
 
     def __init__(self, mode: Mode = "full", max_turns: int = 15, with_history: bool = False, level: int = -1) -> None:
@@ -161,15 +162,15 @@ class EnumeratedTaxi:
         way = self._game.oracle()
         return bool(way) and bool(_TELLS[way[0]].search(text))
 
-    def snapshot(self) -> _Moment:
+    def snapshot(self) -> LevelSnapshot:
         """Numbers only, hashable."""
-        return _Moment(self._level, self._moment)
+        return LevelSnapshot(self._level, self._moment)
 
-    def restore(self, snapshot: _Moment) -> None:
+    def restore(self, snapshot: LevelSnapshot) -> None:
         self._level, self._moment = snapshot
 
     def copy(self) -> EnumeratedTaxi:
-        """See ``EnumeratedEnv``; the games are put into the moment before each use, so they can be shared."""
+        """See ``EnumeratedEnv``; the games are put into the right state before each use, so they can be shared."""
         return copy.copy(self)
 
 

@@ -19,6 +19,7 @@ class TaxiParams(ListedParams):
     mode: Literal["pickup", "dropoff", "full", "none"] = Field(default="full", description="without a level")
     with_history: bool = Field(default=False, description="show the map after every action")
 
+    levels_a_task: ClassVar[int] = 3
     mishap: ClassVar[str] = "\nThe episode is over: that action changed nothing, which is dangerous."
 
     @classmethod

@@ -47,7 +47,7 @@ def open_shop(products: int, catalogue_seed: int) -> Shop:
 
 
 class ShopState(NamedTuple):
-    """One moment of one episode.
+    """A state of an episode.
 
     ``page`` is the page of results, from 1; ``product`` an id; ``options`` the chosen (name, value) pairs in the order
     of their first choice; ``sub`` the sub page looked at; ``reward`` the score, once bought.

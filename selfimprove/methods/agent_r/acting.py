@@ -19,7 +19,7 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 
 
 @dataclass(frozen=True)
-class Moment:
+class EpisodeState:
     """A state of an episode and the step that led to it: the stored reply, its action, the observation.
 
     ``state`` is the world's, opaque; ``reward`` the score so far in [0, 1]; ``done``: the episode is over, by the
@@ -42,22 +42,22 @@ def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
     return f"{name}-{key_bits('given', *given):016x}" if given else name
 
 
-async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[Moment]]:
+async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[EpisodeState]]:
     """Start a task and carry out the given replies, as far as the episode lasts.
 
     Returns:
-        The opening conversation (without the given replies), and the moments: the start, then one for each given reply.
+        The opening conversation (without the given replies), and the states: the start, then one for each given reply.
 
     Raises:
         EnvError, UserError: as ``World.reset``.
     """
     state, observation = await world.reset(task_id)
-    moments = [Moment(state, observation=observation)]
+    states = [EpisodeState(state, observation=observation)]
     for reply in given:
-        if moments[-1].done:
+        if states[-1].done:
             break
-        moments.append(await act(world, moments[-1], stored_reply(reply)))
-    return opening(world.instruction, observation), moments
+        states.append(await act(world, states[-1], stored_reply(reply)))
+    return opening(world.instruction, observation), states
 
 
 async def ask(
@@ -83,8 +83,8 @@ async def ask(
     return drawn, len(dialogue) - len(seen)
 
 
-async def act(world: World, moment: Moment, reply: str) -> Moment:
-    """The moment after ``reply``; the one before stays as it was.
+async def act(world: World, here: EpisodeState, reply: str) -> EpisodeState:
+    """The state after ``reply``; ``here`` stays as it was.
 
     ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
     disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4).
@@ -94,10 +94,10 @@ async def act(world: World, moment: Moment, reply: str) -> Moment:
     """
     action = parse_action(reply)
     if action == WAIT:
-        return Moment(moment.state, stored_reply(reply), action, WAITED, moment.reward)
-    state, step = await world.step(moment.state, action)
+        return EpisodeState(here.state, stored_reply(reply), action, WAITED, here.reward)
+    state, step = await world.step(here.state, action)
     disaster = step.reward < 0 or bool(step.info.get("disaster", False))
-    return Moment(
+    return EpisodeState(
         state=state,
         reply=stored_reply(reply),
         action=action,

@@ -23,11 +23,11 @@ from selfimprove.engines.progress import StageProgress
 from selfimprove.envs.interface import EnvError, World
 from selfimprove.methods.agent_r.formats import good_row, pair_row
 from selfimprove.methods.agent_r.judge import Judge, Transition, transition_point
-from selfimprove.methods.agent_r.judgement import VERDICTS, Judgement
+from selfimprove.methods.agent_r.judge_prompt import VERDICTS, Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
-from selfimprove.methods.agent_r.pairs import Counts, Pair, nothing_kept, select_all
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, whole
+from selfimprove.methods.agent_r.selection import Counts, Pair, nothing_kept, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
 

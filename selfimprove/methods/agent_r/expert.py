@@ -30,9 +30,9 @@ def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int],
             action = parse_action(message.content)
             if message.role == "assistant" and action != WAIT:
                 env.step(action)
-        moment = env.snapshot()
+        here = env.snapshot()
         plan = env.expert()
-        env.restore(moment)
+        env.restore(here)
         move = plan[0] if plan else LOST
         possible = env.valid_actions()
         if possible and draw.random() < error_rate:

@@ -17,10 +17,10 @@ from pydantic import ConfigDict, ValidationError
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, Record, Role
-from selfimprove.methods.agent_r.judgement import Judgement
-from selfimprove.methods.agent_r.pairs import Pair
+from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import whole
+from selfimprove.methods.agent_r.selection import Pair
 from selfimprove.methods.agent_r.tree import Tree
 
 

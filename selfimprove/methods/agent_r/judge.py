@@ -23,7 +23,7 @@ from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Engine, Request
 from selfimprove.envs.interface import AgentEnv
-from selfimprove.methods.agent_r.judgement import (
+from selfimprove.methods.agent_r.judge_prompt import (
     VERDICTS,
     Did,
     Judgement,

@@ -31,9 +31,9 @@ from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Episode, Turn, mean_and_error
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named
-from selfimprove.methods.agent_r.pairs import ranked_leaves
 from selfimprove.methods.agent_r.play import GIVEN
 from selfimprove.methods.agent_r.reply import WAIT
+from selfimprove.methods.agent_r.selection import ranked_leaves
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.omissions import cut_completions, shortened_prompts
 

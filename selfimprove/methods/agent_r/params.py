@@ -212,8 +212,8 @@ class AgentRParams(Trained):
                 )
         if self.tasks.layouts > 1 and not self.env.has_layouts:
             raise ValueError(f"tasks.layouts: {self.env.name} has no other layouts of a task; set 1")
-        if self.tasks.games is not None and self.env.name != "sciworld":
-            raise ValueError("tasks.games: only sciworld has task numbers; remove it")
+        if self.tasks.games is not None and not self.env.has_games:
+            raise ValueError(f"tasks.games: {self.env.name} has no numbered games; remove it")
         if "actor" not in self.engines:
             raise ValueError("engines: 'actor', which searches, judges and is evaluated, is missing; add it")
         if isinstance(self.engines["actor"], ScriptedEngineConfig):

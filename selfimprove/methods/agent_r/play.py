@@ -11,7 +11,7 @@ from selfimprove.core.records import Attempt, Episode, Message, Status, Turn
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError
 from selfimprove.envs.interface import EnvError, World
-from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
+from selfimprove.methods.agent_r.acting import EpisodeState, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import EvaluateParams
 
 ACTOR = "actor"
@@ -35,9 +35,9 @@ async def play(
     status: Status = "unsolved"
     error = None
     try:
-        prompt, moments = await begin(world, task_id, bad_prefix)
-        turns += [_turn(moment, GIVEN) for moment in moments[1:]]
-        here, dialogue = moments[-1], [*prompt]
+        prompt, states = await begin(world, task_id, bad_prefix)
+        turns += [_turn(here, GIVEN) for here in states[1:]]
+        here, dialogue = states[-1], [*prompt]
         for turn in turns:
             dialogue += _messages(turn)
         for step in range(cfg.max_turns):
@@ -64,16 +64,16 @@ async def play(
     )
 
 
-def _turn(moment: Moment, model: str, completion: Completion | None = None, omitted: int = 0) -> Turn:
+def _turn(here: EpisodeState, model: str, completion: Completion | None = None, omitted: int = 0) -> Turn:
     attempt = Attempt(
-        text=moment.reply,
-        reward=moment.reward,
-        answer=moment.action,
-        token_ids=generated_ids(completion, moment.reply) if completion else None,
+        text=here.reply,
+        reward=here.reward,
+        answer=here.action,
+        token_ids=generated_ids(completion, here.reply) if completion else None,
         finish=completion.finish if completion else None,
-        valid=moment.valid,
+        valid=here.valid,
     )
-    return Turn(model=model, attempts=[attempt], chosen=0, observation=moment.observation, omitted=omitted)
+    return Turn(model=model, attempts=[attempt], chosen=0, observation=here.observation, omitted=omitted)
 
 
 def _messages(turn: Turn) -> tuple[Message, Message]:

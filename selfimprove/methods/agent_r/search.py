@@ -15,7 +15,7 @@ from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Completion, Engine, EngineError
 from selfimprove.envs.interface import EnvError, World
-from selfimprove.methods.agent_r.acting import Moment, act, ask, begin, episode_id, generated_ids
+from selfimprove.methods.agent_r.acting import EpisodeState, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.reply import stored_reply
 from selfimprove.methods.agent_r.tree import Node, Tree
@@ -35,14 +35,14 @@ async def search(
     name = episode_id(world, task_id, prior)
     tree = Tree(id=name, env=world.name, task_id=task_id, prompt=[], nodes=[Node()], seed=f"{seed}/{name}")
     try:
-        prompt, moments = await begin(world, task_id, prior)
-        for moment in moments[1:]:
+        prompt, states = await begin(world, task_id, prior)
+        for here in states[1:]:
             prompt += [
-                Message(role="assistant", content=moment.reply),
-                Message(role="user", content=moment.observation),
+                Message(role="assistant", content=here.reply),
+                Message(role="user", content=here.observation),
             ]
         tree.prompt = prompt
-        await _Search(tree, moments[-1], world, actor, cfg, seed).run()
+        await _Search(tree, states[-1], world, actor, cfg, seed).run()
     except (EngineError, EnvError) as error:
         tree.status, tree.error = "blocked", str(error)
         return tree
@@ -91,13 +91,15 @@ def backup(tree: Tree, leaf: int) -> None:
 
 
 class _Search:
-    """A tree while it grows. ``moments``: states of the nodes still to be expanded; ``keys``: names of their noise."""
+    """A tree while it grows. ``states``: states of the nodes still to be expanded; ``keys``: names of their noise."""
 
-    def __init__(self, tree: Tree, start: Moment, world: World, actor: Engine, cfg: SearchParams, seed: int) -> None:
+    def __init__(
+        self, tree: Tree, start: EpisodeState, world: World, actor: Engine, cfg: SearchParams, seed: int
+    ) -> None:
         self.tree, self.world, self.actor, self.cfg, self.seed = tree, world, actor, cfg, seed
         root = tree.root
         root.reward, root.terminal, root.done, root.disaster = start.reward, start.done, start.done, start.disaster
-        self.moments = {0: start}
+        self.states = {0: start}
         self.keys = [key_bits("root")]
 
     async def run(self) -> None:
@@ -137,33 +139,33 @@ class _Search:
             unlike.setdefault(stored_reply(completion.text), completion)
         children = []
         for reply, completion in unlike.items():
-            moment = await act(self.world, self.moments[index], completion.text)
+            here = await act(self.world, self.states[index], completion.text)
             depth = parent.depth + 1
             node = Node(
                 parent=index,
                 reply=reply,
-                action=moment.action,
-                observation=moment.observation,
+                action=here.action,
+                observation=here.observation,
                 token_ids=generated_ids(completion, reply),
                 finish=completion.finish,
                 depth=depth,
-                reward=moment.reward,
-                terminal=moment.done or depth > cfg.max_depth,
-                done=moment.done,
-                disaster=moment.disaster,
-                valid=moment.valid,
+                reward=here.reward,
+                terminal=here.done or depth > cfg.max_depth,
+                done=here.done,
+                disaster=here.disaster,
+                valid=here.valid,
                 omitted=omitted,
             )
-            children.append((node, moment))
+            children.append((node, here))
         tree.duplicates += len(drawn) - len(children)
-        del self.moments[index]
+        del self.states[index]
         first = len(tree.nodes)
         parent.children = list(range(first, first + len(children)))
-        for at, (node, moment) in enumerate(children, start=first):
+        for at, (node, here) in enumerate(children, start=first):
             tree.nodes.append(node)
             self.keys.append(key_bits(self.keys[index], node.reply))
             if not node.terminal:
-                self.moments[at] = moment
+                self.states[at] = here
         for at in parent.children:
             if tree.nodes[at].terminal:
                 backup(tree, at)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
-from selfimprove.envs.interface import AgentEnv
-from selfimprove.methods.agent_r.params import SearchParams, TaskParams
+from selfimprove.envs.interface import AgentEnv, ListsGames
+from selfimprove.methods.agent_r.params import GameParams, SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
@@ -66,7 +66,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Spli
     """Ids, and the splits that share them in turn."""
     everything = list(env.task_ids())
     if not tasks.files:
-        everything = _of_games(tasks, None) if tasks.games is not None else everything
+        everything = _of_games(tasks.games, env, None) if tasks.games is not None else everything
         return [(everything, ("test", "dev", "train", "demonstrations"))]
     known = set(everything)
     lists = {name: read_ids(Path(path), env.name) for name, path in sorted(tasks.files.items())}
@@ -81,21 +81,14 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Spli
     rest = [i for i in everything if i not in given]
     train, test = lists.get("train", rest), lists.get("test", rest)
     if tasks.games is not None:
-        train = _of_games(tasks, train)
+        train = _of_games(tasks.games, env, train)
     check_disjoint({"the training file": train, "the test file": test})
     return [(test, ("test",)), (train, ("dev", "train", "demonstrations"))]
 
 
-def _of_games(tasks: TaskParams, among: Sequence[int] | None) -> list[int]:
-    """ScienceWorld's ids by Agent-R's loop over task numbers, of a training list or of all."""
-    from selfimprove.envs.sciworld.games import IDS_OF_NUMBER, ids_of_task_numbers
-
-    assert tasks.games is not None
-    listed = None
-    if among is not None:
-        given = {str(number): [i for i in among if i in ids] for number, ids in IDS_OF_NUMBER.items()}
-        listed = {number: ids for number, ids in given.items() if ids}
-    return ids_of_task_numbers(tasks.games.start, tasks.games.stop, tasks.games.variations, listed)
+def _of_games(games: GameParams, env: AgentEnv, among: Sequence[int] | None) -> list[int]:
+    """Ids of the environment's numbered games, of a training list or of all."""
+    return cast(ListsGames, env).ids_of_games(games.start, games.stop, games.variations, among)
 
 
 def check_disjoint(splits: Mapping[str, Sequence[int]]) -> None:

@@ -33,10 +33,10 @@ async def replay(
         EnvError, UserError: as ``World.step``.
     """
     given = [message.content for message in tree.prompt[OPENING::2]]
-    fresh, moments = await begin(world, tree.task_id, given)
-    for moment in moments[1:]:
-        fresh += [Message(role="assistant", content=moment.reply), Message(role="user", content=moment.observation)]
-    here, learnt = moments[-1], 0
+    fresh, states = await begin(world, tree.task_id, given)
+    for here in states[1:]:
+        fresh += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
+    here, learnt = states[-1], 0
     for said in trajectory[len(tree.prompt) :: 2]:
         if here.done:
             break

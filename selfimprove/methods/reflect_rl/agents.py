@@ -38,7 +38,7 @@ class Decision(NamedTuple):
 
 
 class Agent(Protocol):
-    """Chooses an action in a moment of one episode."""
+    """Chooses an action in one state of an episode."""
 
     async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
         """The next action. Raises: EngineError."""

@@ -22,7 +22,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 from selfimprove.envs.interface import State
-from selfimprove.methods.reflect_rl.generate import TaughtStep, Trajectory
+from selfimprove.methods.reflect_rl.generate import TaughtStep, TeacherTrajectory
 from selfimprove.methods.reflect_rl.params import DATA_SETS, DataSet
 from selfimprove.methods.reflect_rl.prompts import (
     Markers,
@@ -31,7 +31,7 @@ from selfimprove.methods.reflect_rl.prompts import (
 )
 
 
-def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:
+def learnt_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtStep]]:
     """(name, step) of the steps that are trained on; none of a trajectory that failed."""
     if trajectory.status != "solved":
         return
@@ -40,7 +40,9 @@ def learnt_steps(trajectory: Trajectory) -> Iterator[tuple[str, TaughtStep]]:
             yield f"{trajectory.id}-{number}", step
 
 
-def convert(trajectories: Sequence[Trajectory], instruction: str, markers: Markers) -> dict[DataSet, list[Example]]:
+def convert(
+    trajectories: Sequence[TeacherTrajectory], instruction: str, markers: Markers
+) -> dict[DataSet, list[Example]]:
     """The five sets, in the trajectories' order.
 
     Raises:
@@ -89,7 +91,7 @@ def _with_ids(message: Message, ids: list[int], chat: ChatFormat) -> Message:
 
 
 def texts(
-    sets: dict[DataSet, list[Example]], trajectories: Sequence[Trajectory], instruction: str, markers: Markers
+    sets: dict[DataSet, list[Example]], trajectories: Sequence[TeacherTrajectory], instruction: str, markers: Markers
 ) -> list[dict[str, Any]]:
     """What the small tokenizer learns its merges from; what is the same in every prompt is one token (``fixed``).
 
@@ -103,7 +105,7 @@ def texts(
     return rows
 
 
-def metrics(trajectories: Sequence[Trajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
+def metrics(trajectories: Sequence[TeacherTrajectory], sets: dict[DataSet, list[Example]]) -> dict[str, Any]:
     """Counts: trajectories by kind, how many succeeded, what was left out, examples of each set, reflections."""
     positive = [one for one in trajectories if one.info == "positive"]
     reflections = [example.messages[1].content for example in sets["sft_reflection"]]

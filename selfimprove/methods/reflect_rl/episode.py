@@ -17,7 +17,7 @@ from pydantic import Field
 from selfimprove.core.records import Record, Status
 from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.interface import EnumeratedEnv
-from selfimprove.methods.reflect_rl.rl_objective import Decision, Trajectory, costs_to_go
+from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, costs_to_go
 
 
 class RLStep(Record):
@@ -88,7 +88,7 @@ class Playing:
         )  # fmt: skip
 
 
-def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> Trajectory:
+def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> RLTrajectory:
     """The episode as the update reads it.
 
     Args:
@@ -102,7 +102,7 @@ def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) 
         assert step.entropy is not None
         allowed = [ids[label] for label in step.labels] if masked and ids is not None else every
         decisions.append(Decision(step.prompt_ids, step.token, allowed, step.logprob, step.entropy, step.cost))
-    return Trajectory(episode.id, episode.success, decisions)
+    return RLTrajectory(episode.id, episode.success, decisions)
 
 
 def details(episode: RLEpisode, taken: Sequence[Decision], beta: float) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.params import EvaluateParams
 
 
-class Game(NamedTuple):
+class EvaluationEpisode(NamedTuple):
     """One episode to play: a task, at a level, for the ``rep``-th time. Its noise is the same for every player."""
 
     task: int
@@ -23,14 +23,16 @@ class Game(NamedTuple):
         return SeedKey(seed, f"{self.task}-{self.level}-{self.rep}")
 
 
-def games(env: EnumeratedEnv, split: Sequence[int], cfg: EvaluateParams, reps: int | None = None) -> list[Game]:
+def evaluation_episodes(
+    env: EnumeratedEnv, split: Sequence[int], cfg: EvaluateParams, reps: int | None = None
+) -> list[EvaluationEpisode]:
     """Every task of the split, at each level that it belongs to, ``reps`` (else ``cfg.eval_reps``) times.
 
     Raises:
         UserError: no such level, or no task of the split at any of them.
     """
     found = [
-        Game(task, level, rep)
+        EvaluationEpisode(task, level, rep)
         for level in cfg.levels or env.levels
         for task in env.level_tasks(level, split)
         for rep in range(reps or cfg.eval_reps)

@@ -42,7 +42,7 @@ class TaughtStep(Record):
     learn: bool = True
 
 
-class Trajectory(Record):
+class TeacherTrajectory(Record):
     """One path through a task. ``info``: ``positive`` or ``negativeK``; ``filename``: what AutoExplore identified."""
 
     id: str
@@ -59,7 +59,7 @@ class Trajectory(Record):
     steps: list[TaughtStep] = Field(default=[])
 
 
-class Job(Record):
+class TeachingTask(Record):
     """A trajectory to be made: the teacher's own (``negative`` None), or the negative of that number."""
 
     task_id: int
@@ -72,25 +72,27 @@ class Job(Record):
         return "positive" if self.negative is None else f"negative{self.negative}"
 
 
-def jobs(train: list[int], cfg: GenerateParams) -> list[Job]:
+def teaching_tasks(train: list[int], cfg: GenerateParams) -> list[TeachingTask]:
     """What the params ask of the training split, in its order: positives, then negatives; levels in turn."""
     levels = cfg.levels or [""]
-    whole = [Job(task_id=task, level=levels[i % len(levels)]) for i, task in enumerate(train[: cfg.tasks])]
+    whole = [TeachingTask(task_id=task, level=levels[i % len(levels)]) for i, task in enumerate(train[: cfg.tasks])]
     return whole + [
-        Job(task_id=task, negative=k, level=levels[(i * cfg.negatives + k) % len(levels)])
+        TeachingTask(task_id=task, negative=k, level=levels[(i * cfg.negatives + k) % len(levels)])
         for i, task in enumerate(train[: cfg.negative_tasks])
         for k in range(cfg.negatives)
     ]
 
 
-async def teach(job: Job, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int) -> Trajectory | None:
+async def teach(
+    job: TeachingTask, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
+) -> TeacherTrajectory | None:
     """The trajectory of a job, on a copy of ``env``; None: the task has no such negative.
 
     ``status``: ``solved`` if it succeeded, or if a negative got all its reflections; ``blocked`` if the teacher's
     engine failed for good.
     """
     env = env.copy()
-    made = Trajectory(
+    made = TeacherTrajectory(
         id=f"{env.name}-{job.task_id}-{job.info}",
         env=env.name,
         task_id=job.task_id,
@@ -102,14 +104,14 @@ async def teach(job: Job, env: EnumeratedEnv, teacher: Teacher, cfg: GeneratePar
     try:
         if job.negative is None:
             return await _whole(made, env, teacher, seed)
-        if env.name == "autoexplore":
+        if env.decisive:
             return await _wrong_file(made, job.negative, env, teacher, seed)
         return await _exploring(made, job.negative, env, teacher, cfg, seed)
     except (EngineError, EnvError) as failure:
         return made.model_copy(update={"status": "blocked", "error": str(failure)})
 
 
-async def _whole(made: Trajectory, env: EnumeratedEnv, teacher: Teacher, seed: int) -> Trajectory:
+async def _whole(made: TeacherTrajectory, env: EnumeratedEnv, teacher: Teacher, seed: int) -> TeacherTrajectory:
     """The teacher plays: it reflects, then acts, until the end."""
     env.reset(made.task_id, 0, made.level)
     last: Last | None = None
@@ -130,8 +132,8 @@ async def _whole(made: Trajectory, env: EnumeratedEnv, teacher: Teacher, seed: i
 
 
 async def _exploring(
-    made: Trajectory, k: int, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
-) -> Trajectory:
+    made: TeacherTrajectory, k: int, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
+) -> TeacherTrajectory:
     """Chance plays, the oracle with ``cfg.oracle_prob``; the teacher reflects at every state, for the oracle's action.
 
     It ends where the environment ends it, danger included (the original's spoilers switch the danger off), or after
@@ -155,18 +157,21 @@ async def _exploring(
     return made
 
 
-async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Teacher, seed: int) -> Trajectory | None:
-    """The optimal path up to its ``cat``, then another one that is listed there; the teacher explains and corrects it.
+async def _wrong_file(
+    made: TeacherTrajectory, k: int, env: EnumeratedEnv, teacher: Teacher, seed: int
+) -> TeacherTrajectory | None:
+    """The optimal path up to its decisive command, then another such command that is listed there (AutoExplore: the
+    ``cat`` of another file); the teacher explains and corrects it.
 
-    None where no k+1-th other file is listed there.
+    None where no k+1-th other one is listed there.
     """
     env.reset(made.task_id, 0, made.level)
-    way = env.oracle()
-    while way and not way[0].startswith("cat "):
+    way, verb = env.oracle(), f"{env.decisive} "
+    while way and not way[0].startswith(verb):
         made = _with_step(made, env, "", oracle_label(env), learn=False)
         _act(env, oracle_label(env) or "")
         way = env.oracle()
-    others = [label for label, command in env.commands().items() if command.startswith("cat ") and command != way[0]]
+    others = [label for label, command in env.commands().items() if command.startswith(verb) and command != way[0]]
     rng("wrong files", seed, made.env, made.task_id).shuffle(others)
     if k >= len(others):
         return None
@@ -186,14 +191,14 @@ async def _wrong_file(made: Trajectory, k: int, env: EnumeratedEnv, teacher: Tea
 
 
 def _with_step(
-    made: Trajectory,
+    made: TeacherTrajectory,
     env: EnumeratedEnv,
     reflection: str | None,
     label: str | None,
     *,
     done: str | None = None,
     learn: bool = True,
-) -> Trajectory:
+) -> TeacherTrajectory:
     """The trajectory with the state as it is now, and what to do in it."""
     state, commands = env.state(), env.commands()
     if reflection is None:

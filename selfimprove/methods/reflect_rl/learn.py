@@ -44,7 +44,7 @@ from selfimprove.methods.reflect_rl.reflector import (
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.methods.reflect_rl.rl_learner import Learner
-from selfimprove.methods.reflect_rl.rl_objective import Decision, Trajectory
+from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory
 from selfimprove.methods.reflect_rl.rl_policy import Policy
 from selfimprove.methods.reflect_rl.rl_replay import Replay
 from selfimprove.methods.reflect_rl.rollout import play
@@ -287,7 +287,7 @@ class _Run:
             "log": [{"batch": index, "detail": one.detail} for index, one in enumerate(played) if one.detail],
         }
 
-    async def _play(self, iteration: int, phase: Phase) -> list[_Played]:
+    async def _play(self, iteration: int, phase: Phase) -> list[_EpisodeSummary]:
         """The iteration's episodes, each process a share; all of them, in order."""
         job, params = self._job, self._params
         first = (iteration - phase.start) * params.episodes
@@ -309,16 +309,16 @@ class _Run:
         shares = self._group.gather(told)
         return [shares[place % len(shares)][place // len(shares)] for place in range(params.episodes)]
 
-    def _summary(self, episode: RLEpisode, tell: bool) -> _Played:
+    def _summary(self, episode: RLEpisode, tell: bool) -> _EpisodeSummary:
         if episode.status == "blocked":
-            return _Played(None, episode.cost, False, 0, 0, 0, [])
+            return _EpisodeSummary(None, episode.cost, False, 0, 0, 0, [])
         learnt = trajectory(episode, self._ids, self._params.mask_invalid)
         read = sum(len(step.prompt_ids) * (2 if step.reflection else 1) for step in episode.steps)
         detail = details(episode, learnt.decisions, self._params.entropy_coef) if tell else []
         shortened, cut = (sum(getattr(step, what) for step in episode.steps) for what in ("shortened", "cut"))
-        return _Played(learnt, episode.cost, episode.success, read, shortened, cut, detail)
+        return _EpisodeSummary(learnt, episode.cost, episode.success, read, shortened, cut, detail)
 
-    def _count(self, played: Sequence[_Played]) -> None:
+    def _count(self, played: Sequence[_EpisodeSummary]) -> None:
         self._totals["episodes"] += len(played)
         self._totals["blocked"] += sum(one.trajectory is None for one in played)
         self._totals["decisions"] += sum(len(one.trajectory.decisions) for one in played if one.trajectory)
@@ -382,10 +382,10 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _EpisodeSummary:
     """What all processes know of an episode. ``trajectory`` None: it was blocked."""
 
-    trajectory: Trajectory | None
+    trajectory: RLTrajectory | None
     cost: float
     success: bool
     read: int
@@ -394,8 +394,8 @@ class _Played:
     detail: list[dict[str, Any]]
 
 
-def _read(row: dict[str, Any]) -> Trajectory:
-    return Trajectory(row["id"], row["success"], [Decision(**step) for step in row["decisions"]])
+def _read(row: dict[str, Any]) -> RLTrajectory:
+    return RLTrajectory(row["id"], row["success"], [Decision(**step) for step in row["decisions"]])
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -207,8 +207,8 @@ class ReflectRLParams(Trained):
     @model_validator(mode="after")
     def _tasks(self) -> ReflectRLParams:
         for key in ("file", "teacher"):
-            if getattr(self.tasks, key) is not None and self.env.name != "autoexplore":
-                raise ValueError(f"tasks.{key}: is for env.name autoexplore, and it is {self.env.name}; remove it")
+            if getattr(self.tasks, key) is not None and not self.env.takes_task_file:
+                raise ValueError(f"tasks.{key}: {self.env.name} takes no tasks of a file or a teacher; remove it")
         return self
 
     @model_validator(mode="after")

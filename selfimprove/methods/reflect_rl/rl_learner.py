@@ -21,7 +21,7 @@ from selfimprove.methods.reflect_rl.rl_critic import Critic
 from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.methods.reflect_rl.rl_objective import (
     Decision,
-    Trajectory,
+    RLTrajectory,
     clipped_surrogate,
     policy_gradient,
     targets,
@@ -50,11 +50,11 @@ class Learner:
         )
         hidden = policy.model.config.get_text_config().hidden_size
         self._critic = Critic(params.critic, hidden, seed, params.device) if params.critic is not None else None
-        self._waiting: list[tuple[Trajectory, bool]] = []
+        self._waiting: list[tuple[RLTrajectory, bool]] = []
         self._calls = 0
         self.tokens = 0
 
-    def train(self, episodes: Sequence[Trajectory], *, iteration: int, fresh: bool) -> float | None:
+    def train(self, episodes: Sequence[RLTrajectory], *, iteration: int, fresh: bool) -> float | None:
         """Learn from episodes; the update's loss, or None as long as episodes are still being accumulated.
 
         Args:
@@ -83,7 +83,7 @@ class Learner:
         """Let the critic learn when its time has come; its loss then."""
         return None if self._critic is None else self._critic.end_iteration(self._group)
 
-    def _update(self, episodes: Sequence[tuple[Trajectory, bool]], iteration: int) -> float:
+    def _update(self, episodes: Sequence[tuple[RLTrajectory, bool]], iteration: int) -> float:
         params, batch = self._params, _Batch(episodes, self._params.entropy_coef)
         lengths = [len(one.ids) for one in batch.examples]
         shares = lay_out(range(len(lengths)), lengths, params.row_tokens, params.micro_batch_tokens, self._group.world)
@@ -160,7 +160,7 @@ class Learner:
 class _Batch:
     """The decisions of accumulated episodes, one after another."""
 
-    def __init__(self, episodes: Sequence[tuple[Trajectory, bool]], beta: float) -> None:
+    def __init__(self, episodes: Sequence[tuple[RLTrajectory, bool]], beta: float) -> None:
         self.decisions: list[Decision] = [step for episode, _ in episodes for step in episode.decisions]
         self.q = [q for episode, _ in episodes for q in targets(episode, beta)]
         self.fresh = [fresh for episode, fresh in episodes for _ in episode.decisions]

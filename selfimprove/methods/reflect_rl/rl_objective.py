@@ -33,7 +33,7 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class RLTrajectory:
     """An episode as the update reads it."""
 
     id: str
@@ -47,7 +47,7 @@ def costs_to_go(costs: Sequence[float], entropies: Sequence[float], beta: float)
     return list(accumulate(backwards))[::-1]
 
 
-def targets(trajectory: Trajectory, beta: float) -> list[float]:
+def targets(trajectory: RLTrajectory, beta: float) -> list[float]:
     """Q_t of an episode's decisions."""
     steps = trajectory.decisions
     return costs_to_go([step.cost for step in steps], [step.entropy for step in steps], beta)

@@ -6,20 +6,20 @@ from collections import deque
 from collections.abc import Iterable
 
 from selfimprove.core.seeds import rng
-from selfimprove.methods.reflect_rl.rl_objective import Trajectory
+from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory
 
 
 class Replay:
     """Keeps at most ``size`` successes, the newest. What was drawn carries no importance weight, as in the original."""
 
-    def __init__(self, size: int, kept: Iterable[Trajectory] = ()) -> None:
-        self.kept: deque[Trajectory] = deque(kept, maxlen=size)
+    def __init__(self, size: int, kept: Iterable[RLTrajectory] = ()) -> None:
+        self.kept: deque[RLTrajectory] = deque(kept, maxlen=size)
 
-    def add(self, episodes: Iterable[Trajectory]) -> None:
+    def add(self, episodes: Iterable[RLTrajectory]) -> None:
         """Remember those that succeeded."""
         self.kept.extend(episode for episode in episodes if episode.success)
 
-    def sample(self, count: int, *key: object) -> list[Trajectory]:
+    def sample(self, count: int, *key: object) -> list[RLTrajectory]:
         """``count`` draws, named by ``key``; none as long as nothing has succeeded."""
         return rng("replay", *key).choices(list(self.kept), k=count) if self.kept else []
 

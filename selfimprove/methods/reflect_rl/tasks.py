@@ -6,57 +6,15 @@ tasks.json beside them. Trajectories are made of the training split only, so not
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
-from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.interface import EnumeratedEnv
-from selfimprove.envs.labels import LABELS
 from selfimprove.methods.reflect_rl.params import TaskParams
 
 Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
-
-
-class Explored(NamedTuple):
-    """AutoExplore's tasks. ``read``: how many a file or a teacher gave; ``dropped``: how many of them, and why."""
-
-    tasks: list[Task]
-    read: int = 0
-    dropped: Mapping[Unplayable, int] = MappingProxyType({})
-
-
-def explore_tasks(env: AutoExploreParams, cfg: TaskParams, asked: Sequence[Task] | None = None) -> Explored:
-    """AutoExplore's tasks: a teacher's or a file's, filtered and merged, or made from what the repositories say.
-
-    ``asked``: the teacher's. One that cannot be played is dropped and counted, as in the original.
-
-    Raises:
-        UserError: nothing to explore, no task is left, or the file is missing or malformed.
-    """
-    repos = env.repositories()
-    if asked is None and cfg.file is not None:
-        asked = read_tasks(Path(cfg.file))
-    if asked is None:
-        found = Explored(env.template_tasks(repos))
-    else:
-        most = len(LABELS[env.labels])
-        dropped = Counter(why for task in asked if (why := unplayable(task, repos, most)))
-        found = Explored(filter_tasks(asked, repos, most), len(asked), dict(sorted(dropped.items())))
-    if not found.tasks:
-        source = cfg.file or ", ".join(sorted(repos))
-        raise UserError(
-            f"reflect_rl.tasks: no task of {source} can be played, since its repository or its target is missing; "
-            "name other tasks, or the repositories that they are about (reflect_rl.env.repos)."
-        )
-    return found
 
 
 def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Split, list[int]]:
@@ -101,9 +59,3 @@ def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
 def _enough(name: str, asked: int, there: int) -> None:
     if asked > there:
         raise UserError(f"reflect_rl.tasks: {asked} tasks of {name} are asked for, it has {there}; ask for fewer.")
-
-
-def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """The original's task file: a JSON list."""
-    rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
-    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -160,7 +160,7 @@ def analysis_request(env: EnumeratedEnv, last: Last | None, *, exploring: bool) 
     state: State = env.state()
     if not exploring:
         wanted = ANALYZE
-    elif env.name == "autoexplore":
+    elif env.decisive:
         wanted = WRONG
     else:
         wanted = ANALYZE_FIRST if last is None else ANALYZE_LATER

@@ -9,7 +9,6 @@ from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
 
 STATE, EXCERPT = 2048, 2560
-TAXI_LEVELS = 3
 NOTES = (
     f"A state shown to a teacher is taken to have {STATE} tokens at most, a file that it asks about {EXCERPT}.",
     "Every prompt of policy and reflection model is taken to fill its context, every episode to last max_turns.",
@@ -96,7 +95,7 @@ def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
     if isinstance(reflect_rl.engines[cfg.teacher], ScriptedEngineConfig):
         return ()
     whole, negative = min(train, cfg.tasks or train), min(train, cfg.negative_tasks or train) * cfg.negatives
-    requests = 2 * whole * cfg.max_turns + negative * (2 if reflect_rl.env.name == "autoexplore" else cfg.max_turns)
+    requests = 2 * whole * cfg.max_turns + negative * (2 if reflect_rl.env.decisive else cfg.max_turns)
     return (ask(reflect_rl.engines, cfg.teacher, requests, STATE, cfg.max_tokens, at_once=cfg.concurrency),)
 
 
@@ -105,7 +104,7 @@ def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
     cfg = reflect_rl.generate
     positive = min(train, cfg.tasks or train) * cfg.max_turns
     negative = min(train, cfg.negative_tasks or train) * cfg.negatives
-    negative *= 1 if reflect_rl.env.name == "autoexplore" else cfg.max_turns
+    negative *= 1 if reflect_rl.env.decisive else cfg.max_turns
     every = dict.fromkeys(("sft", "sft_reflection", "sft_policy"), positive + negative)
     return every | dict.fromkeys(("sft_reflection_positive", "sft_policy_positive"), positive)
 
@@ -140,7 +139,8 @@ def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> in
     """Episodes of an evaluation: Taxi's tasks are played at each level, others at the one that they belong to."""
     cfg: EvaluateParams = reflect_rl.evaluate
     tasks = min(splits[cfg.split], cfg.limit or splits[cfg.split])
-    levels = (len(cfg.levels) or TAXI_LEVELS) if reflect_rl.env.name == "taxi" else 1
+    every = reflect_rl.env.levels_a_task
+    levels = len(cfg.levels) or every if every > 1 else 1
     return tasks * levels * reps
 
 

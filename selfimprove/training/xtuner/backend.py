@@ -27,7 +27,7 @@ from selfimprove.training.packing import Plan
 from selfimprove.training.processes import reason, save_encoded, watch, worker_command, worker_environment
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
-from selfimprove.training.trainer import Job, what_was_learnt
+from selfimprove.training.trainer import SftJob, what_was_learnt
 from selfimprove.training.xtuner.config import XtunerRun, accumulation, config_text, zero2_text
 from selfimprove.training.xtuner.models import WEIGHTS, read_trained, write_start
 
@@ -51,7 +51,7 @@ class Layout:
     accumulation: int
 
 
-def train_with_xtuner(job: Job, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
+def train_with_xtuner(job: SftJob, examples: Sequence[EncodedExample], progress: Progress | None = None) -> TrainReport:
     """Train in XTuner's environment and write the model's weights and config to ``job.out_dir``.
 
     Goes on from the newest whole checkpoint in ``job.checkpoints``.
@@ -105,7 +105,7 @@ def environment_python() -> Path:
     return python
 
 
-def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: Job) -> Layout:
+def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> Layout:
     """Deal each step's examples to processes and micro-batches, longest first, so that those of a moment are alike.
 
     Raises:
@@ -157,7 +157,7 @@ def _command(python: Path, run: XtunerRun) -> list[str]:
     return [str(python), *command[1:-2], LAUNCHER, str(run_file)]
 
 
-def _environment(job: Job) -> dict[str, str]:
+def _environment(job: SftJob) -> dict[str, str]:
     # This repository and nothing of the main environment's packages.
     alone = {"PYTHONPATH": str(_root()), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     return worker_environment(job) | alone
@@ -168,7 +168,7 @@ def _root() -> Path:
 
 
 def _report(
-    job: Job,
+    job: SftJob,
     plan: Plan,
     layout: Layout,
     examples: Sequence[EncodedExample],

@@ -18,7 +18,7 @@ from selfimprove.envs.sciworld.games import (
     GAMES,
     IDS_OF_NUMBER,
     TASK_NUMBERS,
-    Game,
+    TaskVariation,
     game,
     ids_of_task_numbers,
 )
@@ -53,11 +53,11 @@ def mapped(prediction):
 
 def test_there_are_4639_games_in_the_packages_order():
     assert len(GAMES) == 4639
-    assert GAMES[0] == Game("boil", 0)
-    assert GAMES[30] == Game("melt", 0)
-    assert GAMES[4135] == Game("find-animal", 299)
-    assert GAMES[4136] == Game("chemistry-mix", 0)  # the two of plants that grow lie between them
-    assert GAMES[-1] == Game("identify-life-stages-2", 9)
+    assert GAMES[0] == TaskVariation("boil", 0)
+    assert GAMES[30] == TaskVariation("melt", 0)
+    assert GAMES[4135] == TaskVariation("find-animal", 299)
+    assert GAMES[4136] == TaskVariation("chemistry-mix", 0)  # the two of plants that grow lie between them
+    assert GAMES[-1] == TaskVariation("identify-life-stages-2", 9)
     assert len(IDS_OF_NUMBER) == len(TASK_NUMBERS) == 23
 
 
@@ -70,7 +70,7 @@ def test_the_flat_index_is_agentgyms():
         if not task["excluded"]:
             ids = IDS_OF_NUMBER[task["alphabetical_number"]]
             assert (ids[0], ids[-1]) == (task["first_index"], task["last_index"])
-            assert [GAMES[i] for i in ids] == [Game(task["task_name"], v) for v in range(task["variations"])]
+            assert [GAMES[i] for i in ids] == [TaskVariation(task["task_name"], v) for v in range(task["variations"])]
 
 
 @pytest.mark.parametrize("task_id", [-1, 4639])

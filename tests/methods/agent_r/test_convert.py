@@ -18,7 +18,7 @@ from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.envs.interface import EmbeddedWorld, EnvError
 from selfimprove.methods.agent_r.convert import Converted, convert
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge
-from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.prompts import OPENING

@@ -13,7 +13,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.formats import from_log, from_openai, from_xtuner, good_row, to_openai, to_xtuner
-from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.tree import Tree
 from tests.methods.agent_r.trees import by_hand, leaf_of

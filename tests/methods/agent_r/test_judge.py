@@ -14,7 +14,7 @@ from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.judge import ActorJudge, ScriptedJudge, judge_examples, transition_point
-from selfimprove.methods.agent_r.judgement import (
+from selfimprove.methods.agent_r.judge_prompt import (
     VERDICTS,
     Did,
     Judgement,

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
+from selfimprove.envs.sciworld.games import ids_of_games
 from selfimprove.methods.agent_r.params import SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import parse_action
@@ -224,6 +226,9 @@ class Sciences(Corridor):
 
     def task_ids(self) -> range:
         return range(4639)
+
+    def ids_of_games(self, *chosen: Any) -> list[int]:
+        return ids_of_games(*chosen)
 
 
 def test_the_loop_over_task_numbers_takes_its_variations_from_a_training_list(tmp_path: Path) -> None:

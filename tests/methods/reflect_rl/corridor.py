@@ -25,6 +25,7 @@ class Corridor:
     name = "corridor"
     instruction = "Walk. "
     heading = "\npick:"
+    decisive = ""
 
     def __init__(self, max_turns: int = 4, labels: tuple[str, ...] = ("0", "1", "2"), tasks: int = 8) -> None:
         self.max_turns, self.labels, self._tasks = max_turns, labels, tasks

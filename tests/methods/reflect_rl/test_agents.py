@@ -13,7 +13,7 @@ from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
-from selfimprove.methods.reflect_rl.evaluate import Game, games
+from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
 
@@ -104,15 +104,17 @@ def test_an_engine_that_fails_blocks_the_episode():
 
 def test_every_task_is_played_at_each_level_several_times():
     cfg = EvaluateParams(eval_reps=2, levels=["pickup", "full"])
-    asked = games(ENV, [5, 3], cfg)
-    assert asked == [Game(task, level, rep) for level in ("pickup", "full") for task in (5, 3) for rep in (0, 1)]
+    asked = evaluation_episodes(ENV, [5, 3], cfg)
+    assert asked == [
+        EvaluationEpisode(task, level, rep) for level in ("pickup", "full") for task in (5, 3) for rep in (0, 1)
+    ]
     assert len({game.key(1) for game in asked}) == len(asked)
-    assert len(games(ENV, [5], cfg, reps=7)) == 14
-    assert {game.level for game in games(ENV, [5], EvaluateParams())} == set(ENV.levels)
+    assert len(evaluation_episodes(ENV, [5], cfg, reps=7)) == 14
+    assert {game.level for game in evaluation_episodes(ENV, [5], EvaluateParams())} == set(ENV.levels)
     with pytest.raises(UserError, match="no level 'night'"):
-        games(ENV, [5], EvaluateParams(levels=["night"]))
+        evaluation_episodes(ENV, [5], EvaluateParams(levels=["night"]))
     with pytest.raises(UserError, match="split test has no task"):
-        games(ENV, [], EvaluateParams())
+        evaluation_episodes(ENV, [], EvaluateParams())
 
 
 def test_agents_name_their_episodes_as_models_do():

@@ -11,7 +11,7 @@ from selfimprove.envs.interface import State
 from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.env import ACTION_LIST
 from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
-from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach
 from selfimprove.methods.reflect_rl.params import DATA_SETS, GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_prompt, reflection_prompt
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
@@ -21,9 +21,9 @@ ENV = listed_env(max_turns=20).make()
 
 
 @pytest.fixture(scope="module")
-def made() -> list[Trajectory]:
+def made() -> list[TeacherTrajectory]:
     """A complete trajectory and two exploring ones."""
-    asked = [Job(task_id=9), Job(task_id=9, negative=0), Job(task_id=10, negative=1)]
+    asked = [TeachingTask(task_id=9), TeachingTask(task_id=9, negative=0), TeachingTask(task_id=10, negative=1)]
     found = [asyncio.run(teach(job, ENV, ScriptedTeacher(), GenerateParams(), seed=1)) for job in asked]
     return [one for one in found if one is not None]
 
@@ -75,7 +75,9 @@ def test_what_never_varies_is_one_token(made):
 
 def test_lists_that_vary_are_read_by_the_tokenizer():
     env = listed_env(name="alfworld").make()
-    (one,) = [asyncio.run(teach(Job(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))]
+    (one,) = [
+        asyncio.run(teach(TeachingTask(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))
+    ]
     assert one is not None
     sets = convert([one], "", SPACED)
     rows = texts(sets, [one], "", SPACED)

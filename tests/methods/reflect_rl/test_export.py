@@ -15,16 +15,17 @@ from typer.testing import CliRunner
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, read_jsonl, read_rows, write_jsonl, write_rows
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
 from selfimprove.envs.interface import State
 from selfimprove.envs.registry import listed_env
 from selfimprove.interop.reflect_rl import app, from_text, to_text, told_tasks
-from selfimprove.methods.reflect_rl.generate import Job, Trajectory, teach
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach
 from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
-from selfimprove.methods.reflect_rl.tasks import to_rows, write_tasks
+from selfimprove.methods.reflect_rl.tasks import to_rows
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
@@ -39,7 +40,7 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-def taught(env, *jobs: Job) -> list[Trajectory]:
+def taught(env, *jobs: TeachingTask) -> list[TeacherTrajectory]:
     made = [asyncio.run(teach(job, env, ScriptedTeacher(), GenerateParams(), seed=1)) for job in jobs]
     return [one for one in made if one is not None]
 
@@ -50,7 +51,10 @@ def test_tasks_carry_their_trajectories(tmp_path: Path):
     write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("README.md")])
     write_rows(tmp_path / "train.jsonl", to_rows("autoexplore", [0]))
     env = listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
-    write_jsonl(tmp_path / "made.jsonl", taught(env, Job(task_id=0), Job(task_id=0, negative=0), Job(task_id=1)))
+    write_jsonl(
+        tmp_path / "made.jsonl",
+        taught(env, TeachingTask(task_id=0), TeachingTask(task_id=0, negative=0), TeachingTask(task_id=1)),
+    )
     run("tasks", tmp_path, tmp_path / "made.jsonl", tmp_path / "train.json", "--split", "train")
     (task,) = json.loads((tmp_path / "train.json").read_text())
     positive, negative = task["trajectories"]
@@ -74,7 +78,7 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
         {"model_name": "gpt-4", "filename": None, "info": info, "trajectory": []} for info in ("positive", "negative0")
     ]
     task = task_for("core/hub.py", trajectories=told)
-    made = [Trajectory(id=info, env="autoexplore", task_id=0, info=info, teacher="scripted", status="solved")
+    made = [TeacherTrajectory(id=info, env="autoexplore", task_id=0, info=info, teacher="scripted", status="solved")
             for info in ("positive", "negative0", "negative1")]  # fmt: skip
     once = told_tasks([task], made)
     infos = ["positive", "negative0", "positive", "negative1", "negative2"]
@@ -89,7 +93,7 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
 def test_reflected_states_as_one_list(tmp_path: Path):
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
         env = listed_env(name=name).make()
-        (one,) = taught(env, Job(task_id=env.task_ids()[0], negative=0))
+        (one,) = taught(env, TeachingTask(task_id=env.task_ids()[0], negative=0))
         write_jsonl(tmp_path / "made.jsonl", [one])
         run("trajectories", tmp_path / "made.jsonl", tmp_path / "rows.json")
         rows = json.loads((tmp_path / "rows.json").read_text())

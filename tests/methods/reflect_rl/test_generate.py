@@ -14,15 +14,15 @@ from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.registry import listed_env
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.methods.reflect_rl.convert import convert
-from selfimprove.methods.reflect_rl.generate import Job, Trajectory, jobs, teach
+from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
-from selfimprove.methods.reflect_rl.tasks import write_tasks
 from selfimprove.methods.reflect_rl.teacher import (
     ANALYZE,
     CHOOSE,
@@ -50,7 +50,9 @@ def explore(tmp_path: Path) -> EnumeratedEnv:
     return listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
 
 
-def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: GenerateParams = CFG) -> Trajectory:
+def made(
+    job: TeachingTask, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: GenerateParams = CFG
+) -> TeacherTrajectory:
     found = asyncio.run(teach(job, env, teacher or ScriptedTeacher(), cfg, seed=3))
     assert found is not None
     return found
@@ -59,7 +61,7 @@ def made(job: Job, env: EnumeratedEnv, teacher: Teacher | None = None, cfg: Gene
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
 def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
     env = listed_env(name=name, max_turns=20).make()
-    one = made(Job(task_id=env.task_ids()[5]), env)
+    one = made(TeachingTask(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
     assert all(step.reflection and step.learn and step.done is None for step in one.steps)
     env.reset(one.task_id)
@@ -72,7 +74,7 @@ def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
 
 
 def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
-    one = made(Job(task_id=0, negative=0), explore)
+    one = made(TeachingTask(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
     assert [step.reflection for step in one.steps[:2]] == ["", ""]
     assert [step.learn for step in one.steps] == [False, False, True]
@@ -80,7 +82,7 @@ def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
     assert wrong in ("cat bus.py", "cat log.py")
     assert wrong.removeprefix("cat ") in corrected.reflection  # why it was wrong
     assert f"Executing: {wrong}" in corrected.pre
-    sets = convert([one, made(Job(task_id=0), explore)], "", MARKERS["spaced"])
+    sets = convert([one, made(TeachingTask(task_id=0), explore)], "", MARKERS["spaced"])
     texts = [message.content for examples in sets.values() for one in examples for message in one.messages]
     answers = [message.content for one in sets["sft"] for message in one.messages if message.role == "assistant"]
     assert len(answers) == 1 + 3
@@ -88,16 +90,19 @@ def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
 
 
 def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore):
-    found = [asyncio.run(teach(Job(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3)) for k in range(3)]
+    found = [
+        asyncio.run(teach(TeachingTask(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3))
+        for k in range(3)
+    ]
     assert found[2] is None  # only two other files are listed there
     assert {one.steps[1].done for one in found[:2]} == {"cat bus.py", "cat log.py"}
-    assert asyncio.run(teach(Job(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
+    assert asyncio.run(teach(TeachingTask(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
 
 
 def test_exploring_acts_by_chance_and_learns_the_oracles_action():
     env, steps, wrong = taxi(), 0, 0
     for task in range(60):
-        one = made(Job(task_id=task, negative=0), env)
+        one = made(TeachingTask(task_id=task, negative=0), env)
         env.reset(task)
         for step in one.steps:
             assert step.command == env.oracle()[0]
@@ -112,14 +117,14 @@ def test_exploring_acts_by_chance_and_learns_the_oracles_action():
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_the_oracle_acts_as_often_as_the_params_say(probability):
     cfg = GenerateParams(oracle_prob=probability, max_turns=20)
-    some = [made(Job(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
+    some = [made(TeachingTask(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
     always = all(step.done is None for one in some for step in one.steps)
     assert always == (probability == 1)
 
 
 def test_levels_of_the_exploring_episodes_take_turns():
     cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
-    asked = jobs([7, 8, 9], cfg)
+    asked = teaching_tasks([7, 8, 9], cfg)
     assert [(job.task_id, job.info, job.level) for job in asked] == [
         (7, "positive", "full"),
         (8, "positive", "dropoff"),
@@ -136,8 +141,8 @@ def test_no_secret_is_in_what_is_trained_on():
     env = taxi()
     teacher = ChatTeacher(ScriptedEngine(_telltale), "telltale", CFG)
     for who in (ScriptedTeacher(), teacher):
-        found = [made(Job(task_id=task, negative=0), env, who) for task in range(25)]
-        found += [made(Job(task_id=task), env, ScriptedTeacher()) for task in range(3)]
+        found = [made(TeachingTask(task_id=task, negative=0), env, who) for task in range(25)]
+        found += [made(TeachingTask(task_id=task), env, ScriptedTeacher()) for task in range(3)]
         assert any(one.told for one in found) == (who is teacher)
         sets = convert(found, env.instruction, MARKERS["spaced"])
         for example in sets["sft_reflection"]:
@@ -170,7 +175,7 @@ def test_a_telltale_is_asked_again_with_other_noise():
     env = taxi()
     env.reset(0)
     cfg = GenerateParams(max_turns=1)
-    one = made(Job(task_id=0, negative=0), env, ChatTeacher(ScriptedEngine(answer), "m", cfg), cfg)
+    one = made(TeachingTask(task_id=0, negative=0), env, ChatTeacher(ScriptedEngine(answer), "m", cfg), cfg)
     assert one.steps[0].reflection == "It is near."
     assert len(set(seen[:3])) == 3
 
@@ -183,7 +188,7 @@ def test_a_chat_teacher_is_asked_in_two_turns(explore):
         return "hub.py sounds right." if len(request.messages) == 2 else "1."
 
     cfg = GenerateParams(max_tokens=77)
-    one = made(Job(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", cfg), cfg)
+    one = made(TeachingTask(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", cfg), cfg)
     first, second = requests[:2]
     assert [message.role for message in first.messages] == ["system", "user"]
     assert first.messages[1].content.endswith(ANALYZE)
@@ -203,7 +208,7 @@ def test_a_negative_is_one_dialogue_too(explore):
         requests.append(request)
         return "bus.py says nothing of it." if len(request.messages) == 2 else "0"
 
-    made(Job(task_id=0, negative=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
+    made(TeachingTask(task_id=0, negative=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
     first, second = requests
     assert first.messages[1].content.endswith(WRONG)
     assert list(second.messages[:2]) == list(first.messages)
@@ -218,11 +223,11 @@ def test_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
         asked += 1
         return "hub.py it is." if len(request.messages) == 2 else "0"
 
-    def run() -> list[Trajectory]:
+    def run() -> list[TeacherTrajectory]:
         with Journal(tmp_path / "journal") as journal:
             engine: Engine = JournaledEngine(ScriptedEngine(answer), journal, "teacher")
             teacher = ChatTeacher(engine, "gpt", CFG)
-            return [made(Job(task_id=0, negative=k), explore, teacher) for k in (0, 1)]
+            return [made(TeachingTask(task_id=0, negative=k), explore, teacher) for k in (0, 1)]
 
     first = run()
     calls = asked
@@ -234,14 +239,14 @@ def test_a_teacher_that_fails_blocks_its_trajectory_only(explore):
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
-    one = made(Job(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
+    one = made(TeachingTask(task_id=0), explore, ChatTeacher(ScriptedEngine(answer), "gpt", CFG))
     assert (one.status, one.error) == ("blocked", "the endpoint is down")
 
 
 def test_same_seed_same_words_other_seed_other_words():
     env = taxi()
-    one, same = (asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
-    other = asyncio.run(teach(Job(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
+    one, same = (asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
+    other = asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
     assert one == same != other
 
 

@@ -14,7 +14,7 @@ from selfimprove.methods.reflect_rl.rl_config import CriticParams, RLParams
 from selfimprove.methods.reflect_rl.rl_critic import Critic
 from selfimprove.methods.reflect_rl.rl_group import Group
 from selfimprove.methods.reflect_rl.rl_learner import Learner
-from selfimprove.methods.reflect_rl.rl_objective import Trajectory, targets
+from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory, targets
 from selfimprove.methods.reflect_rl.rl_policy import Policy, weights_hash
 from tests.methods.reflect_rl.test_rl_policy import CONTEXT, IDS, decisions, logprobs
 
@@ -26,7 +26,7 @@ def make(folder: Path, **params: object) -> tuple[Learner, Policy]:
     return Learner(policy, cfg, Group(), 3, body), policy
 
 
-def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[Trajectory]:
+def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[RLTrajectory]:
     """As the policy itself would have played them: with its own log-probabilities."""
     some = decisions(sum(lengths))
     known = logprobs(policy, some).tolist()
@@ -34,12 +34,12 @@ def episodes(policy: Policy, lengths: list[int], cost: float = 1.0) -> list[Traj
     some = [replace(one, logprob=logprob, entropy=0.3, cost=cost * (-1) ** i) for i, (one, logprob) in pairs]
     made = []
     for length in lengths:
-        made.append(Trajectory(str(len(some)), True, some[:length]))
+        made.append(RLTrajectory(str(len(some)), True, some[:length]))
         some = some[length:]
     return made
 
 
-def formula(played: list[Trajectory], beta: float = 0.0) -> float:
+def formula(played: list[RLTrajectory], beta: float = 0.0) -> float:
     """(1 / N) sum of Q_t log pi(a_t)."""
     pairs = [(q, one.logprob) for e in played for q, one in zip(targets(e, beta), e.decisions, strict=True)]
     return sum(q * p for q, p in pairs) / len(pairs)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_objective import (
-    Trajectory,
+    RLTrajectory,
     clipped_surrogate,
     costs_to_go,
     policy_gradient,
@@ -89,8 +89,8 @@ def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:
     assert RLParams.model_validate({"algorithm": "ppo", "critic": {}}).critic is not None
 
 
-def episode(name: int, success: bool = True) -> Trajectory:
-    return Trajectory(str(name), success, [])
+def episode(name: int, success: bool = True) -> RLTrajectory:
+    return RLTrajectory(str(name), success, [])
 
 
 def test_replay_keeps_the_last_successes_and_draws_with_replacement_by_key() -> None:

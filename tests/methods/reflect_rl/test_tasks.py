@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
 from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
+from selfimprove.envs.autoexplore.playable import playable_tasks, write_tasks
+from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.params import TaskParams
-from selfimprove.methods.reflect_rl.tasks import build_splits, explore_tasks, write_tasks
+from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.methods.splits import load_split, to_rows
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
@@ -65,7 +67,7 @@ def test_too_many_tasks_are_refused():
 
 def test_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
     plant(tmp_path / "eventlib", FILES)
-    tasks = explore_tasks(listed_env(name="autoexplore", repos=str(tmp_path)), TaskParams()).tasks
+    tasks = playable_tasks(AutoExploreParams(repos=str(tmp_path))).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
@@ -74,20 +76,20 @@ def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
     plant(tmp_path / "repos/eventlib", FILES)
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
-    env = listed_env(name="autoexplore", repos=str(tmp_path / "repos"))
-    (task,) = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json"))).tasks
+    env = AutoExploreParams(repos=str(tmp_path / "repos"))
+    (task,) = playable_tasks(env, tmp_path / "given.json").tasks
     assert task.filename == "core/hub.py"
     write_tasks(tmp_path / "given.json", [task_for("gone.py")])
     with pytest.raises(UserError, match=r"no task of .*given\.json can be played"):
-        explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+        playable_tasks(env, tmp_path / "given.json")
 
 
 def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path):
     plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
     asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
-    env = listed_env(name="autoexplore", repos=str(tmp_path / "repos"))
-    found = explore_tasks(env, TaskParams(file=str(tmp_path / "given.json")))
+    env = AutoExploreParams(repos=str(tmp_path / "repos"))
+    found = playable_tasks(env, tmp_path / "given.json")
     assert [task.filename for task in found.tasks] == ["core/hub.py"]
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 

@@ -18,10 +18,10 @@ from selfimprove.engines.config import OpenAiEngineConfig
 from selfimprove.engines.openai import OpenAiEngine
 from selfimprove.envs.autoexplore.listed import TASKS_FILE
 from selfimprove.envs.autoexplore.llm_tasks import excerpts, parse_pairs, prompt
+from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.autoexplore.world import AutoExploreParams
-from selfimprove.methods.reflect_rl.generate import jobs, teach
+from selfimprove.methods.reflect_rl.generate import teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import GenerateParams
-from selfimprove.methods.reflect_rl.tasks import write_tasks
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher
 from selfimprove.methods.rise.prompts import feedback, opening
 from selfimprove.pipeline.rehearsal.experts import FALLBACK, answer
@@ -90,7 +90,7 @@ def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(fol
     cfg = GenerateParams(negatives=1)
     teacher = ChatTeacher(Asked(), "expert", cfg)  # type: ignore[arg-type]
     train = list(env.task_ids())
-    made = [asyncio.run(teach(job, env, teacher, cfg, 1)) for job in jobs(train, cfg)]
+    made = [asyncio.run(teach(job, env, teacher, cfg, 1)) for job in teaching_tasks(train, cfg)]
     whole = made[: len(train)]
     assert whole
     for trajectory in whole:

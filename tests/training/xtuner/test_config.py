@@ -28,7 +28,7 @@ from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import finetune
 from selfimprove.training.objective import example_scales
 from selfimprove.training.packing import make_plan
-from selfimprove.training.trainer import Job
+from selfimprove.training.trainer import SftJob
 from selfimprove.training.xtuner import backend as xtuner
 from selfimprove.training.xtuner.config import START_FACTOR, XtunerRun, config_text, schedulers, zero2_text
 from selfimprove.training.xtuner.models import config_for_448, read_trained, tokenizer_config_for_448, write_start
@@ -201,7 +201,7 @@ def test_the_mean_over_micro_batches_is_our_objective(
         [len(example.ids) for example in examples],
         batch_size=batch_size, row_tokens=1, micro_batch_tokens=1, seed=1, epochs=2.0,
     )  # fmt: skip
-    job = Job(
+    job = SftJob(
         model_dir=Path(), out_dir=Path(), checkpoints=Path(), params=cfg, seed=1, threads=1,
         weight_normalization=normalization,
     )  # fmt: skip
@@ -229,7 +229,7 @@ def test_the_mean_over_micro_batches_is_our_objective(
 
 def test_messages_learnt_with_different_weights_are_refused() -> None:
     mixed = [EncodedExample([1, 2, 3], [0.0, 1.0, 0.2])]
-    job = Job(model_dir=Path(), out_dir=Path(), checkpoints=Path(), params=params(), seed=1, threads=1)
+    job = SftJob(model_dir=Path(), out_dir=Path(), checkpoints=Path(), params=params(), seed=1, threads=1)
     plan = make_plan([3], batch_size=1, row_tokens=1, micro_batch_tokens=1, seed=1)
     with pytest.raises(UserError, match=r"different weights \(0.2, 1.0\).*backend: trainer"):
         xtuner.lay_out(plan, mixed, job)

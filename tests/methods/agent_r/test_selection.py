@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from selfimprove.methods.agent_r.pairs import Counts, nothing_kept, ranked_leaves, select, select_all
 from selfimprove.methods.agent_r.params import ConvertParams
+from selfimprove.methods.agent_r.selection import Counts, nothing_kept, ranked_leaves, select, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from tests.methods.agent_r.trees import by_hand, grown, leaf_of, letters
 

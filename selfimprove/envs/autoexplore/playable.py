@@ -1,0 +1,55 @@
+"""AutoExplore's tasks that can be played: a teacher's or a file's, filtered, or made from the repositories."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
+from selfimprove.envs.autoexplore.world import AutoExploreParams
+from selfimprove.envs.labels import LABELS
+
+
+class Playable(NamedTuple):
+    """The tasks. ``read``: how many a file or a teacher gave; ``dropped``: how many of them, and why."""
+
+    tasks: list[Task]
+    read: int = 0
+    dropped: Mapping[Unplayable, int] = MappingProxyType({})
+
+
+def playable_tasks(env: AutoExploreParams, file: Path | None = None, asked: Sequence[Task] | None = None) -> Playable:
+    """A teacher's tasks (``asked``) or a file's, filtered and merged; without either, made from templates.
+
+    A given task that cannot be played is dropped and counted, as in the original.
+
+    Raises:
+        UserError: nothing to explore, no task is left, or the file is missing or malformed.
+    """
+    repos = env.repositories()
+    if asked is None and file is not None:
+        asked = read_tasks(file)
+    if asked is None:
+        found = Playable(env.template_tasks(repos))
+    else:
+        most = len(LABELS[env.labels])
+        dropped = Counter(why for task in asked if (why := unplayable(task, repos, most)))
+        found = Playable(filter_tasks(asked, repos, most), len(asked), dict(sorted(dropped.items())))
+    if not found.tasks:
+        source = file or ", ".join(sorted(repos))
+        raise UserError(
+            f"reflect_rl.tasks: no task of {source} can be played, since its repository or its target is missing; "
+            "name other tasks, or the repositories that they are about (reflect_rl.env.repos)."
+        )
+    return found
+
+
+def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    """The original's task file: a JSON list."""
+    rows = [task.model_dump(mode="json", exclude_defaults=True) for task in tasks]
+    path.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
