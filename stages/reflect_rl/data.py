@@ -14,9 +14,7 @@ from selfimprove.envs.autoexplore.llm_tasks import Asked, make_llm_tasks
 from selfimprove.envs.autoexplore.playable import Playable, playable_tasks, write_tasks
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.reflect_rl.tasks import (
-    build_splits,
-)
+from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.methods.splits import split_hash, to_rows
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage

@@ -25,8 +25,8 @@ from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingT
 from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS, policy_example, reflection_example
-from selfimprove.methods.reflect_rl.tasks import to_rows
 from selfimprove.methods.reflect_rl.teacher import ScriptedTeacher
+from selfimprove.methods.splits import to_rows
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
 
 LINE = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="#"), min_size=1).filter(str.strip)
