@@ -104,7 +104,7 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
 page: $(READY) ## report/index.html: tables, curves, episodes and the graph of stages to browse, without a server or network
-	@python -m selfimprove.apps.page $(ARGS)
+	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs '$(LOGPROBS)') $(ARGS)
 
 dag: $(READY) ## METHOD=name: a method's stages in their order, and what each needs
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))

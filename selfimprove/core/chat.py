@@ -233,6 +233,10 @@ class ChatFormat:
         """Text of generated ids; special tokens are left out."""
         return str(self._tokens.decode(list(ids), skip_special_tokens=True))
 
+    def token_text(self, token: int) -> str:
+        """Text of one token, special tokens included; a part of a character is shown as U+FFFD."""
+        return str(self._tokens.decode([token], skip_special_tokens=False))
+
     def token_bytes_known(self, text: str) -> bool:
         """Whether ``text`` survives the tokenizer: decoding its ids gives it back."""
         return self.decode(self._content_tokens.encode(text, add_special_tokens=False).ids) == text

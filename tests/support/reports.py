@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.outcomes import Outcome, average, compare
-from selfimprove.core.records import Attempt, Episode, Example, Message, Turn, write_jsonl, write_rows
+from selfimprove.core.records import Attempt, Episode, Example, Message, Pair, Turn, write_jsonl, write_rows
+from selfimprove.methods.agent_r.formats import pair_row
+from selfimprove.methods.agent_r.judgement import Judgement
+from selfimprove.methods.agent_r.pairs import Pair as Leaves
+from selfimprove.methods.agent_r.revise import splice
+from selfimprove.methods.agent_r.tree import Node, Tree
 
 HOSTILE = {
     "script": "<script>window.hacked = 1</script></script><!-- <script>",
@@ -89,3 +94,60 @@ def _example(number: int) -> Example:
         Message(role="assistant", content="right", token_ids=[5], finish="stop", weight=1.0 + number),
     ]
     return Example(id=f"identity_{number}", messages=messages, source=f"problem-{number}")
+
+
+def make_tree(branches: int = 3, depth: int = 4, number: int = 0, text: str = "get 1 oak log") -> Tree:
+    """``branches`` paths of ``depth`` steps that part at the root; only the last one is rewarded."""
+    nodes = [Node(visits=branches, value=1.0)]
+    for branch in range(branches):
+        parent, reward = 0, float(branch == branches - 1)
+        for step in range(depth):
+            nodes[parent].children.append(len(nodes))
+            last = step == depth - 1
+            action = f"{text} {branch}.{step}"
+            reply = f"Thought: so.\nAction: {action}"
+            node = Node(
+                parent=parent, reply=reply, action=action, observation=f"Got {branch}", depth=step + 1, visits=1
+            )
+            node.value, node.reward, node.terminal, node.done = reward, reward if last else 0.0, last, last
+            nodes.append(node)
+            parent = len(nodes) - 1
+    said = [("system", "Help."), ("user", "Craft."), ("assistant", "Ok."), ("user", f"Goal {number}: craft a stick.")]
+    prompt = [Message.model_validate({"role": role, "content": text}) for role, text in said]
+    name = f"textcraft-{number}"
+    return Tree(
+        id=name, env="textcraft", task_id=number, prompt=prompt, nodes=nodes, seed=f"1/{name}", status="solved"
+    )  # fmt: skip
+
+
+def write_trees(root: Path, trees: Sequence[Tree]) -> None:
+    """Trees of iteration 1, each with one revision trajectory: the first branch, cut after two steps, and the last."""
+    folder = root / "data" / "agent_r" / "iter1"
+    (folder / "train").mkdir(parents=True)
+    (root / "results" / "agent_r" / "iter1").mkdir(parents=True)
+    write_jsonl(folder / "trees.jsonl", trees)
+    rows = []
+    for tree in trees:
+        leaves = tree.leaves()
+        pair = Leaves(good=leaves[-1], bad=leaves[0])
+        walked = tree.path(pair.bad)[:2]
+        judged = [Judgement(verdict="good", text="It helps."), Judgement(verdict="bad", text="It harms.")]
+        messages = splice(tree, tree.path(pair.good), walked, "I chose badly.")
+        rows.append(pair_row(tree, pair, walked, judged, messages, revise=True))
+    write_rows(folder / "train" / "textcraft_centric.jsonl", rows)
+
+
+def write_pairs(root: Path, sides: Sequence[tuple[str, str]]) -> None:
+    """SPIN's pairs of iteration 1: (real, generated)."""
+    folder = root / "data" / "spin" / "iter1" / "train"
+    folder.mkdir(parents=True)
+    (root / "results" / "spin" / "iter1").mkdir(parents=True)
+    pairs = [
+        Pair(
+            id=f"iter0-question-{number}", prompt=[Message(role="user", content=f"Question {number}?")],
+            real=[Message(role="assistant", content=real, weight=1.0)],
+            generated=[Message(role="assistant", content=generated, weight=1.0)], source="iter0",
+        )
+        for number, (real, generated) in enumerate(sides)
+    ]  # fmt: skip
+    write_jsonl(folder / "pairs.jsonl", pairs)

@@ -10,15 +10,17 @@ from typing import Annotated
 import typer
 
 from selfimprove.apps.page.build import OUT, build
+from selfimprove.apps.page.scores import Wanted
 
 
 def main(
     run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
     out: Annotated[Path, typer.Option(help="where the report goes")] = OUT,
+    logprobs: Annotated[Wanted, typer.Option(help="log-probabilities: auto computes them with small models")] = "auto",
 ) -> None:
     """Write the report and say where it is, and what could not be read."""
     began = time.monotonic()
-    built = build(run, out)
+    built = build(run, out, logprobs)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
         print(f"left out: {problem}", file=sys.stderr)

@@ -18,10 +18,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from ruamel.yaml import YAML
 
-from selfimprove.apps.page import figures, graph, provenance, tables
+from selfimprove.apps.page import figures, graph, pairs, provenance, tables, trees
 from selfimprove.apps.page.chunks import write_chunk
 from selfimprove.apps.page.library import Library, write_library
 from selfimprove.apps.page.run import Run
+from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.page.tables import Plain
 from selfimprove.apps.report.charts import VEGA_LITE, headline
 from selfimprove.apps.report.table import TIMING, figure_text, signed_text
@@ -57,7 +58,7 @@ class Built:
     problems: list[str]
 
 
-def build(root: Path, out: Path) -> Built:
+def build(root: Path, out: Path, logprobs: Wanted = "auto") -> Built:
     """Write the report of the run in ``root`` to ``out``; other files in ``out`` stay."""
     run = Run(root)
     with TemporaryDirectory(prefix=".page-", dir=_made(out)) as aside:
@@ -65,7 +66,7 @@ def build(root: Path, out: Path) -> Built:
         (folder / "data").mkdir(parents=True)
         (folder / "tables").mkdir()
         _assets(folder / "assets")
-        _Report(run, folder).write()
+        _Report(run, folder, logprobs).write()
         files = []
         for entry in sorted(folder.iterdir(), key=lambda path: (path.suffix == ".html", path.name)):
             publish(entry, out / entry.name)
@@ -89,7 +90,8 @@ def environment() -> Environment:
 class _Report:
     """The views of one run."""
 
-    def __init__(self, run: Run, folder: Path) -> None:
+    def __init__(self, run: Run, folder: Path, logprobs: Wanted) -> None:
+        self.logprobs = logprobs
         self.run, self.folder, self.templates = run, folder, environment()
         self.timing = run.root / TIMING
         self.summaries = run.summaries
@@ -97,13 +99,17 @@ class _Report:
 
     def write(self) -> None:
         """All views. The overview is last: by then every file has been read, and what is damaged is known."""
-        libraries = {method: write_library(self.run, method, self.folder / "data") for method in self.run.methods}
+        data, scorer = self.folder / "data", Scorer(self.run, self.stages, self.logprobs)
+        libraries = {method: write_library(self.run, method, data, scorer) for method in self.run.methods}
+        for method in libraries:
+            scorer.write_vocabulary(method, data)
         for method in METHODS:
             self._method(method, libraries.get(method))
         with_episodes = [(name, method_name(name)) for name, one in libraries.items() if one.sets]
         self._view("episodes.html", "Episodes", libraries=with_episodes)
-        self._view("trees.html", "Trees", iterations=[])
-        self._view("pairs.html", "Pairs", sets=[], scored=True)
+        self._view("trees.html", "Trees", {"tree": trees.drawing()}, iterations=trees.write_trees(self.run, data))
+        sets = pairs.write_pairs(self.run, data, scorer.margin)
+        self._view("pairs.html", "Pairs", sets=sets, scored=scorer.scored)
         self._view("compare.html", "Compare", runs=[])
         self._overview()
 

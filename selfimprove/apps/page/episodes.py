@@ -177,10 +177,10 @@ def clip(text: str) -> str:
 
 def read(
     lines: Iterator[tuple[int, Mapping[str, Any]]], file: str, tell: Callable[[str], None]
-) -> Iterator[tuple[int, Json]]:
-    """(line number, record) of the lines that are episodes or examples; of others ``tell`` gets file and line."""
+) -> Iterator[tuple[int, Mapping[str, Any], Json]]:
+    """(line number, line, record) of the lines that are episodes or examples; of others ``tell`` gets file and line."""
     for number, line in lines:
         try:
-            yield number, to_page(line, number)
+            yield number, line, to_page(line, number)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             tell(f"{file}, line {number}: not an episode or example of this project ({type(error).__name__}: {error}).")

@@ -6,10 +6,10 @@ once, and for every set one column a property, so that 200,000 episodes are a fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from selfimprove.apps.page import episodes
 from selfimprove.apps.page.chunks import write_chunk, write_records
@@ -21,8 +21,15 @@ EXAMPLES = 300
 
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e"}
 
-Extend = Callable[[str, str, "episodes.Json"], None]
-"""(method, row, record): adds tokens and log-probabilities to a training example."""
+
+class Extends(Protocol):
+    """What adds tokens and log-probabilities to records (``scores.Scorer``)."""
+
+    def example(self, method: str, row: str, line: Mapping[str, Any], record: dict[str, Any], shown: int) -> None:
+        """Add them to a training example, one of ``shown``."""
+
+    def note(self, method: str, record: Mapping[str, Any]) -> None:
+        """Remember a record's tokens."""
 
 
 @dataclass
@@ -65,19 +72,21 @@ def sources(run: Run, method: str) -> list[Source]:
     return [one for one in found if one.path.is_file()]
 
 
-def write_library(run: Run, method: str, folder: Path, extend: Extend | None = None) -> Library:
+def write_library(run: Run, method: str, folder: Path, extend: Extends | None = None) -> Library:
     """Write a method's episodes and their index to ``folder``; returns the index."""
     library = Library(method)
     for number, source in enumerate(sources(run, method)):
-        total = _count(source.path) if source.limit else 0
+        total = counted(source.path) if source.limit else 0
         columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l")}
         letters: list[str] = []
 
         def records(source: Source = source, total: int = total, columns: Any = columns, letters: Any = letters) -> Any:
-            chosen = _spread(run.lines(source.path), total, source.limit)
-            for line, record in episodes.read(chosen, run.name(source.path), run.tell):
+            chosen = run.lines(source.path, spread(total, source.limit))
+            for line, raw, record in episodes.read(chosen, run.name(source.path), run.tell):
                 if source.limit and extend is not None:
-                    extend(method, source.row, record)
+                    extend.example(method, source.row, raw, record, min(total, source.limit))
+                if extend is not None:
+                    extend.note(method, record)
                 task = library.tasks.setdefault(
                     record["t"], [str(len(library.tasks)), record["q"][:300], run.splits[method].get(record["t"], "")]
                 )
@@ -125,15 +134,12 @@ def _short(columns: dict[str, list[Any]]) -> dict[str, Any]:
     return found
 
 
-def _count(path: Path) -> int:
+def counted(path: Path) -> int:
+    """Lines of a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)
 
 
-def _spread(lines: Iterator[tuple[int, Any]], total: int, limit: int) -> Iterator[tuple[int, Any]]:
-    """All lines, or ``limit`` of ``total`` with equal distances."""
-    if not limit or total <= limit:
-        yield from lines
-        return
-    wanted = {1 + place * total // limit for place in range(limit)}
-    yield from ((number, line) for number, line in lines if number in wanted)
+def spread(total: int, limit: int) -> set[int] | None:
+    """The numbers of ``limit`` of ``total`` lines with equal distances; None: all."""
+    return None if not limit or total <= limit else {1 + place * total // limit for place in range(limit)}

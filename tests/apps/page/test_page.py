@@ -19,8 +19,8 @@ from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import row_name
-from selfimprove.core.records import read_rows
-from tests.support.reports import HOSTILE, write_rise
+from selfimprove.core.records import Message, read_rows
+from tests.support.reports import HOSTILE, make_tree, write_pairs, write_rise, write_trees
 
 
 def chunk(out: Path, name: str) -> Any:
@@ -257,3 +257,95 @@ def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
 def test_an_unknown_record_is_refused() -> None:
     with pytest.raises(ValueError, match="neither an episode nor an example"):
         to_page({"id": "x"})
+
+
+def test_a_tree_has_its_nodes_and_its_revision(tmp_path: Path) -> None:
+    trees = [make_tree(number=number, branches=3 + number) for number in range(3)]
+    write_trees(tmp_path / "run", trees)
+    build(tmp_path / "run", tmp_path / "out")
+    [index] = chunk(tmp_path / "out", "trees-index")["sets"]
+    assert index["nodes"] == [len(tree.nodes) for tree in trees]
+    assert index["revisions"] == [1, 1, 1]
+    shown = chunk(tmp_path / "out", f"{index['file']}-0")
+    for tree, one in zip(trees, shown, strict=True):
+        assert [node[0] for node in one["nodes"]] == [node.parent for node in tree.nodes]
+        [revision] = one["revisions"]
+        assert revision["good"] == tree.path(tree.leaves()[-1])
+        assert revision["bad"] == tree.path(tree.leaves()[0])
+        assert revision["cut"] == revision["bad"][1]
+        assert [verdict[:2] for verdict in revision["verdicts"]] == [
+            [revision["bad"][0], "Good"],
+            [revision["cut"], "Bad"],
+        ]
+        assert [part[1] for said in revision["m"] if said["r"] == "assistant" for part in said["p"]] == [
+            0,
+            0,
+            0,
+            1,
+            1,
+            1,
+            1,
+            1,
+        ]
+
+
+def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
+    write_trees(tmp_path / "run", [make_tree(), make_tree(number=1)])
+    path = tmp_path / "run/data/agent_r/iter1/trees.jsonl"
+    first, second = path.read_text().splitlines()
+    broken = json.loads(first)
+    broken["nodes"][2]["parent"] = 9
+    path.write_text(f"{json.dumps(broken)}\n{second}\n")
+    built = build(tmp_path / "run", tmp_path / "out")
+    assert built.problems[0].startswith("data/agent_r/iter1/trees.jsonl, line 1: not a search tree")
+    assert chunk(tmp_path / "out", "trees-index")["sets"][0]["ids"] == ["textcraft-1"]
+
+
+def test_pairs_mark_the_words_that_differ(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "run", [("finish[red cheese]", "finish[blue cheese]"), ("the same", "the same")])
+    build(tmp_path / "run", tmp_path / "out")
+    [index] = chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert index["same"] == "di"
+    first, second = chunk(tmp_path / "out", f"{index['file']}-0")
+    assert first["real"] == [["assistant", [[0, "finish["], [1, "red"], [0, " cheese]"]]]]
+    assert first["generated"] == [["assistant", [[0, "finish["], [1, "blue"], [0, " cheese]"]]]]
+    assert second["real"] == [["assistant", [[0, "the same"]]]]
+
+
+def test_log_probabilities_are_the_model_s(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from selfimprove.apps.page.graph import StageShown
+    from selfimprove.apps.page.scores import Scorer
+    from tests.support.tiny import make_tiny_model
+
+    for row in ("base", "iter1"):
+        make_tiny_model(tmp_path / "models/rise" / row)
+    stage = StageShown(
+        "rise-finetune@iter1", "", "rise", "finetune", "iter1", [], [], ["models/rise/base"],
+        [{"path": "models/rise/iter1", "there": True}], [], "done",
+    )  # fmt: skip
+    scorer = Scorer(Run(tmp_path), [stage], "auto")
+    (tmp_path / "results/rise/iter1").mkdir(parents=True)
+    line = {
+        "id": "a",
+        "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "weight": 1.0}],
+    }
+    record = to_page(line)
+    scorer.example("rise", "iter1", line, record, 1)
+    part = record["m"][1]["p"][0]
+    chat = scorer.chat("rise")
+    assert chat is not None
+    messages = [Message.model_validate(one) for one in line["messages"]]
+    encoded = chat.encode(messages)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "models/rise/iter1")
+    with torch.no_grad():
+        scores = model(torch.tensor([encoded.ids])).logits[0].log_softmax(-1)
+    span = encoded.spans[1]
+    assert part[2] == encoded.ids[span.start : span.stop]
+    wanted = [float(scores[place - 1, encoded.ids[place]]) for place in range(span.start, span.stop)]
+    assert part[3] == pytest.approx(wanted, abs=2e-3)
+    none = to_page(line)
+    Scorer(Run(tmp_path), [stage], "no").example("rise", "iter1", line, none, 1)
+    assert len(none["m"][1]["p"][0]) == 3

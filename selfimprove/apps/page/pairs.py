@@ -1,0 +1,190 @@
+"""Pairs for the page: two continuations of one prompt, with the words marked that only one side has.
+
+A pair of the page::
+
+    {"i": "iter0-encyclopedia-19c2", "q": "…", "same": false, "margin": [-3.2, 8.1],
+     "real": [["assistant", [[0, "Thought: I search for "], [1, "the birthplace"], …]], …], "generated": […]}
+
+A piece is [1 if only this side has it else 0, text]. ``margin``: log p(real) − log p(generated), before and after
+training, where it was computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from selfimprove.apps.page.chunks import write_chunk, write_records
+from selfimprove.apps.page.episodes import clip
+from selfimprove.apps.page.library import counted, spread
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.words import method_name, row_name
+
+PAIRS = 400
+"""So many pairs of a file are shown, evenly spread."""
+
+WORDS = 3000
+"""Longer sides are shown without marks: comparing them would take too long."""
+
+Json = dict[str, Any]
+Said = tuple[str, str]
+"""Role and text."""
+
+Margin = Callable[[str, str, Mapping[str, Any], int], list[float] | None]
+"""(method, row, pair, pairs that the page shows of its file) -> its margins before and after training."""
+
+
+def write_pairs(run: Run, folder: Path, margin: Margin | None = None) -> list[tuple[str, str]]:
+    """Write every set of pairs and their index; returns (key, label) of the sets that have any."""
+    sets: list[dict[str, Any]] = []
+    for method in run.methods:
+        for key, label, source, total in _sources(run, method, margin):
+            found: dict[str, list[Any]] = {"ids": [], "texts": [], "margins": []}
+            same: list[str] = []
+
+            def records(source: Any = source, found: Any = found, same: Any = same) -> Iterator[Json]:
+                for pair in source():
+                    found["ids"].append(pair["i"])
+                    found["texts"].append(pair["q"][-160:])
+                    found["margins"].append(pair.get("margin"))
+                    same.append("i" if pair["same"] else "d")
+                    yield pair
+
+            name = f"pairs-{len(sets)}"
+            starts = write_records(folder, name, records())
+            if same:
+                kind = {"key": key, "label": label, "file": name, "starts": starts, "total": total}
+                sets.append({**kind, "same": "".join(same), **found})
+    write_chunk(folder, "pairs-index", {"sets": sets})
+    return [(str(one["key"]), str(one["label"])) for one in sets]
+
+
+def _sources(
+    run: Run, method: str, margin: Margin | None
+) -> Iterator[tuple[str, str, Callable[[], Iterator[Json]], int]]:
+    data = run.root / "data" / method
+    for row in run.rows(method):
+        for path in sorted((data / row / "train").glob("*.jsonl")):
+            if path.stem in ("pairs", "outcome"):
+                what = "what it was trained on" if path.stem == "pairs" else "outcome pairs"
+                total = counted(path)
+                label = f"{row_name(method, row)}: {what}"
+                yield f"{method}/{row}/{path.stem}", label, _of_pairs(run, method, row, path, total, margin), total
+            elif path.stem.endswith("_centric"):
+                label = f"{row_name(method, row)}: good and bad paths"
+                total = counted(path)
+                yield f"{method}/{row}/paths", label, _of_logs(run, path, total), total
+    path = data / "trajectories.jsonl"
+    if path.is_file():
+        label = f"{method_name(method)}: the teacher's trajectories and its negatives"
+        yield f"{method}/negatives", label, lambda: _of_trajectories(run, path), 0
+
+
+def _of_pairs(
+    run: Run, method: str, row: str, path: Path, total: int, margin: Margin | None
+) -> Callable[[], Iterator[Json]]:
+    def read() -> Iterator[Json]:
+        for number, line in run.lines(path, spread(total, PAIRS)):
+            try:
+                prompt = "\n".join(one["content"] for one in line["prompt"])
+                pair = to_page(line["id"], prompt, _said(line["real"]), _said(line["generated"]))
+            except (KeyError, TypeError) as error:
+                run.tell(f"{run.name(path)}, line {number}: not a pair ({type(error).__name__}: {error}).")
+                continue
+            if margin is not None and (values := margin(method, row, line, min(total, PAIRS))) is not None:
+                pair["margin"] = values
+            yield pair
+
+    return read
+
+
+def _of_logs(run: Run, path: Path, total: int) -> Callable[[], Iterator[Json]]:
+    """Agent-R's pair logs: what both paths say after the opening."""
+
+    def read() -> Iterator[Json]:
+        for number, line in run.lines(path, spread(total, PAIRS)):
+            try:
+                good, bad = _said(line["high_log"]), _said(line["low_log"])
+                prompt = str(line["task_description"])
+            except (KeyError, TypeError) as error:
+                run.tell(f"{run.name(path)}, line {number}: not a pair log ({type(error).__name__}: {error}).")
+                continue
+            opened = next((place for place, one in enumerate(good) if one[1] == prompt), -1) + 1
+            yield to_page(f"task {line.get('task_num')}, line {number}", prompt, good[opened:], bad[opened:])
+
+    return read
+
+
+def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
+    """Reflect-RL's negatives, each beside the right trajectory of the same start."""
+    right: dict[tuple[Any, Any], list[Said]] = {}
+    wrong: dict[tuple[Any, Any], list[tuple[str, list[Said]]]] = defaultdict(list)
+    for number, line in run.lines(path):
+        try:
+            start = (line["task_id"], line.get("level"))
+            steps = [
+                part for step in line["steps"]
+                for part in (("reflector", step.get("reflection") or ""), ("assistant", step.get("command") or ""))
+            ]  # fmt: skip
+            if line.get("info") == "positive":
+                right[start] = steps
+            else:
+                wrong[start].append((line["id"], steps))
+        except (KeyError, TypeError) as error:
+            run.tell(f"{run.name(path)}, line {number}: not a trajectory ({type(error).__name__}: {error}).")
+    made = [(name, start, steps) for start, several in wrong.items() if start in right for name, steps in several]
+    for place in range(min(PAIRS, len(made))):
+        name, start, steps = made[place * len(made) // min(PAIRS, len(made))]
+        yield to_page(name, f"start {start[0]}, {start[1]}", right[start], steps)
+
+
+def to_page(name: str, prompt: str, real: Sequence[Said], generated: Sequence[Said]) -> Json:
+    """One pair; its differing words are marked."""
+    left, right = [_words(side) for side in (real, generated)]
+    marks: tuple[list[int], list[int]] = ([0] * len(left), [0] * len(right))
+    if max(len(left), len(right)) <= WORDS:
+        ours, theirs = [word for _, word in left], [word for _, word in right]
+        shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(ours, theirs, strict=False)))
+        matcher = SequenceMatcher(None, ours[shared:], theirs[shared:], autojunk=False)
+        for tag, *places in matcher.get_opcodes():
+            if tag != "equal":
+                a, b, c, d = (place + shared for place in places)
+                marks[0][a:b], marks[1][c:d] = [1] * (b - a), [1] * (d - c)
+    same = [text for _, text in real] == [text for _, text in generated]
+    shown = [
+        _pieces(side, words, mark) for side, words, mark in zip((real, generated), (left, right), marks, strict=True)
+    ]
+    return {"i": clip(name), "q": clip(prompt), "same": same, "real": shown[0], "generated": shown[1]}
+
+
+def _words(side: Sequence[Said]) -> list[tuple[int, str]]:
+    """(message, word or space) of a side."""
+    return [(place, word) for place, (_, text) in enumerate(side) for word in re.findall(r"\s+|\w+|[^\w\s]", text)]
+
+
+def _pieces(side: Sequence[Said], words: Sequence[tuple[int, str]], marks: Sequence[int]) -> list[list[Any]]:
+    pieces: list[list[Any]] = [[role, []] for role, _ in side]
+    for (place, word), mark in zip(words, marks, strict=True):
+        held = pieces[place][1]
+        if held and held[-1][0] == mark:
+            held[-1][1] += word
+        else:
+            held.append([mark, word])
+    return pieces
+
+
+def _said(messages: Sequence[Mapping[str, Any]]) -> list[Said]:
+    """Messages, those of one role in a row as one; what the environment says is called so."""
+    found: list[Said] = []
+    for one in messages:
+        role, text = "environment" if one["role"] == "user" else one["role"], clip(one["content"])
+        if found and found[-1][0] == role:
+            found[-1] = (role, found[-1][1] + text)
+        else:
+            found.append((role, text))
+    return found
