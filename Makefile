@@ -34,7 +34,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin
-goals = $(if $(filter all,$(METHOD)),report,$(if $(filter $(METHODS),$(METHOD)),$(METHOD)-report,$(error METHOD=$(METHOD): there are: all $(METHODS))))
+$(if $(filter all $(METHODS),$(METHOD)),,$(error METHOD=$(METHOD): there are: all $(METHODS)))
+goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # A profile given here would be ignored: it is `make use` that writes one into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)

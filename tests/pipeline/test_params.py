@@ -425,7 +425,7 @@ def test_whatever_params_name_by_path_is_found_at_any_depth(tmp_path: Path, monk
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["rise", "agent_r", "spin"])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_evaluation_on_a_split_without_tasks_is_refused(method: str) -> None:
     values = profile("smoke")
     values[method]["tasks"]["dev"] = 0

@@ -71,3 +71,12 @@ def test_an_unknown_accelerator_is_refused_in_a_sentence(tmp_path: Path) -> None
     done = subprocess.run(["make", "setup", "ACCELERATOR=tpu"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "ACCELERATOR=tpu: there are: cpu cuda" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["repro", "check", "dag", "plan", "exp"])
+def test_make_refuses_a_method_that_does_not_exist(target: str) -> None:
+    done = subprocess.run(
+        ["make", "-n", target, "METHOD=rize"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "METHOD=rize: there are: all rise agent_r reflect_rl spin." in done.stderr

@@ -18,7 +18,7 @@ from selfimprove.engines.config import (
 )
 from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.registry import ListedSection
-from selfimprove.methods.lineage import check_known, check_names, lineage
+from selfimprove.methods.lineage import check_known, check_names, check_split, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
 from selfimprove.methods.trained import Trained
@@ -209,6 +209,7 @@ class ReflectRLParams(Trained):
         for key in ("file", "teacher"):
             if getattr(self.tasks, key) is not None and not self.env.takes_task_file:
                 raise ValueError(f"tasks.{key}: {self.env.name} takes no tasks of a file or a teacher; remove it")
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         return self
 
     @model_validator(mode="after")
