@@ -10,9 +10,9 @@ from typing import Any
 from selfimprove.core.outcomes import Outcome, average, compare
 from selfimprove.core.records import Attempt, Episode, Example, Message, Pair, Turn, write_jsonl, write_rows
 from selfimprove.methods.agent_r.formats import pair_row
-from selfimprove.methods.agent_r.judgement import Judgement
-from selfimprove.methods.agent_r.pairs import Pair as Leaves
+from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.revise import splice
+from selfimprove.methods.agent_r.selection import Pair as Leaves
 from selfimprove.methods.agent_r.tree import Node, Tree
 
 HOSTILE = {
