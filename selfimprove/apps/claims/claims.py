@@ -1,0 +1,93 @@
+"""The claims that the default is there to show, and which of them the published runs bear out.
+
+A claim is a paired difference above zero: of a method's last row to another row, or of a row's metric to its own first
+turn. In a run it *holds* if the difference is above zero. It is *made* only if it holds in every published run, at
+least ``SEEDS`` seeds on at least ``KINDS`` kinds of CPU kernels, and if on each kind the difference pooled over the
+seeds is above three standard errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from selfimprove.apps.claims.published import Published, pooled
+from selfimprove.core.outcomes import Estimate
+
+SEEDS = 3
+KINDS = 2
+BEYOND = 3
+
+
+class Claim(NamedTuple):
+    """``row``: the other row; None: ``metric`` is a difference within the last row already."""
+
+    method: str
+    metric: str
+    row: str | None
+
+    @property
+    def text(self) -> str:
+        """As a reader reads it."""
+        return f"{self.metric} above 0" if self.row is None else f"{self.metric} above {self.row}"
+
+
+CLAIMS = (
+    *(Claim("rise", "m1@t5", row) for row in ("base", "more_sft", "single_turn", "unweighted")),
+    Claim("rise", "m1@t5-m1@t1", None),
+    Claim("rise", "p1@t5-p5@t1", None),
+    *(Claim("agent_r", "score", row) for row in ("base", "more_sft", "good_only", "direct")),
+    *(Claim("agent_r", "revision_score", row) for row in ("base", "more_sft", "good_only", "direct")),
+    *(
+        Claim("reflect_rl", "success", row)
+        for row in ("policy", "more_sft", "no_reflection", "no_negatives", "no_curriculum")
+    ),
+    *(Claim("spin", "em", row) for row in ("base", "more_sft")),
+)
+
+
+class Verdict(NamedTuple):
+    """A claim, its difference on each kind of kernels (pooled over seeds), and in how many runs it holds."""
+
+    claim: Claim
+    by_kernels: dict[str, Estimate]
+    held: int
+    runs: int
+    made: bool
+
+
+def difference(claim: Claim, run: Published) -> Estimate | None:
+    """The claim's difference in a run; None if the run does not have it."""
+    method = run["methods"].get(claim.method)
+    if method is None:
+        return None
+    place = method["rows"][method["last"]]["metrics"] if claim.row is None else method["last_minus"].get(claim.row, {})
+    found: Estimate | None = place.get(claim.metric)
+    return found
+
+
+def holds(claim: Claim, run: Published) -> bool | None:
+    """Whether the difference is above zero in this run; None if the run does not have it."""
+    found = difference(claim, run)
+    return None if found is None else found["mean"] > 0
+
+
+def verdicts(runs: Sequence[Published], claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
+    """Of every claim that a run has the rows for."""
+    return [verdict for claim in claims if (verdict := _verdict(claim, runs)) is not None]
+
+
+def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
+    measured = [(run["kernels"], found) for run in runs if (found := difference(claim, run)) is not None]
+    if not measured:
+        return None
+    kinds = {kind: [one for other, one in measured if other == kind] for kind, _ in measured}
+    by_kernels = {kind: pooled(estimates) for kind, estimates in kinds.items()}
+    held = sum(one["mean"] > 0 for _, one in measured)
+    made = (
+        held == len(runs)
+        and len(kinds) >= KINDS
+        and all(len(estimates) >= SEEDS for estimates in kinds.values())
+        and all(one["mean"] > BEYOND * one["se"] for one in by_kernels.values())
+    )
+    return Verdict(claim, by_kernels, held, len(runs), made)

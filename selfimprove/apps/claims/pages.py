@@ -1,0 +1,230 @@
+"""Writes the results into README.md and the methods' pages, from ``results/published/`` (``make docs``).
+
+Between the marks of a page stands what the committed runs say and nothing else: tables, the sentence on each method,
+and which claims are made. A test fails if a page differs.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdicts
+from selfimprove.apps.claims.published import FOLDER, Published, pooled, read_published
+from selfimprove.apps.report.table import figure_text, signed_text
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Estimate
+from selfimprove.core.publish import write_text
+from selfimprove.pipeline.params import METHODS
+
+BEGIN, END = "<!-- results: `make docs` -->\n", "<!-- end of results -->\n"
+PAGES = {
+    "README.md": None,
+    "docs/rise.md": "rise",
+    "docs/agent-r.md": "agent_r",
+    "docs/reflect-rl.md": "reflect_rl",
+    "docs/spin.md": "spin",
+}
+"""Page -> the method whose results it shows; None: all."""
+NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
+WIDTH = 120
+"""Of a line of prose."""
+LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
+"""Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
+
+
+def written(page: str, method: str | None, runs: Sequence[Published]) -> str:
+    """The page with its results between the marks.
+
+    Raises:
+        UserError: the marks are missing.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise UserError(f"a page has lost its marks {BEGIN.strip()} … {END.strip()}; put them back around its results.")
+    return f"{before}{BEGIN}\n{_results(method, runs)}\n{END}{after}"
+
+
+def shown_runs(runs: Sequence[Published]) -> list[Published]:
+    """The runs that tables show: all seeds of the kind of kernels that has the most; of equals, avx2."""
+    order = ["avx2", "default", "avx512"]
+    kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
+    best = max(kinds, key=lambda kind: (len(kinds[kind]), -order.index(kind) if kind in order else -9))
+    return kinds[best]
+
+
+def _results(method: str | None, runs: Sequence[Published]) -> str:
+    if not runs:
+        return "No run is published yet: `make claims` makes them.\n"
+    shown = shown_runs(runs)
+    methods = [
+        one for one in METHODS if (method is None or one == method) and all(one in run["methods"] for run in shown)
+    ]
+    if not methods:
+        return f"No run of {NAMES[method] if method else 'any method'} is published yet: `make claims` makes them.\n"
+    parts = [_basis(runs, shown), _overview(methods, shown) if method is None else _table(method, shown)]
+    parts += [_sentence(one, shown) for one in methods]
+    missing = [NAMES[one] for one in METHODS if method is None and one not in methods]
+    if missing:
+        parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
+    left_out = [said for one in methods for said in _left_out(one, shown)]
+    if left_out:
+        parts.append(_wrapped("Left out in these runs: " + "; ".join(left_out) + "."))
+    found = [verdict for verdict in verdicts(runs) if verdict.claim.method in methods]
+    parts.append(_claims(found, runs) if method else _made(found))
+    return "\n".join(parts)
+
+
+def _basis(runs: Sequence[Published], shown: Sequence[Published]) -> str:
+    seeds = ", ".join(str(run["seed"]) for run in shown)
+    packages = ", ".join(f"{name} {number}" for name, number in shown[0]["packages"].items())
+    text = f"Held-out tasks, mean ± standard error; seed{'s' if len(shown) > 1 else ''} {seeds} on "
+    text += f"{shown[0]['kernels']} kernels ({packages})"
+    if len(shown) > 1:
+        text += ", pooled over the seeds"
+    text += f". Δ: the last row minus this one, task by task; * beyond {BEYOND} standard errors."
+    if len(runs) == 1:
+        text += (
+            " This is one seed on one kind of kernels. Another seed or processor moves these numbers by as much as the "
+            "errors say, or more, so no claim rests on them yet."
+        )
+    return _wrapped(text)
+
+
+def _overview(methods: Sequence[str], runs: Sequence[Published]) -> str:
+    lines = ["| method | metric | row | mean ± se | n | Δ (last − row) | tokens |", "|---|---|---|---|---|---|---|"]
+    for method in methods:
+        first = runs[0]["methods"][method]
+        metric = first["headline"]
+        for row in first["order"]:
+            here = _metric(runs, method, row, metric)
+            lines.append(
+                f"| {method} | {metric} | {_row(first, row)} | {figure_text(here, metric)} | {here['n']} "
+                f"| {_delta(runs, method, row, metric)} | {_tokens(runs, method, row)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _table(method: str, runs: Sequence[Published]) -> str:
+    first = runs[0]["methods"][method]
+    columns, gains, rates = first["columns"], first["gains"], first["rates"]
+    heads = ["row", *columns, *gains, *rates.values(), *(f"Δ {column}" for column in columns), "tokens"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in first["order"]:
+        cells = [_row(first, row)]
+        cells += [figure_text(_metric(runs, method, row, name), name) for name in columns]
+        cells += [signed_text(_metric(runs, method, row, name), name).strip() for name in gains]
+        cells += [f"{_metric(runs, method, row, name)['mean']:.2f}" for name in rates]
+        cells += [_delta(runs, method, row, name) for name in columns]
+        lines.append(f"| {' | '.join([*cells, _tokens(runs, method, row)])} |")
+    rows = "\n".join(f"- {row}: {first['rows'][row]['what']}" for row in first["order"])
+    return "\n".join(lines) + f"\n\n{rows}\n"
+
+
+def _sentence(method: str, runs: Sequence[Published]) -> str:
+    """The headline metric of the last row against every other row, in words."""
+    first = runs[0]["methods"][method]
+    metric, last = first["headline"], first["last"]
+    sides: dict[str, list[str]] = {"above": [], "below": [], "": []}
+    for row in first["order"]:
+        if row != last:
+            found = _minus(runs, method, row, metric)
+            beyond = bool(found["se"]) and abs(found["mean"]) > BEYOND * found["se"]
+            side = "" if not beyond else "above" if found["mean"] > 0 else "below"
+            sides[side].append(f"{row} ({signed_text(found, metric).strip(' *')})")
+    value = figure_text(_metric(runs, method, last, metric), metric)
+    said = [f"**{NAMES[method]}**: {metric} of {last} is {value}."]
+    for side in ("above", "below"):
+        said += [f"More than {BEYOND} standard errors {side} {', '.join(sides[side])}."] if sides[side] else []
+    said += [f"Within {BEYOND} standard errors of {', '.join(sides[''])}."] if sides[""] else []
+    return _wrapped(" ".join(said))
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def _left_out(method: str, runs: Sequence[Published]) -> list[str]:
+    """Kinds of omissions with the largest share of any row."""
+    largest: dict[tuple[str, str], tuple[float, str]] = {}
+    for run in runs:
+        for row, value in run["methods"][method]["rows"].items():
+            for stage, shares in value["omissions"].items():
+                for kind in LEFT_OUT:
+                    if shares.get(kind, 0) > largest.get((stage, kind), (0.0, ""))[0]:
+                        largest[stage, kind] = (shares[kind], row)
+    return [
+        f"{NAMES[method]}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
+        for (stage, kind), (share, row) in largest.items()
+    ]
+
+
+def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
+    kinds = list(dict.fromkeys(run["kernels"] for run in runs))
+    rule = (
+        f"A claim is made only if it holds (the difference is above zero) in every published run, of at least {SEEDS} "
+        f"seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than {BEYOND} "
+        "standard errors."
+    )
+    lines = [f"| claim | {' | '.join(kinds)} | holds in | made |", f"|---{'|---' * len(kinds)}|---|---|"]
+    for one in found:
+        cells = [
+            signed_text(one.by_kernels[kind], one.claim.metric).strip() if kind in one.by_kernels else ""
+            for kind in kinds
+        ]
+        made = "yes" if one.made else "no"
+        lines.append(f"| {one.claim.text} | {' | '.join(cells)} | {one.held} of {one.runs} | {made} |")
+    return _wrapped(rule) + "\n" + "\n".join(lines) + "\n"
+
+
+def _made(found: Sequence[Verdict]) -> str:
+    made = [f"{NAMES[one.claim.method]}: {one.claim.text}" for one in found if one.made]
+    if made:
+        return _wrapped(f"Claims that hold in every run ({len(made)} of {len(found)} asked): {'; '.join(made)}.")
+    return f"Of the {len(found)} claims that the default is there to show, none is made yet (each page lists them).\n"
+
+
+def _metric(runs: Sequence[Published], method: str, row: str, name: str) -> Estimate:
+    return pooled([run["methods"][method]["rows"][row]["metrics"][name] for run in runs])
+
+
+def _minus(runs: Sequence[Published], method: str, row: str, name: str) -> Estimate:
+    return pooled([run["methods"][method]["last_minus"][row][name] for run in runs])
+
+
+def _delta(runs: Sequence[Published], method: str, row: str, name: str) -> str:
+    if row == runs[0]["methods"][method]["last"]:
+        return ""
+    return signed_text(_minus(runs, method, row, name), name).strip()
+
+
+def _tokens(runs: Sequence[Published], method: str, row: str) -> str:
+    read = [run["methods"][method]["rows"][row]["training_tokens"] for run in runs]
+    return f"{sum(read) / len(read) / 1000:.0f}k"
+
+
+def _row(method: Mapping[str, Any], row: str) -> str:
+    return f"{row} (last)" if row == method["last"] else row
+
+
+def main() -> None:
+    """Write every page."""
+    try:
+        runs = read_published(FOLDER)
+        for name, method in PAGES.items():
+            page = Path(name)
+            text = page.read_text(encoding="utf-8")
+            new = written(text, method, runs)
+            if new != text:
+                write_text(page, new)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A run's results as a file that is committed: ``results/published/<kernels>-<seed>.json``.
+
+It holds what the results tables show of every method, and the hash of every output of the run, so that another machine
+can tell whether it made the same bytes. ``python -m selfimprove.apps.claims.published FOLDER`` writes one of a run in
+another folder (``make claims`` does).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Estimate
+from selfimprove.core.publish import write_text
+from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline.params import METHODS
+
+FOLDER = Path("results/published")
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+DIGITS = 6
+
+Published = Mapping[str, Any]
+"""What such a file holds."""
+
+
+def kernels_here() -> str:
+    """The CPU kernels that torch uses in this process: ``default``, ``avx2`` or ``avx512``."""
+    import torch
+
+    return str(torch.backends.cpu.get_cpu_capability()).lower()
+
+
+def kinds_here() -> list[str]:
+    """Every kind of kernels that can be chosen on this machine, the plainest first."""
+    kinds = ["default", "avx2", "avx512"]
+    own = kernels_here()
+    return kinds[: kinds.index(own) + 1] if own in kinds else [own]
+
+
+def collected(root: Path, kernels: str) -> dict[str, Any]:
+    """A finished run's results, of the methods that it has.
+
+    Raises:
+        UserError: it has none.
+    """
+    summaries = {method: root / f"results/summary/{method}.json" for method in METHODS}
+    found = {method: _read(file) for method, file in summaries.items() if file.is_file()}
+    if not found:
+        raise UserError(f"{root}: no results to publish; run `make repro` there first.")
+    params = read_yaml(root / "params.yaml")
+    return {
+        "kernels": kernels,
+        "seed": params["run"]["seed"],
+        "threads": params["run"]["threads"],
+        "params": params_digest(params),
+        "packages": {name: version(name) for name in PACKAGES},
+        "methods": {method: _shown(summary) for method, summary in found.items()},
+        "outputs": output_hashes(root / "dvc.lock"),
+    }
+
+
+def params_digest(params: Mapping[str, Any]) -> str:
+    """Names params apart from the seed and from what changes no result."""
+    rest = {key: value for key, value in params.items() if key != "tracking"}
+    rest["run"] = {key: value for key, value in params["run"].items() if key != "seed"}
+    return blake2b(json.dumps(rest, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def output_hashes(lock: Path) -> dict[str, str]:
+    """Path -> MD5 of every output that dvc.lock names."""
+    if not lock.is_file():
+        return {}
+    stages = YAML(typ="safe", pure=True).load(lock.read_bytes())["stages"]
+    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+
+
+def publish(run: Published, folder: Path = FOLDER) -> Path:
+    """Write a run's file; one of the same kernels and seed is replaced."""
+    file = folder / f"{run['kernels']}-{run['seed']}.json"
+    write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return file
+
+
+def read_published(folder: Path = FOLDER) -> list[Published]:
+    """All runs that are published, by kernels and seed.
+
+    Raises:
+        UserError: they are of different params, so that they can't be pooled.
+    """
+    runs = [_read(file) for file in sorted(folder.glob("*.json"))]
+    if len({run["params"] for run in runs}) > 1:
+        named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
+        raise UserError(f"{folder} holds runs of different params: {named}; delete the old ones, or run `make claims`.")
+    return sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
+
+
+def pooled(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean over seeds. Its error is that of the tasks or, if it is larger, that which the seeds show."""
+    k = len(estimates)
+    mean = math.fsum(one["mean"] for one in estimates) / k
+    tasks = math.sqrt(math.fsum(one["se"] ** 2 for one in estimates)) / k
+    seeds = math.sqrt(math.fsum((one["mean"] - mean) ** 2 for one in estimates) / (k - 1) / k) if k > 1 else 0.0
+    return {"mean": mean, "se": max(tasks, seeds), "n": sum(int(one["n"]) for one in estimates)}
+
+
+def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What the tables show of a method's summary."""
+    columns, gains, rates = summary["columns"], summary["gains"], summary["rates"]
+    metrics = [*columns, *gains, *rates]
+    rows = {
+        name: {
+            "what": row["what"],
+            "training_tokens": row["training_tokens"],
+            "omissions": row.get("omissions", {}),
+            "metrics": {key: row["metrics"][key] for key in metrics},
+        }
+        for name, row in summary["rows"].items()
+    }
+    minus = {name: {key: row[key] for key in columns} for name, row in summary["last_minus"].items()}
+    kept = {key: summary[key] for key in ("columns", "gains", "rates", "order", "last")}
+    kept["headline"] = summary.get("headline", columns[0])
+    rounded: dict[str, Any] = _rounded({**kept, "rows": rows, "last_minus": minus})
+    return rounded
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [_rounded(one) for one in value]
+    return value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return value
+
+
+def main() -> None:
+    """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
+    try:
+        root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+        print(publish(collected(root, kernels_here())))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

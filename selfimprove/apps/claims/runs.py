@@ -1,0 +1,103 @@
+"""``make claims``: the default profile for several seeds and every kind of CPU kernels that this machine has.
+
+Each run has a folder of its own (``.rehearsal/claims-<kernels>-<seed>``) with links to the code, its own params, cache
+and results. Stopped at any moment and started again it goes on where it was, and what is done costs seconds. The runs
+share no cache: to DVC the same stage on other kernels is the same work, and it would be restored instead of run. A
+finished run is published at once (``results/published/``); ``make docs`` then writes the pages from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from selfimprove.apps.claims.claims import verdicts
+from selfimprove.apps.claims.published import FOLDER, collected, kinds_here, publish, read_published
+from selfimprove.core.errors import UserError
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import DEFAULT, compose, composed
+from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, link_named_files, write_if_changed
+from selfimprove.pipeline.rehearsal.run import repro
+
+SEEDS = (17, 18, 19)
+LIMITS: Mapping[str, Mapping[str, str]] = {
+    "default": {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"},
+    "avx2": {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "avx512": {},
+}
+"""Kind of kernels -> what keeps the libraries below torch to it; torch's own are chosen by ATEN_CPU_CAPABILITY."""
+
+
+def run_all(
+    root: Path, kinds: Sequence[str], seeds: Sequence[int], methods: Sequence[str] = METHODS, profile: str = DEFAULT
+) -> int:
+    """Make and publish every run that is asked for; returns the exit code of the first that failed.
+
+    Raises:
+        UserError: kernels that this machine does not have, or another ``make claims`` runs here.
+    """
+    unknown = [kind for kind in kinds if kind not in kinds_here()]
+    if unknown:
+        raise UserError(f"this machine has no {unknown[0]} kernels; choose among {', '.join(kinds_here())}.")
+    lock = root / HOME / "claims.lock"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            for seed in seeds:
+                for kind in kinds:
+                    code = _run(root, kind, seed, methods, profile)
+                    if code:
+                        return code
+    except Timeout:
+        raise UserError(f"another `make claims` is running in {root / HOME}; wait for it, or stop it.") from None
+    for verdict in verdicts(read_published(root / FOLDER)):
+        state = "made" if verdict.made else f"not made: holds in {verdict.held} of {verdict.runs} runs"
+        print(f"{verdict.claim.method}: {verdict.claim.text}: {state}")
+    print("run `make docs`, which writes the pages from results/published/, and commit both.")
+    return 0
+
+
+def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str) -> int:
+    folder = root / HOME / f"claims-{kind}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    lay_out(folder, root)
+    params = composed(profile, root / "profiles")
+    link_named_files(folder, root, params, list(methods))
+    text, found = re.subn(r"^(  seed: )\d+", rf"\g<1>{seed}", compose(profile, root / "profiles"), count=1, flags=re.M)
+    assert found == 1, "the run section names the seed"
+    write_if_changed(folder / "params.yaml", text)
+    print(f"claims: seed {seed} on {kind} kernels, in {folder}", flush=True)
+    goals = ["report"] if tuple(methods) == tuple(METHODS) else [f"{method}-report" for method in methods]
+    chosen = {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind], "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
+    code = repro(folder, goals, {**os.environ, **chosen})
+    if code == 0:
+        print(f"claims: {publish(collected(folder, kind), root / FOLDER)}", flush=True)
+    return code
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(prog="make claims", description="the default for several seeds and kernels")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--kernels", nargs="+", default=None, help="default, avx2, avx512 (else all)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--profile", default=DEFAULT)
+    args = parser.parse_args()
+    try:
+        sys.exit(run_all(Path.cwd(), args.kernels or kinds_here(), args.seeds, args.methods, args.profile))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("claims: stopped; the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The second half of ``make verify``: how many outputs are the published bytes, and which claims hold in this run.
+
+Published bytes are of one seed and one kind of CPU kernels; another kind gives other last bits, which is why claims
+rest on several.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from selfimprove.apps.claims.claims import difference, holds, verdicts
+from selfimprove.apps.claims.published import Published, collected, kernels_here, read_published
+from selfimprove.core.errors import UserError
+
+
+def told(run: Published, runs: list[Published]) -> list[str]:
+    """What there is to say of a run beside the published ones."""
+    if not runs:
+        return ["no run is published yet; `make claims` makes some."]
+    if run["params"] != runs[0]["params"]:
+        return ["params.yaml is not the published runs' (the default profile): nothing to compare."]
+    lines = [_bytes(run, one) for one in runs if one["seed"] == run["seed"]]
+    if not lines:
+        lines = [f"no run with seed {run['seed']} is published, so no bytes can be compared."]
+    found = verdicts(runs)
+    made = [verdict.claim for verdict in found if verdict.made]
+    held = [claim for claim in made if holds(claim, run)]
+    lines.append(f"{len(held)} of the {len(made)} published claims hold in this run.")
+    for verdict in found:
+        claim = verdict.claim
+        mine = difference(claim, run)
+        if mine is not None:
+            shown = f"{mine['mean']:+.3f} ± {mine['se']:.3f}"
+            state = "claimed" if verdict.made else "not claimed"
+            lines.append(f"  {claim.method}: {claim.text}: {shown} ({state}; in {verdict.held} of {verdict.runs} runs)")
+    return lines
+
+
+def _bytes(run: Published, other: Published) -> str:
+    mine, theirs = run["outputs"], other["outputs"]
+    shared = [path for path in theirs if path in mine]
+    equal = sum(mine[path] == theirs[path] for path in shared)
+    apart = "" if run["packages"] == other["packages"] else ", with other package versions"
+    return (
+        f"{equal} of {len(theirs)} outputs equal the published bytes of seed {other['seed']} on {other['kernels']}"
+        f"{apart}; {len(theirs) - len(shared)} were not made here (this machine: {run['kernels']})."
+    )
+
+
+def main() -> None:
+    """Print it; exit code 2 if there is nothing to verify."""
+    try:
+        print("\n".join(told(collected(Path(), kernels_here()), read_published())))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Published runs: what they hold, which claims they bear out, what `make verify` says, and the pages made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
+from selfimprove.apps.claims.pages import BEGIN, END, PAGES, written
+from selfimprove.apps.claims.published import collected, kernels_here, kinds_here, pooled, publish, read_published
+from selfimprove.apps.claims.runs import run_all
+from selfimprove.apps.claims.verify import told
+from selfimprove.core.errors import UserError
+from tests.support.profiles import profile
+from tests.support.repo_copy import ROOT, copy_repo, environment
+
+CLAIM = Claim("spin", "em", "more_sft")
+
+
+def estimate(mean: float, se: float = 0.01) -> dict[str, Any]:
+    return {"mean": mean, "se": se, "n": 100}
+
+
+def run(kernels: str, seed: int, gain: float = 0.1, **more: Any) -> dict[str, Any]:
+    """A published run of SPIN whose last row beats more SFT by ``gain``."""
+
+    def row(mean: float) -> dict[str, Any]:
+        metrics = {"em": estimate(mean), "finished": estimate(1.0)}
+        return {"what": "a row", "training_tokens": 1000, "omissions": {}, "metrics": metrics}
+
+    method = {
+        "columns": ["em"], "gains": [], "rates": {"finished": "finished"}, "order": ["more_sft", "iter1"],
+        "last": "iter1", "headline": "em", "rows": {"more_sft": row(0.4), "iter1": row(0.4 + gain)},
+        "last_minus": {"more_sft": {"em": estimate(gain)}},
+    }  # fmt: skip
+    made = {"kernels": kernels, "seed": seed, "threads": 2, "params": "p", "packages": {"torch": "2"}}
+    return {**made, "methods": {"spin": method}, "outputs": {"a": "1", "b": "2"}, **more}
+
+
+def everywhere(**gains: float) -> list[dict[str, Any]]:
+    """Three seeds on two kinds of kernels; ``avx2_18=…`` is that run's gain."""
+    return [run(kind, seed, gains.get(f"{kind}_{seed}", 0.1)) for kind in ("avx2", "default") for seed in (17, 18, 19)]
+
+
+def is_made(runs: list[dict[str, Any]]) -> bool:
+    (verdict,) = verdicts(runs, [CLAIM])
+    return verdict.made
+
+
+def test_a_claim_is_made_only_if_it_holds_in_every_run_of_three_seeds_on_two_kinds_of_kernels() -> None:
+    assert is_made(everywhere())
+    assert not is_made(everywhere(default_18=-0.001))
+    assert not is_made(everywhere()[:5])
+    assert not is_made(everywhere()[:3])
+    assert not is_made([run(kind, 17) for kind in ("default", "avx2", "avx512")])
+
+
+def test_a_claim_is_made_only_beyond_three_standard_errors_pooled_on_every_kind_of_kernels() -> None:
+    small = {f"default_{seed}": 0.017 for seed in (17, 18, 19)}  # pooled error of the tasks: .01 / √3 = .0058
+    assert not is_made(everywhere(**small))
+    assert is_made(everywhere(**dict.fromkeys(small, 0.018)))
+    assert not is_made(everywhere(avx2_17=0.5))  # seeds that disagree widen the error
+
+
+def test_the_pooled_error_is_that_of_the_tasks_or_that_of_the_seeds() -> None:
+    assert pooled([estimate(0.1, 0.03), estimate(0.1, 0.04)]) == {"mean": 0.1, "se": 0.025, "n": 200}
+    assert pooled([estimate(0.0), estimate(0.2)])["se"] == pytest.approx(0.1)
+
+
+def test_the_claims_are_about_rows_and_metrics_of_the_default_profile() -> None:
+    params = profile("default")
+    for claim in CLAIMS:
+        rows = {"base", *params[claim.method]["controls"], *params[claim.method]["iterations"]}
+        rows |= {params["reflect_rl"]["evaluate"]["sft_only"]}
+        assert claim.row is None or claim.row in rows, claim
+
+
+def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
+    published = everywhere()
+    mine = run("avx512", 17, -0.1, outputs={"a": "1", "b": "other"})
+    lines = told(mine, published)
+    assert lines[0].startswith("1 of 2 outputs equal the published bytes of seed 17 on avx2; 0 were not made here")
+    assert "0 of the 1 published claims hold in this run." in lines
+    assert "  spin: em above more_sft: -0.100 ± 0.010 (claimed; in 6 of 6 runs)" in lines
+    assert "1 of the 1 published claims hold in this run." in told(run("avx512", 17), published)
+    assert told(run("avx2", 20), published)[0] == "no run with seed 20 is published, so no bytes can be compared."
+    assert told(run("avx2", 17, params="q"), published) == [
+        "params.yaml is not the published runs' (the default profile): nothing to compare."
+    ]
+
+
+def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
+    for one in (run("avx2", 17), run("avx2", 18, params="q")):
+        publish(one, tmp_path)
+    with pytest.raises(UserError, match=r"runs of different params: avx2-17 \(p\), avx2-18 \(q\)"):
+        read_published(tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_results_are_those_of_the_committed_runs(page: str) -> None:
+    """If this fails: `make docs`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert written(text, PAGES[page], read_published(ROOT / "results/published")) == text
+
+
+@pytest.mark.parametrize("method", [None, "spin"])
+def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | None) -> None:
+    page = f"before\n{BEGIN}{END}after\n"
+    one, other = written(page, method, everywhere()), written(page, method, everywhere(avx2_17=0.12))
+    assert one != other
+    assert written(one, method, everywhere()) == one
+    assert all(text.startswith("before\n") and text.endswith("after\n") for text in (one, other))
+    with pytest.raises(UserError, match="lost its marks"):
+        written("no marks", method, everywhere())
+
+
+def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
+    single = run("avx2", 17)
+    page = f"{BEGIN}{END}"
+    assert "one seed on one kind of kernels" in written(page, "spin", [single]).replace("\n", " ")
+    assert "one seed on one kind" not in written(page, "spin", everywhere())
+    assert "Left out" not in written(page, "spin", [single])
+    single["methods"]["spin"]["rows"]["iter1"]["omissions"] = {"evaluate": {"cramped": 0.012}}
+    assert "SPIN, evaluate: cramped up to 1.2 % (iter1)" in written(page, "spin", [single])
+    assert "No run of RISE is published yet" in written(page, "rise", [single])
+
+
+def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> None:
+    assert kernels_here() in kinds_here()
+    with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
+        run_all(tmp_path, ["neon"], [17])
+
+
+def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = copy_repo(tmp_path / "repo", "default")
+    small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
+    one = small["reflect_rl"]
+    one["sft"] |= {"plain": None, "untrained": None}
+    one["iterations"] |= {"rl_only": None, "no_reflection": None}
+    one["controls"] = {"more_sft": None}
+    YAML().dump(small, root / "profiles/tiny.yaml")
+    before = (root / "params.yaml").read_bytes()
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    arguments: dict[str, Any] = {"methods": ["reflect_rl"], "profile": "tiny"}
+    assert run_all(root, ["default"], [1, 2], **arguments) == 0
+    files = [root / f"results/published/default-{seed}.json" for seed in (1, 2)]
+    first, second = (json.loads(file.read_text()) for file in files)
+    assert (first["kernels"], first["seed"], second["seed"]) == ("default", 1, 2)
+    assert first["params"] == second["params"]
+    assert first["outputs"].keys() == second["outputs"].keys()
+    assert first["outputs"] != second["outputs"]
+    assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]
+    assert (root / "params.yaml").read_bytes() == before
+    assert not (root / "dvc.lock").exists()
+    mine = collected(root / ".rehearsal/claims-default-1", "default")
+    assert told(mine, [first])[0].startswith(f"{len(first['outputs'])} of {len(first['outputs'])} outputs equal")
+
+    capfd.readouterr()
+    assert run_all(root, ["default"], [1], **arguments) == 0
+    again = capfd.readouterr().out
+    assert "reflect_rl-finetune" not in again
+    assert json.loads(files[0].read_text()) == first
