@@ -180,8 +180,8 @@ def test_a_docstring_in_an_environment_and_a_module_that_shows_progress_rerun_no
         path = repo / "selfimprove" / file
         path.write_text(path.read_text().replace('"""', '"""Edited: ', 1) + edit)
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
-    with (repo / "selfimprove/methods/reflect_rl/summary.py").open("a") as file:
-        file.write("EDITED = 1\n")
+    with (repo / "selfimprove/methods/reflect_rl/summary.py").open("a") as file:  # type: ignore[assignment]
+        file.write("EDITED = 1\n")  # type: ignore[attr-defined]
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == {"reflect_rl-report"}
     run(repo, "git", "checkout", "--quiet", "selfimprove")
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()  # from the run cache

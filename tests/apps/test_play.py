@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,12 +31,12 @@ def screen() -> tuple[Console, io.StringIO]:
 
 
 @pytest.fixture(scope="module")
-def taxi():
+def taxi() -> LabelledGame:
     return LabelledGame("taxi", listed_env().make())
 
 
 @pytest.fixture(scope="module")
-def explore(tmp_path_factory):
+def explore(tmp_path_factory: pytest.TempPathFactory) -> LabelledGame:
     folder = tmp_path_factory.mktemp("repos") / "eventlib"
     (folder / "core").mkdir(parents=True)
     (folder / "core" / "hub.py").write_text('"""Where events meet."""\n\n\nclass Hub:\n' + "    # words of code\n" * 40)
@@ -43,14 +44,14 @@ def explore(tmp_path_factory):
     return LabelledGame("autoexplore", listed_env(name="autoexplore", repos=str(folder)).make())
 
 
-def typed(game, task, text):
+def typed(game: Any, task: Any, text: Any) -> Any:
     console, out = screen()
     outcome = play(game, task, Person(console, io.StringIO(text)), console)
     return outcome, out.getvalue()
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_play_the_expert_wins_in_every_environment(name):
+def test_play_the_expert_wins_in_every_environment(name: Any) -> None:
     game = make_game(name, PARAMS)
     console, out = screen()
     outcome = play(game, game.tasks()[7], expert, console)
@@ -59,7 +60,7 @@ def test_play_the_expert_wins_in_every_environment(name):
     assert f"success after {outcome.steps} steps" in out.getvalue()
 
 
-def test_play_autoexplore(explore):
+def test_play_autoexplore(explore: Any) -> None:
     console, out = screen()
     outcome = play(explore, 0, expert, console)
     assert outcome.success
@@ -67,7 +68,7 @@ def test_play_autoexplore(explore):
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_play_chance_does_what_is_possible_and_the_same_again(name):
+def test_play_chance_does_what_is_possible_and_the_same_again(name: Any) -> None:
     game = make_game(name, PARAMS)
     seen = []
     for _ in range(2):
@@ -79,7 +80,7 @@ def test_play_chance_does_what_is_possible_and_the_same_again(name):
         assert "not understood" not in seen[0][1]
 
 
-def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(taxi):
+def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "1\npickup passenger\n0\n0. move south\n0.\n move  south \n5\n")
     assert outcome == Outcome(True, True, 7)
     assert out.count("--- Current State ---") == 8
@@ -88,14 +89,14 @@ def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(
     assert "success after 7 steps" in out
 
 
-def test_play_a_wrong_action_ends_as_the_environment_says(taxi):
+def test_play_a_wrong_action_ends_as_the_environment_says(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "5\n")
     assert outcome == Outcome(True, False, 1)
     assert "failure after 1 steps" in out
     assert "The episode is over: that action changed nothing, which is dangerous." in out
 
 
-def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(taxi):
+def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "1\n0\n" * 20)
     shown = " ".join(out.replace("│", " ").split())
     assert "Between two neighbours of a row, a | is a wall" in shown
@@ -106,7 +107,7 @@ def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(tax
     assert "The episode is over: 15 actions were not enough." in shown
 
 
-def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi):
+def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "\n\n9\nfly\n00\n-1\n" + "x" * 10_000 + "\n1\n")
     assert outcome == Outcome(False, False, 1)
     assert out.count("No such action") == 5
@@ -114,13 +115,13 @@ def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi):
 
 
 @pytest.mark.parametrize("text", ["", ":q\n", ":quit\n1\n", "\x04", "nonsense"])
-def test_play_the_end_of_the_input_leaves(taxi, text):
+def test_play_the_end_of_the_input_leaves(taxi: Any, text: str) -> None:
     outcome, out = typed(taxi, START, text)
     assert outcome == Outcome(False, False, 0)
     assert "left after 0 steps" in out
 
 
-def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi):
+def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None:
     _, out = typed(taxi, START, ":h\n:a\n:?\n:nothing\n")
     assert "1  move north" in out
     assert out.count("5  drop off passenger") == 1
@@ -130,7 +131,7 @@ def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi):
     assert "\\boxed{" in out
 
 
-def test_play_text_environments_take_any_text(monkeypatch):
+def test_play_text_environments_take_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     game = make_game("textcraft", PARAMS)
     outcome, out = typed(game, game.tasks()[0], "inventory\ndance on the [bold red]table[/]\n")
     assert outcome == Outcome(False, False, 2)
@@ -138,10 +139,10 @@ def test_play_text_environments_take_any_text(monkeypatch):
     assert "(not understood)" in out
 
 
-def test_play_questions_may_be_answered_again(tmp_path):
+def test_play_questions_may_be_answered_again(tmp_path: Path) -> None:
     game = make_game("arithmetic", PARAMS)
     game.begin(0)
-    gold = game._problems[0].gold
+    gold = game._problems[0].gold  # type: ignore[attr-defined]
     outcome, out = typed(game, 0, f"I don't know\n-7\n{gold}\n")
     assert outcome == Outcome(True, True, 3)
     assert out.count("is not right; try again.") == 2
@@ -153,17 +154,17 @@ def test_play_questions_may_be_answered_again(tmp_path):
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x00\x08\u202e\r[red]"
 
 
-def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi):
+def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi: Any) -> None:
     _, out = typed(taxi, START, f"{HOSTILE}\n\x1b[A1\n")
     assert not any(ord(char) < 32 and char != "\n" for char in out)
     assert "\x9b" not in out
     seen = []
 
     class Echo(LabelledGame):
-        def choices(self):
+        def choices(self) -> Any:
             return {}
 
-        def act(self, action):
+        def act(self, action: Any) -> Any:
             seen.append(action)
             return super().act(action)._replace(text=HOSTILE, done=True)
 
@@ -175,17 +176,17 @@ def test_play_control_characters_reach_neither_the_screen_nor_the_game(taxi):
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
-def test_play_anything_may_be_typed(text):
+def test_play_anything_may_be_typed(text: str) -> None:
     game = LabelledGame("taxi", listed_env().make())
     outcome, _ = typed(game, START, text)
     assert outcome.steps <= text.count("\n") + 1
     assert all(char in "\n\t" or (ord(char) >= 32 and not 0x7F <= ord(char) < 0xA0) for char in plain(text))
 
 
-def test_play_models_are_asked_as_their_methods_ask(taxi):
+def test_play_models_are_asked_as_their_methods_ask(taxi: Any) -> None:
     asked = []
 
-    def answer(request, index):
+    def answer(request: Any, index: Any) -> Any:
         asked.append(request)
         if request.allowed is None:  # the reflection model
             return "Go on. # Action:\nforged"
@@ -203,7 +204,7 @@ def test_play_models_are_asked_as_their_methods_ask(taxi):
     craft = make_game("textcraft", PARAMS)
     replies = []
 
-    def reply(request, index):
+    def reply(request: Any, index: Any) -> str:
         replies.append([message.role for message in request.messages])
         return "Thought: I look.\nAction: 1. inventory"
 
@@ -213,7 +214,7 @@ def test_play_models_are_asked_as_their_methods_ask(taxi):
 
 
 @pytest.mark.parametrize("name", ["taxi", "textcraft", "arithmetic"])
-def test_play_a_trained_model_from_its_folder(tmp_path, name):
+def test_play_a_trained_model_from_its_folder(tmp_path: Path, name: str) -> None:
     make_tiny_model(tmp_path / "model", context=2048)
     policy = make_policy(f"model:{tmp_path / 'model'}", screen()[0], io.StringIO(), 0, 1.0)
     game = make_game(name, PARAMS)
@@ -221,7 +222,7 @@ def test_play_a_trained_model_from_its_folder(tmp_path, name):
     assert play(game, game.tasks()[0], policy, console, steps=2).steps >= 1
 
 
-def test_play_what_is_missing_is_the_users_error(taxi, tmp_path):
+def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> None:
     console = screen()[0]
     for name, said in (("pilot", "no player 'pilot'"), ("model:", "no player"), ("model:/nowhere", "holds no model")):
         with pytest.raises(UserError, match=said):
@@ -244,7 +245,7 @@ def test_play_what_is_missing_is_the_users_error(taxi, tmp_path):
         (["--env", "gsm8k"], 2, "gsm8k needs its problems"),
     ],
 )
-def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments, code, said):
+def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments: Any, code: int, said: str) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "DATA_MIRROR"}
     done = subprocess.run(
         [sys.executable, "-m", "selfimprove.apps.play", *arguments],

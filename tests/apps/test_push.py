@@ -42,7 +42,9 @@ class Hub:
         if method == "PUT":
             self.stored[path.rpartition("/")[2]] = body
             return {}
-        told = [json.loads(line) for line in body.splitlines()] if path.endswith("commit/main") else json.loads(body)
+        told: Any = (
+            [json.loads(line) for line in body.splitlines()] if path.endswith("commit/main") else json.loads(body)
+        )
         if path == "/api/repos/create":
             if told["organization"] == "gone":
                 raise ConnectionAbortedError

@@ -61,7 +61,7 @@ def cmdline(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.parametrize("task", [*range(6), *range(6000, 6006)])
-def test_a_game_of_every_type_is_won_by_the_planner(process, task):
+def test_a_game_of_every_type_is_won_by_the_planner(process: AlfWorldProcess, task: Any) -> None:
     """Also with what the built-in kitchen answers, word for word, and the commands that it admits."""
     env, kitchen = AlfWorld(process=process), Kitchen()
     assert env.reset(task) == kitchen.reset(task)
@@ -79,7 +79,7 @@ def test_a_game_of_every_type_is_won_by_the_planner(process, task):
     env.close()
 
 
-def test_the_six_types_are_alfworlds():
+def test_the_six_types_are_alfworlds() -> None:
     assert len(TYPES) == 6
     code = (
         "from alfworld.agents.environment.alfred_tw_env import TASK_TYPES; import json; print(json.dumps(TASK_TYPES))"
@@ -90,7 +90,7 @@ def test_the_six_types_are_alfworlds():
 
 
 @pytest.mark.parametrize("task", [1, 5, 6003])
-def test_texts_and_commands_are_those_that_the_package_itself_gives(process, task):
+def test_texts_and_commands_are_those_that_the_package_itself_gives(process: AlfWorldProcess, task: int) -> None:
     env = AlfWorld(process=process, max_turns=40)
     seen: list[list[Any]] = [[env.reset(task), env.valid_actions(), False]]
     draw, actions = random.Random(task), []
@@ -112,7 +112,7 @@ def test_texts_and_commands_are_those_that_the_package_itself_gives(process, tas
     env.close()
 
 
-def test_ids_get_the_names_that_the_package_gives():
+def test_ids_get_the_names_that_the_package_gives() -> None:
     ids = ["sink_bar_01_bar_sinkbasin", "sink_bar_00_bar_sinkbasin", "egg_bar_00", "egg_bar_01", "egg_bar_10", "agent1"]
     code = (
         "import json, sys; from types import SimpleNamespace as N; from alfworld.agents.utils.misc import Demangler;"
@@ -124,7 +124,7 @@ def test_ids_get_the_names_that_the_package_gives():
     assert json.loads(in_alfworld(code, stdin=json.dumps(ids)).splitlines()[-1]) == named(ids)
 
 
-def test_what_is_not_understood_changes_nothing_but_time_passes(process):
+def test_what_is_not_understood_changes_nothing_but_time_passes(process: AlfWorldProcess) -> None:
     env = AlfWorld(process=process, max_turns=3)
     env.reset(2)
     before = env.valid_actions()
@@ -140,11 +140,11 @@ def test_what_is_not_understood_changes_nothing_but_time_passes(process):
     env.close()
 
 
-def test_an_episode_is_the_same_in_any_process_and_after_any_other():
+def test_an_episode_is_the_same_in_any_process_and_after_any_other() -> None:
     first, second = AlfWorldProcess(), AlfWorldProcess()
     played = []
     for process, order in ((first, (3, 4)), (second, (4, 1, 3, 4))):
-        env, seen = AlfWorld(process=process), {}
+        env, seen = AlfWorld(process=process), dict[int, Any]()
         for task in order:
             seen[task] = [env.reset(task), env.expert(), env.valid_actions()]
             seen[task] += [env.step(move.action) for move in seen[task][1]]
@@ -154,7 +154,7 @@ def test_an_episode_is_the_same_in_any_process_and_after_any_other():
     second.close()
 
 
-def test_copies_in_one_process_do_not_touch_each_other(process):
+def test_copies_in_one_process_do_not_touch_each_other(process: AlfWorldProcess) -> None:
     env, other = AlfWorld(process=process), AlfWorld(process=process)
     moves = {task: (env.reset(task), env.expert())[1] for task in (2, 3)}
     env.reset(2)
@@ -168,7 +168,7 @@ def test_copies_in_one_process_do_not_touch_each_other(process):
     other.close()
 
 
-def test_a_restored_moment_goes_on_as_the_original_in_any_copy(process):
+def test_a_restored_moment_goes_on_as_the_original_in_any_copy(process: AlfWorldProcess) -> None:
     env, other = AlfWorld(process=process), AlfWorld(process=process)
     env.reset(4)
     moves = env.expert()
@@ -186,7 +186,7 @@ def test_a_restored_moment_goes_on_as_the_original_in_any_copy(process):
     other.close()
 
 
-def test_episodes_side_by_side_in_one_environment_are_as_alone(process):
+def test_episodes_side_by_side_in_one_environment_are_as_alone(process: AlfWorldProcess) -> None:
     """As the methods play: one environment, put into each episode's moment before every step."""
     env = AlfWorld(process=process)
     alone, moments = {}, {}
@@ -195,20 +195,20 @@ def test_episodes_side_by_side_in_one_environment_are_as_alone(process):
         moves = env.expert()
         moments[task] = [env.snapshot()]
         alone[task] = [env.step(move.action) for move in moves]
-        moments[task] += [moves]
+        moments[task] += [moves]  # type: ignore[list-item]
     for turn in range(10):
-        for task, (moment, moves, *steps) in moments.items():
+        for task, (moment, moves, *steps) in moments.items():  # type: ignore[assignment]
             if turn < len(moves):
                 env.restore(moment)
-                steps.append(env.step(moves[turn].action))
-                moments[task] = [env.snapshot(), moves, *steps]
+                steps.append(env.step(moves[turn].action))  # type: ignore[arg-type]
+                moments[task] = [env.snapshot(), moves, *steps]  # type: ignore[list-item]
     assert {task: steps for task, (_, _, *steps) in moments.items()} == alone
     assert len(env._lives) <= 18  # a game goes on where it is: it is not begun again at every step
     env.close()
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle):
+def test_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle: bool) -> None:
     params = listed_env(name="alfworld", kinds=list(KINDS), thing=None, place=None, shuffle_action=shuffle)
     real, kitchen = params.model_copy(update={"backend": "textworld"}).make(), params.make()
     for task in (0, 5):
@@ -224,7 +224,7 @@ def test_states_labels_and_costs_are_those_of_the_built_in_kitchen(shuffle):
         assert (played.success, played.cost) == (True, -1.0)
 
 
-def test_a_game_that_can_not_be_begun_goes_to_the_blacklist(process, tmp_path):
+def test_a_game_that_can_not_be_begun_goes_to_the_blacklist(process: AlfWorldProcess, tmp_path: Path) -> None:
     folder = game_set(tmp_path / "games", [0, 1, 2])
     broken = sorted(folder.rglob("game.tw-pddl"))[1]
     broken.write_text(json.dumps({"pddl_problem": "(define (problem x) (:domain alfred) (:objects", "solvable": True}))
@@ -241,7 +241,7 @@ def test_a_game_that_can_not_be_begun_goes_to_the_blacklist(process, tmp_path):
     env.close()
 
 
-def test_a_game_set_is_played_and_left_as_it_was(process, tmp_path):
+def test_a_game_set_is_played_and_left_as_it_was(process: AlfWorldProcess, tmp_path: Path) -> None:
     folder = game_set(tmp_path / "games", [0, 1, 2, 3, 4, 5])
     [first] = (folder / "train").glob("pick_and_place_simple-*/trial_T1")
     problem = json.loads((first / "game.tw-pddl").read_text())["pddl_problem"]
@@ -262,7 +262,7 @@ def test_a_game_set_is_played_and_left_as_it_was(process, tmp_path):
     ours.close()
 
 
-def test_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted():
+def test_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted() -> None:
     process = AlfWorldProcess(seconds=60)
     env, other = AlfWorld(process=process), AlfWorld(process=process)
     env.reset(3)
@@ -285,7 +285,7 @@ def test_a_step_that_takes_too_long_ends_the_process_and_the_game_is_blacklisted
     assert process.pid is None
 
 
-def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on():
+def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on() -> None:
     process = AlfWorldProcess()
     env = AlfWorld(process=process)
     env.reset(1)
@@ -300,7 +300,7 @@ def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on():
     process.close()
 
 
-def test_a_request_that_fails_leaves_the_process_alive(process):
+def test_a_request_that_fails_leaves_the_process_alive(process: AlfWorldProcess) -> None:
     process.ask("hello")
     pid = process.pid
     for fields in ({"operation": "nothing"}, {"operation": "step", "session": 10**6, "command": "look"}):
@@ -309,7 +309,7 @@ def test_a_request_that_fails_leaves_the_process_alive(process):
     assert process.pid == pid
 
 
-def test_ended_in_the_middle_of_planning(process):
+def test_ended_in_the_middle_of_planning(process: AlfWorldProcess) -> None:
     game = make_games(None, 0, KINDS, None, None).game(5)
     own = AlfWorldProcess()
     session = own.ask("open", problem=game.problem, goal=game.sentence)["session"]
@@ -341,11 +341,11 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_no_process_is_left_however_its_owner_ends(end):
+def test_no_process_is_left_however_its_owner_ends(end: str) -> None:
     assert gone(child_of(OWNER, end))
 
 
-def test_games_that_nobody_needs_make_room(process):
+def test_games_that_nobody_needs_make_room(process: AlfWorldProcess) -> None:
     game = make_games(None, 0, KINDS, None, None).game(0)
     for _ in range(300):
         AlfWorld(process=process).reset(0)

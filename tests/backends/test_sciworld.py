@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -68,18 +69,18 @@ def muddled(env: SciWorld, task_id: int, seed: int) -> list[str]:
     return actions
 
 
-def test_the_embedded_table_of_games_is_the_packages(pool):
+def test_the_embedded_table_of_games_is_the_packages(pool: JvmPool) -> None:
     from scienceworld.constants import ID2TASK
 
     assert [(task_id, name) for task_id, name, _ in TASKS] == list(ID2TASK.items())
     simulator = pool.simulator()
-    counts = {name: simulator._act(lambda it, name=name: it.getTaskMaxVariations(name)) for _, name, _ in TASKS}
+    counts = {name: simulator._act(lambda it, name=name: it.getTaskMaxVariations(name)) for _, name, _ in TASKS}  # type: ignore[misc]
     assert counts == {name: variations for _, name, variations in TASKS}
     simulator.close()
 
 
 @pytest.mark.parametrize("task_id", [SHORT, LIVING, CIRCUIT, PAINT, SPAN])
-def test_the_gold_path_reaches_score_one(pool, task_id):
+def test_the_gold_path_reaches_score_one(pool: JvmPool, task_id: Any) -> None:
     env = SciWorld(pool)
     env.reset(task_id)
     moves = env.expert()
@@ -91,7 +92,7 @@ def test_the_gold_path_reaches_score_one(pool, task_id):
     env.close()
 
 
-def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool):
+def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool: JvmPool) -> None:
     env = SciWorld(pool)
     assert env.expert() == []
     env.reset(SHORT)
@@ -103,7 +104,7 @@ def test_the_expert_goes_on_while_it_is_followed_and_is_silent_elsewhere(pool):
     env.close()
 
 
-def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool):
+def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool: JvmPool) -> None:
     env = SciWorld(pool)
     description, _, room = env.reset(SHORT).partition("\n")
     assert description.startswith("Your task is to find a(n) non-living thing.")
@@ -113,7 +114,7 @@ def test_the_first_observation_is_the_task_a_newline_and_a_look_around(pool):
     env.close()
 
 
-def test_focus_on_a_wrong_thing_is_a_disaster(pool):
+def test_focus_on_a_wrong_thing_is_a_disaster(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(0)
     step = env.step("focus on agent")
@@ -121,7 +122,7 @@ def test_focus_on_a_wrong_thing_is_a_disaster(pool):
     env.close()
 
 
-def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool):
+def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     assert env.step("dance").info["moves"] == 0
@@ -138,7 +139,7 @@ def test_a_hundred_moves_are_allowed_and_what_is_not_understood_costs_none(pool)
     "action",
     ["", "x" * 10_000, "go " * 3_000, "look\x00 \x1b[31m", "a\nb\r\n", "\ud800", "e 'quoted' \\ \"text\"", "1"],
 )
-def test_any_text_is_answered(pool, action):
+def test_any_text_is_answered(pool: JvmPool, action: str) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     step = env.step(action)
@@ -147,14 +148,14 @@ def test_any_text_is_answered(pool, action):
     env.close()
 
 
-def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool):
+def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_objects(pool: JvmPool) -> None:
     one, other = pool.simulator(), pool.simulator()
     jvm = one.jvm
 
-    def draws(*turns):
+    def draws(*turns: Any) -> Any:
         for simulator in (one, other):
             simulator.load(*GAMES[LIVING])
-        seen = {one: [], other: []}
+        seen: dict[Any, Any] = {one: [], other: []}
         for simulator in turns:
             seen[simulator].append(
                 simulator._act(lambda it: (jvm._generator.nextInt(1_000_000), jvm._counter.getNextID()))
@@ -169,13 +170,13 @@ def test_each_environment_of_a_process_has_its_own_chance_and_its_own_count_of_o
     other.close()
 
 
-def test_episodes_in_one_process_do_not_touch_each_other(pool):
+def test_episodes_in_one_process_do_not_touch_each_other(pool: JvmPool) -> None:
     tasks = [SHORT, LIVING, CIRCUIT, PAINT, SPAN]
     alone = SciWorld(pool)
     scripts = {task: muddled(alone, task, task) for task in tasks}
     expected = {task: play(alone, task, scripts[task]) for task in tasks}
     envs = {task: SciWorld(pool) for task in tasks}
-    seen: dict[int, list[str | Step]] = {task: [envs[task].reset(task)] for task in tasks}
+    seen: dict[int, Any] = {task: [envs[task].reset(task)] for task in tasks}
     turns = [task for task in tasks for _ in scripts[task]]
     random.Random(0).shuffle(turns)
     for task in turns:
@@ -185,7 +186,7 @@ def test_episodes_in_one_process_do_not_touch_each_other(pool):
         env.close()
 
 
-def test_the_raw_call_gives_what_the_packages_step_gives(pool):
+def test_the_raw_call_gives_what_the_packages_step_gives(pool: JvmPool) -> None:
     """The package, in a process with our options: its load, its reset, its step with all that it asks for besides."""
     from scienceworld import ScienceWorldEnv
 
@@ -198,25 +199,25 @@ def test_the_raw_call_gives_what_the_packages_step_gives(pool):
         package.server, package.envStepLimit, package._gateway = simulator._interface, 100, SimpleNamespace()
         package.close = lambda: None
 
-        def theirs(package=package, task_id=task_id, script=script):
+        def theirs(package: Any = package, task_id: int = task_id, script: Any = script) -> Any:
             package.load(*GAMES[task_id], "")
             description = package.get_task_description()
             seen = [f"{description}\n{package.reset()[0]}"]
             for action in script:
                 observation, _, done, info = package.step(action)
-                seen.append((observation, info["score"], done, info["moves"]))
+                seen.append((observation, info["score"], done, info["moves"]))  # type: ignore[arg-type]
             return seen
 
         theirs_seen = simulator.jvm.act(simulator, theirs)
         assert [
             ours[0],
-            *[(s.observation, s.info["raw_score"], s.done, s.info["moves"]) for s in ours[1:]],
+            *[(s.observation, s.info["raw_score"], s.done, s.info["moves"]) for s in ours[1:]],  # type: ignore[union-attr]
         ] == theirs_seen
         simulator.close()
     env.close()
 
 
-def test_a_restored_snapshot_goes_on_as_the_original(pool):
+def test_a_restored_snapshot_goes_on_as_the_original(pool: JvmPool) -> None:
     env, other = SciWorld(pool), SciWorld(pool)
     script = muddled(env, LIVING, 2)
     seen = play(env, LIVING, script[:6])
@@ -228,7 +229,7 @@ def test_a_restored_snapshot_goes_on_as_the_original(pool):
     other.close()
 
 
-def test_mapped_actions_are_done_and_told(pool):
+def test_mapped_actions_are_done_and_told(pool: JvmPool) -> None:
     env = SciWorld(pool, map_actions=True)
     env.reset(SHORT)
     step = env.step("please open the door to the hallway!")
@@ -240,7 +241,7 @@ def test_mapped_actions_are_done_and_told(pool):
     env.close()
 
 
-def test_valid_actions_are_listed_sorted(pool):
+def test_valid_actions_are_listed_sorted(pool: JvmPool) -> None:
     env = SciWorld(pool)
     env.reset(SHORT)
     actions = env.valid_actions()
@@ -253,7 +254,7 @@ def test_valid_actions_are_listed_sorted(pool):
     env.close()
 
 
-def test_a_tree_grows_in_a_world_and_the_processes_end_with_it():
+def test_a_tree_grows_in_a_world_and_the_processes_end_with_it() -> None:
     async def grow(world: SciWorldWorld) -> None:
         root, first = await world.reset(SHORT)
         assert first.startswith("Your task is")
@@ -267,7 +268,7 @@ def test_a_tree_grows_in_a_world_and_the_processes_end_with_it():
         assert world.stats.diverged == 0
 
     async def run() -> None:
-        world = SciWorldParams(jvms=2).embedded_world()
+        world: Any = SciWorldParams(jvms=2).embedded_world()
         try:
             await grow(world)
             pids = world.pool.processes()
@@ -281,14 +282,14 @@ def test_a_tree_grows_in_a_world_and_the_processes_end_with_it():
 
 
 @pytest.mark.parametrize("task_id", [SHORT, PAINT])
-def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool, task_id):
+def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool: JvmPool, task_id: Any) -> None:
     """Our client at our server, the simulator behind it: every step as the embedded environment's, to the end."""
     embedded = SciWorld(pool)
     first = embedded.reset(task_id)
     actions = [move.action for move in embedded.expert()]
 
     async def episode(url: str) -> ReplayWorld:
-        world = SciWorldSlot.world("sciworld", url, 2, 60.0, INSTRUCTION)
+        world: Any = SciWorldSlot.world("sciworld", url, 2, 60.0, INSTRUCTION)
         assert isinstance(world, ReplayWorld)
         try:
             state, observation = await world.reset(task_id)
@@ -313,7 +314,7 @@ def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool, task_id)
     embedded.close()
 
 
-def test_what_viewers_ask_for_is_told_and_changes_nothing(pool):
+def test_what_viewers_ask_for_is_told_and_changes_nothing(pool: JvmPool) -> None:
     """``/state``, ``/object_tree`` and ``/step_visual`` beside an episode without them."""
     alone = SciWorld(pool)
     script = muddled(alone, LIVING, 3)[:8]
@@ -325,7 +326,7 @@ def test_what_viewers_ask_for_is_told_and_changes_nothing(pool):
         for action, step in zip(script, expected[1:], strict=True):
             seen = client.post("/step_visual", json={"id": number, "action": f"Thought: so.\nAction: {action}"}).json()
             told = (seen["observation"], seen["score"], seen["done"], seen["moves"])
-            assert told == (step.observation, step.info["raw_score"], step.done, step.info["moves"])
+            assert told == (step.observation, step.info["raw_score"], step.done, step.info["moves"])  # type: ignore[union-attr]
             assert seen["info"]["valid"] == sorted(seen["info"]["valid"]) != []
             assert seen["object_tree"] == client.get("/object_tree", params={"id": number}).json()["object_tree"]
             state = client.get("/state", params={"id": number}).json()
@@ -337,9 +338,9 @@ def test_what_viewers_ask_for_is_told_and_changes_nothing(pool):
     alone.close()
 
 
-def test_a_process_that_is_killed_is_replaced():
+def test_a_process_that_is_killed_is_replaced() -> None:
     async def run() -> None:
-        world = SciWorldParams(jvms=1).embedded_world()
+        world: Any = SciWorldParams(jvms=1).embedded_world()
         try:
             root, _ = await world.reset(SHORT)
             opened, _ = await world.step(root, "open door to hallway")
@@ -353,7 +354,7 @@ def test_a_process_that_is_killed_is_replaced():
     asyncio.run(run())
 
 
-def test_outcomes_agree_with_the_simulator(pool):
+def test_outcomes_agree_with_the_simulator(pool: JvmPool) -> None:
     simulator = pool.simulator()
     simulator.load(*GAMES[SHORT])
     assert outcome(*simulator.step("open door to hallway")).reward == 0.08

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ def none_left() -> Iterator[None]:
     assert java_of(os.getpid()) == []
 
 
-def test_a_call_that_hangs_ends_the_process(capfd):
+def test_a_call_that_hangs_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
     pool = JvmPool(1)
     simulator = pool.simulator()
     jvm, pid = simulator.jvm, simulator.jvm.process.pid
@@ -56,12 +57,12 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("end", ["raises", "exits", "idle", "busy"])
-def test_no_java_is_left_however_its_owner_ends(end):
+def test_no_java_is_left_however_its_owner_ends(end: str) -> None:
     """The owner raises, leaves without cleaning up, or is killed: idle, and in the middle of a long call."""
     assert gone(child_of(OWNER, end))
 
 
-def test_java_that_does_not_start_is_told(monkeypatch, tmp_path):
+def test_java_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexit 1\n")

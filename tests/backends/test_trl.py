@@ -84,11 +84,11 @@ def ours(
     assert len(micros) > 1
     metrics = torch.zeros(len(METRICS))
     for micro in micros:
-        loss, shares = trainer.micro_loss(trainer.model, micro)
+        loss, shares = trainer.micro_loss(trainer.model, micro)  # type: ignore[arg-type]
         loss.backward()
         metrics += shares
-    gradients = [weight.grad for weight in trainer.model.parameters()]
-    return dict(zip(METRICS, metrics.tolist(), strict=True)), gradients
+    gradients = [weight.grad for weight in trainer.model.parameters()]  # type: ignore[union-attr]
+    return dict(zip(METRICS, metrics.tolist(), strict=True)), gradients  # type: ignore[return-value]
 
 
 def theirs(

@@ -175,7 +175,7 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(engine: VllmEngine
 
     async def both() -> list[list[list[Completion]]]:
         requests = [ask(str(i), temperature=0.0) for i in range(10)]
-        return await asyncio.gather(
+        return await asyncio.gather(  # type: ignore[return-value]
             asyncio.gather(*map(engine.generate, requests)), asyncio.gather(*map(other.generate, requests))
         )
 

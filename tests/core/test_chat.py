@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,7 +93,7 @@ DIALOGUE = st.lists(TEXT, min_size=2, max_size=6).map(lambda texts: texts[: len(
 
 @given(texts=DIALOGUE, generated=st.lists(st.integers(10, 300), max_size=5), finish=st.sampled_from(["stop", "length"]))
 def test_trap_13_the_prompt_is_an_id_prefix_of_the_training_sequence(
-    chat: ChatFormat, texts: list[str], generated: list[int], finish: str
+    chat: ChatFormat, texts: list[str], generated: list[int], finish: Any
 ) -> None:
     messages = [Message(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
     messages[-1] = Message(role="assistant", content="x", token_ids=generated, finish=finish)
@@ -240,7 +241,7 @@ def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_
     train_tokenizer(tmp_path)
     rise = ChatFormat.load(tmp_path, "rise")
     turns = [("user", "example"), ("assistant", "worked"), ("user", "problem")]
-    ids = rise.encode([Message(role=role, content=text) for role, text in turns], add_generation_prompt=True).ids
+    ids = rise.encode([Message(role=role, content=text) for role, text in turns], add_generation_prompt=True).ids  # type: ignore[arg-type]
     end = rise.end_text
     assert rise._tokens.decode(ids, skip_special_tokens=False) == (
         f"<|system|>\nexample{end}\n<|assistant|>\nworked{end}\n<|user|>\nproblem{end}\n<|assistant|>\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from selfimprove.core.overlay import spell_out
 
-SECTION = {
+SECTION: dict[str, Any] = {
     "train": {"batch_size": 16, "betas": [0.9, 0.98], "launcher": {"kind": "fork", "processes": 2}},
     "pairs": {"batch_size": 4, "beta": 0.1},
     "sft": {"lr": 1e-3},

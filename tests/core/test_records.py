@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,7 +68,8 @@ def test_any_bytes_are_rows_or_a_sentence_with_file_and_line(
 ) -> None:
     path = tmp_path_factory.mktemp("rows") / "r.jsonl"
     path.write_bytes(b'{"a": 1}\n' + data)
-    rows, said = [], f"{path}, line 2: "
+    rows: list[Any] = []
+    said = f"{path}, line 2: "
     try:
         rows.extend(read_rows(path))
     except UserError as error:

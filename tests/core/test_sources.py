@@ -2,8 +2,10 @@
 
 import http.server
 import threading
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS = b'{"question": "q", "answer": "#### 1"}\n'
 
 
-def declare(folder, url, *, content=ROWS, path="gsm8k/train.jsonl"):
+def declare(folder: Path, url: Any, *, content: Any = ROWS, path: str = "gsm8k/train.jsonl") -> Any:
     file = folder / "sources.yaml"
     file.write_text(
         f"gsm8k:\n  about: rows\n  licence: MIT\n  files:\n"
@@ -24,11 +26,13 @@ def declare(folder, url, *, content=ROWS, path="gsm8k/train.jsonl"):
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Any]:
     """A local HTTP server; ``replies`` is a list of (status, body, declared length), the last one repeats."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
+        server: Any
+
+        def do_GET(self) -> None:
             self.server.asked.append(self.path)
             replies = self.server.replies
             status, body, length = replies.pop(0) if len(replies) > 1 else replies[0]
@@ -37,10 +41,10 @@ def server():
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_):
+        def log_message(self, *_: Any) -> None:
             pass
 
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     httpd.asked, httpd.replies = [], [(200, ROWS, len(ROWS))]
     httpd.url = f"http://127.0.0.1:{httpd.server_address[1]}/train.jsonl"
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
@@ -49,11 +53,11 @@ def server():
     httpd.server_close()
 
 
-def left_in(folder):
+def left_in(folder: Path) -> Any:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def test_download_is_verified_and_kept(server, tmp_path):
+def test_download_is_verified_and_kept(server: Any, tmp_path: Path) -> None:
     sources, folder = declare(tmp_path, server.url), tmp_path / "data"
     (path,) = fetch("gsm8k", folder, sources_file=sources)
     assert path.read_bytes() == ROWS
@@ -65,7 +69,7 @@ def test_download_is_verified_and_kept(server, tmp_path):
     assert path.read_bytes() == ROWS
 
 
-def test_passing_failures_are_retried(server, tmp_path):
+def test_passing_failures_are_retried(server: Any, tmp_path: Path) -> None:
     server.replies = [(503, b"", 0), (429, b"", 0), (200, ROWS[:5], len(ROWS)), (200, ROWS, len(ROWS))]
     (path,) = fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url), backoff=0)
     assert path.read_bytes() == ROWS
@@ -73,7 +77,7 @@ def test_passing_failures_are_retried(server, tmp_path):
 
 
 @pytest.mark.parametrize(("status", "asked"), [(404, 1), (403, 1), (500, 3)])
-def test_lasting_failures_are_one_sentence(server, tmp_path, status, asked):
+def test_lasting_failures_are_one_sentence(server: Any, tmp_path: Path, status: int, asked: int) -> None:
     server.replies = [(status, b"", 0)]
     with pytest.raises(
         UserError, match=rf"can't be fetched \(status {status}\); check the network, or set DATA_MIRROR"
@@ -83,7 +87,7 @@ def test_lasting_failures_are_one_sentence(server, tmp_path, status, asked):
     assert left_in(tmp_path / "data") == []
 
 
-def test_an_unreachable_server_is_one_sentence(server, tmp_path):
+def test_an_unreachable_server_is_one_sentence(server: Any, tmp_path: Path) -> None:
     server.shutdown()
     server.server_close()
     with pytest.raises(UserError, match=r"can't be fetched \(ConnectError.*DATA_MIRROR") as caught:
@@ -91,7 +95,7 @@ def test_an_unreachable_server_is_one_sentence(server, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_hash_leaves_nothing(server, tmp_path):
+def test_a_wrong_hash_leaves_nothing(server: Any, tmp_path: Path) -> None:
     sources = declare(tmp_path, server.url, content=b"other")
     with pytest.raises(UserError, match=r"train\.jsonl: SHA-256 is [0-9a-f]{64}, .*sources\.yaml declares"):
         fetch("gsm8k", tmp_path / "data", sources_file=sources)
@@ -99,7 +103,7 @@ def test_a_wrong_hash_leaves_nothing(server, tmp_path):
 
 
 @pytest.mark.parametrize("rows", [ROWS + b'{"question": "q', ROWS + b"\xff\n"])
-def test_a_torn_or_undecodable_line_names_origin_and_line(server, tmp_path, rows):
+def test_a_torn_or_undecodable_line_names_origin_and_line(server: Any, tmp_path: Path, rows: Any) -> None:
     server.replies = [(200, rows, len(rows))]
     with pytest.raises(UserError, match=r"^http://127\.0\.0\.1:\d+/train\.jsonl, line 2: not ") as caught:
         fetch("gsm8k", tmp_path / "data", sources_file=declare(tmp_path, server.url, content=rows))
@@ -107,7 +111,7 @@ def test_a_torn_or_undecodable_line_names_origin_and_line(server, tmp_path, rows
     assert left_in(tmp_path / "data") == []
 
 
-def test_mirror_is_used_without_network(server, tmp_path, monkeypatch):
+def test_mirror_is_used_without_network(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mirror = tmp_path / "mirror"
     (mirror / "gsm8k").mkdir(parents=True)
     sources = declare(tmp_path, server.url)
@@ -125,7 +129,7 @@ def test_mirror_is_used_without_network(server, tmp_path, monkeypatch):
     assert mirror_folder() is None
 
 
-def test_declarations_are_checked(tmp_path):
+def test_declarations_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="declares no source 'gsm'; choose one of gsm8k"):
         fetch("gsm", tmp_path, sources_file=declare(tmp_path, "http://x"))
     for path in ("../up.jsonl", "/etc/passwd"):
@@ -140,7 +144,7 @@ def test_declarations_are_checked(tmp_path):
         load_sources(tmp_path / "none.yaml")
 
 
-def test_the_repository_declares_gsm8k_and_math():
+def test_the_repository_declares_gsm8k_and_math() -> None:
     sources = load_sources(ROOT / SOURCES)
     assert [file.path for file in sources["gsm8k"].files] == ["gsm8k/train.jsonl", "gsm8k/test.jsonl"]
     assert [file.path for file in sources["math"].files] == ["math/test.jsonl"]
@@ -152,13 +156,13 @@ MIRROR = mirror_folder() or ROOT.parent / "shared" / "data"
 
 
 @pytest.mark.skipif(not MIRROR.is_dir(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_mirror_holds_what_is_declared(tmp_path):
+def test_the_mirror_holds_what_is_declared(tmp_path: Path) -> None:
     for name in load_sources(ROOT / SOURCES):
         for path in fetch(name, tmp_path / name, sources_file=ROOT / SOURCES, mirror=MIRROR):
             assert path.stat().st_size > 10_000
 
 
-def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path):
+def test_a_file_that_is_on_no_server_is_taken_from_a_mirror_or_named(tmp_path: Path) -> None:
     sources = tmp_path / "sources.yaml"
     sources.write_text(
         "made:\n  about: rows\n  licence: MIT\n  files:\n"

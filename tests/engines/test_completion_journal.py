@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Dice:
             Completion(f"é {self.stats.requests} {i}", "length", [1, 2], [-0.1, -1e-9 / 3]) for i in range(request.n)
         ]
 
-    def fits(self, messages: list[Message], max_tokens: int) -> bool:
+    def fits(self, messages: Sequence[Message], max_tokens: int) -> bool:
         return max_tokens < 10
 
     async def close(self) -> None:

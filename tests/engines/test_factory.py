@@ -39,7 +39,7 @@ def test_openai_without_its_key_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("TEACHER_KEY", raising=False)
     values = {"engine": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m", "api_key_env": "TEACHER_KEY"}
     with pytest.raises(UserError, match="TEACHER_KEY is not set"):
-        make(values, tmp_path)
+        make(values, tmp_path)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])

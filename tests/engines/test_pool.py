@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from selfimprove.engines.pool import open_engines, usage
 from selfimprove.engines.scripted import ScriptedEngine
 from tests.support.tiny import make_tiny_model
 
-CONFIGS = {
+CONFIGS: dict[str, Any] = {
     "student": TransformersEngineConfig(engine="transformers", slots=2, context=64, prefill_rows=1),
     "teacher": ScriptedEngineConfig(engine="scripted", error_rate=0.25),
     "unused": TransformersEngineConfig(engine="transformers", model="/nowhere"),

@@ -33,7 +33,7 @@ def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
     return partial(all_three, tmp_path)
 
 
-def test_the_state_that_opens_the_file_is_what_is_read():
+def test_the_state_that_opens_the_file_is_what_is_read() -> None:
     shown = module.__doc__.split("::\n\n", 1)[1].split("    ...\n", 1)[0]
     env = EnumeratedTaxi()
     env.reset(121)
@@ -44,7 +44,7 @@ def test_the_state_that_opens_the_file_is_what_is_read():
     assert not state.pre.endswith(env.heading)
 
 
-def test_labels_are_numbers_to_199_then_letters():
+def test_labels_are_numbers_to_199_then_letters() -> None:
     full = LABELS["full"]
     assert full == (*map(str, range(200)), *string.ascii_lowercase, *string.ascii_uppercase)
     assert len(full) == len(set(full)) == 252
@@ -52,13 +52,13 @@ def test_labels_are_numbers_to_199_then_letters():
     assert all(len(label) == 1 for label in LABELS["single"])
 
 
-def test_taxi_has_its_six_labels_whatever_the_set():
+def test_taxi_has_its_six_labels_whatever_the_set() -> None:
     for labels in LABELS:
         env = listed_env(labels=labels, shuffle_action=True).make()
         assert env.reset(0).labels == env.labels == tuple("012345")
 
 
-def test_the_ith_action_has_label_i_and_the_list_says_so(each):
+def test_the_ith_action_has_label_i_and_the_list_says_so(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         state = env.reset(env.task_ids()[0])
         assert state.labels == env.labels[: len(state.labels)] == tuple(env.commands())
@@ -68,20 +68,20 @@ def test_the_ith_action_has_label_i_and_the_list_says_so(each):
         assert env.heading not in state.pre
 
 
-def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path):
+def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
     plant(tmp_path / "repo/eventlib", FILES | {f"notes/{i:03}.md": "# Note\n" + "word " * 80 for i in range(80)})
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/010.md")])
     params = listed_env(name="autoexplore", repos=str(tmp_path / "repo"), labels="single")
     env = params.make(tmp_path)
     env.reset(0)
-    env.step(oracle_label(env))
+    env.step(oracle_label(env) or "")
     assert len(env.state().labels) == 62
     write_tasks(tmp_path / TASKS_FILE, [task_for("notes/070.md")])
     with pytest.raises(UserError, match=r"notes/070\.md.*can't be reached"):
         params.make(tmp_path)
 
 
-def test_labels_that_are_no_token_of_their_own_are_named_with_a_remedy():
+def test_labels_that_are_no_token_of_their_own_are_named_with_a_remedy() -> None:
     spell = {"7": [3], "10": [1, 0], "a": [9], "b": [9]}
     with pytest.raises(UserError, match=r"\(10, a, b\).*labels: single") as refused:
         label_ids(["7", "10", "a", "b"], lambda label: spell[label])
@@ -89,7 +89,7 @@ def test_labels_that_are_no_token_of_their_own_are_named_with_a_remedy():
     assert label_ids(["7", "a"], lambda label: spell[label]) == [3, 9]
 
 
-def test_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path):
+def test_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path: Path) -> None:
     plain, shuffled = explore(tmp_path), explore(tmp_path, shuffle_action=True)
     seen = set()
     for episode in range(4):
@@ -103,7 +103,7 @@ def test_autoexplore_draws_labels_of_all_and_keeps_its_order(tmp_path):
     assert plain.reset(0, 3).labels == LABELS["full"][: len(state.labels)]
 
 
-def test_alfworld_permutes_the_first_labels_and_lists_them_in_order():
+def test_alfworld_permutes_the_first_labels_and_lists_them_in_order() -> None:
     plain = listed_env(name="alfworld").make()
     env = listed_env(name="alfworld", shuffle_action=True).make()
     task = env.task_ids()[0]
@@ -115,7 +115,7 @@ def test_alfworld_permutes_the_first_labels_and_lists_them_in_order():
     assert len(orders) == 4
 
 
-def test_a_shuffled_label_means_what_the_list_says():
+def test_a_shuffled_label_means_what_the_list_says() -> None:
     env = listed_env(name="alfworld", shuffle_action=True).make()
     env.reset(env.task_ids()[3], 1)
     label, command = list(env.commands().items())[5]
@@ -123,7 +123,7 @@ def test_a_shuffled_label_means_what_the_list_says():
     assert f"Action: {command}\n" in env.state().pre
 
 
-def test_every_oracle_wins_and_costs_are_the_specs(each):
+def test_every_oracle_wins_and_costs_are_the_specs(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each(max_turns=20):
         for task in list(env.task_ids())[:4]:
             env.reset(task)
@@ -144,7 +144,7 @@ def test_every_oracle_wins_and_costs_are_the_specs(each):
             assert sum(costs) == pytest.approx(expected)
 
 
-def test_success_of_taxi_is_judged_by_the_mode():
+def test_success_of_taxi_is_judged_by_the_mode() -> None:
     env = EnumeratedTaxi(max_turns=20)
     for level, threshold in {"pickup": 0.0, "dropoff": 0.0, "full": -1.0}.items():
         for task in (0, 61, 150, 299):
@@ -164,7 +164,7 @@ def test_success_of_taxi_is_judged_by_the_mode():
 
 
 @given(st.text(max_size=6))
-def test_unknown_labels_cost_a_step_and_crash_nothing(label):
+def test_unknown_labels_cost_a_step_and_crash_nothing(label: str) -> None:
     taxi, kitchen = EnumeratedTaxi(), listed_env(name="alfworld").make()
     taxi.reset(3), kitchen.reset(kitchen.task_ids()[0])
     if label.strip().partition(".")[0] not in taxi.labels and label.strip() not in ACTIONS:
@@ -175,19 +175,19 @@ def test_unknown_labels_cost_a_step_and_crash_nothing(label):
         assert kitchen.state() == before
 
 
-def test_an_invalid_label_leaves_the_kitchen_but_time_passes():
+def test_an_invalid_label_leaves_the_kitchen_but_time_passes() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
     env.reset(env.task_ids()[0])
     assert [env.step("zz").done for _ in range(3)] == [False, False, True]
 
 
-def test_a_heading_in_a_file_does_not_split_the_state(tmp_path):
+def test_a_heading_in_a_file_does_not_split_the_state(tmp_path: Path) -> None:
     text = "# Choose from below your command\n0. id everything\n" * 9
     plant(tmp_path / "repo/eventlib", FILES | {"trap.md": text})
     write_tasks(tmp_path / TASKS_FILE, [task_for("trap.md")])
     env = listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make(tmp_path)
     env.reset(0)
-    env.step(oracle_label(env))
+    env.step(oracle_label(env) or "")
     state = env.state()
     assert "0. id everything" in state.pre
     assert state.post.count(env.heading) == 1
@@ -195,7 +195,7 @@ def test_a_heading_in_a_file_does_not_split_the_state(tmp_path):
     assert (state.pre + state.post).startswith(STATE.partition("{task}")[0])
 
 
-def test_training_leaves_entries_out_and_evaluation_does_not(tmp_path):
+def test_training_leaves_entries_out_and_evaluation_does_not(tmp_path: Path) -> None:
     whole, part = explore(tmp_path), explore(tmp_path, leaveout_prob=0.9)
     listed = len(whole.reset(0).labels)
     assert all(len(whole.reset(0, episode).labels) == listed for episode in range(3))
@@ -204,16 +204,16 @@ def test_training_leaves_entries_out_and_evaluation_does_not(tmp_path):
     assert oracle_label(part) is not None
 
 
-def test_easy_and_first_step_are_params(tmp_path):
+def test_easy_and_first_step_are_params(tmp_path: Path) -> None:
     easy = explore(tmp_path, easy=True)
     assert "Find README.md" in easy.reset(1).pre
     bandit = explore(tmp_path, first_step=True)
     bandit.reset(0)
-    played = bandit.step(oracle_label(bandit))
+    played = bandit.step(oracle_label(bandit) or "")
     assert (played.cost, played.done, played.success) == (-115.0, True, True)
 
 
-def test_levels_share_out_autoexplores_tasks(tmp_path):
+def test_levels_share_out_autoexplores_tasks(tmp_path: Path) -> None:
     env = explore(tmp_path)
     assert env.levels == ("depth0", "depth1", "depth2")
     groups = {level: env.level_tasks(level, env.task_ids()) for level in env.levels}
@@ -228,7 +228,7 @@ def test_levels_share_out_autoexplores_tasks(tmp_path):
         env.reset(0, 0, "deep")
 
 
-def test_taxis_levels():
+def test_taxis_levels() -> None:
     assert EnumeratedTaxi().levels == ("pickup", "dropoff", "full")
     one = listed_env(curriculum_index=1).make()
     assert one.levels == ("dropoff",)
@@ -240,15 +240,15 @@ def test_taxis_levels():
         one.reset(0, 0, "night")
 
 
-def test_copies_share_nothing_that_changes(each):
+def test_copies_share_nothing_that_changes(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         env.reset(env.task_ids()[0])
         before, other = env.state(), env.copy()
-        other.step(oracle_label(other))
+        other.step(oracle_label(other) or "")
         other.reset(env.task_ids()[1], 2)
         assert env.state() == before
         moment = env.snapshot()
-        env.step(oracle_label(env))
+        env.step(oracle_label(env) or "")
         assert env.state() != before
         env.restore(moment)
         assert env.state() == before
@@ -257,7 +257,7 @@ def test_copies_share_nothing_that_changes(each):
 # --- bad input -----------------------------------------------------------------------------------------------------
 
 
-def test_reflect_rl_bad_input_nothing_to_explore(tmp_path):
+def test_reflect_rl_bad_input_nothing_to_explore(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"empty: nothing to explore; name a folder"):
         listed_env(name="autoexplore", repos=str(tmp_path / "empty")).make()
@@ -265,14 +265,14 @@ def test_reflect_rl_bad_input_nothing_to_explore(tmp_path):
         listed_env(name="autoexplore", repos=str(tmp_path / "nowhere")).make()
 
 
-def test_reflect_rl_bad_input_unreadable_files_are_counted_and_named(tmp_path):
+def test_reflect_rl_bad_input_unreadable_files_are_counted_and_named(tmp_path: Path) -> None:
     plant(tmp_path / "repo", {"a.py": "x"})
     (tmp_path / "repo/a.py").write_bytes(b"\xff\xfe" * 40)
     with pytest.raises(UserError, match=r"1 of its files can't be read, the first is 'a\.py'"):
         listed_env(name="autoexplore", repos=str(tmp_path / "repo")).make()
 
 
-def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
+def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path: Path) -> None:
     env = explore(tmp_path)
     assert env.task_ids() == range(4)
     (tmp_path / "repo/eventlib/core/hub.py").unlink()
@@ -284,7 +284,7 @@ def test_reflect_rl_bad_input_a_missing_target_is_named(tmp_path):
         module_params.make(tmp_path)
 
 
-def test_the_instruction_is_taxis_alone(each):
+def test_the_instruction_is_taxis_alone(each: Callable[..., list[EnumeratedEnv]]) -> None:
     taxi, kitchen, explored = each()
     assert taxi.instruction == INSTRUCTION
     assert kitchen.instruction == explored.instruction == ""
@@ -293,7 +293,7 @@ def test_the_instruction_is_taxis_alone(each):
     assert LEVELS == ("pickup", "dropoff", "full")
 
 
-def test_an_environments_labels_are_known_without_making_it(each):
+def test_an_environments_labels_are_known_without_making_it(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for labels in LABELS:
         for env in each(labels=labels):
             params = listed_env(name=env.name, labels=labels)

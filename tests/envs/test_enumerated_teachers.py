@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def each(tmp_path: Path) -> Callable[..., list[EnumeratedEnv]]:
     return partial(all_three, tmp_path)
 
 
-def test_what_opens_the_taxis_file_is_what_is_said():
+def test_what_opens_the_taxis_file_is_what_is_said() -> None:
     env, text = EnumeratedTaxi(), taxi_module.__doc__
     env.reset(61)
     env.step("0")
@@ -33,7 +34,7 @@ def test_what_opens_the_taxis_file_is_what_is_said():
     assert f"    {env.explain(Last('move west', True), 0)}\n" in text
 
 
-def _every_taxi_reflection():
+def _every_taxi_reflection() -> Iterator[Any]:
     """(state, reflection) over all states that occur, with and without a last action, in several draws of words."""
     env = EnumeratedTaxi(max_turns=100)
     for state in range(500):
@@ -46,7 +47,7 @@ def _every_taxi_reflection():
             yield env, env.explain(last, state, draw), last
 
 
-def test_taxis_teacher_never_tells_the_action():
+def test_taxis_teacher_never_tells_the_action() -> None:
     said = set()
     for env, text, last in _every_taxi_reflection():
         assert not env.reveals(text), text
@@ -70,14 +71,14 @@ def test_taxis_teacher_never_tells_the_action():
         ("The north is free, the passenger waits there.", False),
     ],
 )
-def test_what_counts_as_telling(text, told):
+def test_what_counts_as_telling(text: str, told: bool) -> None:
     env = EnumeratedTaxi()
     env.reset(61)  # the passenger is one row north
     assert ACTIONS[best_action(starts()[61])] == "move north"
     assert env.reveals(text) is told
 
 
-def test_what_is_said_of_the_way_suffices_to_find_it():
+def test_what_is_said_of_the_way_suffices_to_find_it() -> None:
     """Whoever knows where the target lies and what is in the way can't be misled: equal words, equally good action."""
     good: dict[tuple[int, int, str, bool], set[int]] = {}
     for state in range(500):
@@ -92,11 +93,11 @@ def test_what_is_said_of_the_way_suffices_to_find_it():
     assert sum(not actions for actions in good.values()) == 0
 
 
-def test_teachers_tell_a_wrong_action_from_a_helpful_one(each):
+def test_teachers_tell_a_wrong_action_from_a_helpful_one(each: Callable[..., list[EnumeratedEnv]]) -> None:
     for env in each():
         task = env.task_ids()[0]
         env.reset(task)
-        env.step(oracle_label(env))
+        env.step(oracle_label(env) or "")
         command = "cat core/bus.py" if env.name == "autoexplore" else "x"
         helped = {env.explain(Last(command, True), draw) for draw in range(6)}
         wrong = {env.explain(Last(command, False), draw) for draw in range(6)}
@@ -105,7 +106,7 @@ def test_teachers_tell_a_wrong_action_from_a_helpful_one(each):
         assert env.explain(None, 0) == env.explain(None, 0)
 
 
-def test_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
+def test_autoexplores_teacher_analyses_and_does_not_choose(tmp_path: Path) -> None:
     env = explore(tmp_path)
     for task in env.task_ids():
         env.reset(task)
@@ -116,5 +117,5 @@ def test_autoexplores_teacher_analyses_and_does_not_choose(tmp_path):
                 assert way[0] not in text
                 assert not re.search(r"\b(I|cd|cat|id)\b", text)
                 assert len(text.split()) <= 50
-            env.step(oracle_label(env))
+            env.step(oracle_label(env) or "")
             last = Last(way[0], True)

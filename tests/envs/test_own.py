@@ -120,7 +120,7 @@ def test_answers_are_loaded_only_if_their_own_demonstration_earns_the_reward() -
 
 
 def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
-    dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]
+    dealt = [{quest.question.question for quest in Colours().quests(split, n)} for split, n in SIZES]  # type: ignore[arg-type]
     assert [len(one) for one in dealt] == [16, 2, 2]
     assert len(set.union(*dealt)) == 20
     with pytest.raises(UserError, match=r"spin\.tasks\.dev: 3 questions are asked for, Colours has 2 for this split"):

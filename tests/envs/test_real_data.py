@@ -22,7 +22,7 @@ MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
         ("math", "robust", "math/test.jsonl", 1000),
     ],
 )
-def test_every_gold_answer_scores_one(name, extraction, file, count):
+def test_every_gold_answer_scores_one(name: str, extraction: str, file: str, count: int) -> None:
     env = make_env(name, extraction)
     problems = env.load(read_rows(MIRROR / file), MIRROR / file)
     assert len(problems) == len({problem.id for problem in problems}) == count

@@ -23,7 +23,7 @@ async def grow(world: World, task: int, nodes: int = 40) -> list[Any]:
         parent = dice.choice(alive[-8:])
         actions = [dice.choice(ACTIONS[:4] * 4 + ACTIONS) for _ in range(3)]
         for state, step in await asyncio.gather(*(world.step(states[parent], action) for action in actions)):
-            seen.append((parent, *step))
+            seen.append((parent, *step))  # type: ignore[arg-type]
             alive += [] if step.done else [len(states)]
             states.append(state)
     return seen

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,8 @@ from tests.support.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_AN_ADAPTER = {"adapter_model.safetensors", "adapter_config.json", "adapter_base.json"}
-SETTINGS = {"epochs": 2, "batch_size": 4, "row_tokens": 200, "max_length": 300, "lr": 1e-2}
-CHAIN = {
+SETTINGS: dict[str, Any] = {"epochs": 2, "batch_size": 4, "row_tokens": 200, "max_length": 300, "lr": 1e-2}
+CHAIN: dict[str, Any] = {
     "iter1": {"lora": {"rank": 4, "alpha": 8}},
     "iter2": {"lora": {"rank": 2, "targets": ["q_proj"]}, "dtype": "bfloat16", "max_length": 1000},
 }

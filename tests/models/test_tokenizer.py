@@ -86,7 +86,7 @@ def test_transformers_reads_the_folder_and_writes_the_same_ids(tmp_path: Path, c
 
     other = AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": LINES[0]}, {"role": "assistant", "content": LINES[1]}]
-    mine = chat.encode([Message(**message) for message in messages]).ids
+    mine = chat.encode([Message(**message) for message in messages]).ids  # type: ignore[arg-type]
     assert other.apply_chat_template(messages, return_dict=False) == mine
     assert (other.pad_token_id, other.eos_token_id) == (chat.pad_id, chat.end_id)
 

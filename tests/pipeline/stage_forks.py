@@ -152,7 +152,7 @@ def _watch(log: Path, kill: dict[str, Any]) -> None:
     Journal.add = watched("journal", "journaled", Journal.add)  # type: ignore[method-assign]
     StageProgress.reach = watched("step", "step", StageProgress.reach)  # type: ignore[method-assign]
     os.replace = watched("replace", "replaced", os.replace)
-    os.write = tearing_write
+    os.write = tearing_write  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

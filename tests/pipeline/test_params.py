@@ -25,7 +25,7 @@ from selfimprove.pipeline.params import SECTIONS, RunParams, load_section, named
 from tests.support.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS = {
+SCHEMAS: dict[str, Any] = {
     "run": RunParams,
     "tracking": TrackingParams,
     "tokenizer": TokenizerSection,
@@ -161,7 +161,7 @@ def test_every_training_takes_what_is_shared_unless_it_says_otherwise() -> None:
     agent_r, rl = AgentRParams.model_validate(values["agent_r"]), ReflectRLParams.model_validate(values["reflect_rl"])
     assert [one.finetune.grad_clip for one in rise.iterations.values()] == [0.25, 0.5]
     trainings = [rise, agent_r, *rl.sft.values()]
-    assert {getattr(one, "finetune", getattr(one, "sft", None)).grad_clip for one in trainings} == {0.25}
+    assert {getattr(one, "finetune", getattr(one, "sft", None)).grad_clip for one in trainings} == {0.25}  # type: ignore[union-attr]
     assert {one.finetune.grad_clip for part in (rise, agent_r, rl, spin) for one in part.controls.values()} == {0.25}
     assert (spin.sft.grad_clip, {one.finetune.grad_clip for one in spin.iterations.values()}) == (0.25, {0.75})
     assert {one.rl.grad_clip for one in rl.iterations.values()} == {0.1}
@@ -336,8 +336,8 @@ def test_a_chat_template_goes_with_a_model_since_the_small_one_has_its_tokenizer
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_an_iteration_s_lineage_is_oldest_first(method: str) -> None:
-    params = {"rise": RiseParams, "agent_r": AgentRParams}[method].model_validate(DEFAULT[method])
+def test_an_iteration_s_lineage_is_oldest_first(method: Any) -> None:
+    params = {"rise": RiseParams, "agent_r": AgentRParams}[method].model_validate(DEFAULT[method])  # type: ignore[attr-defined]
     assert (params.lineage("iter2"), params.lineage("base")) == (["iter1", "iter2"], [])
 
 

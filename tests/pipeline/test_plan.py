@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_pa
     from tests.support.tiny import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "model")
-    sizes = {"slots": 8, "context": 48, "prefill_rows": 2, "prefill_block": 32}
+    sizes: dict[str, Any] = {"slots": 8, "context": 48, "prefill_rows": 2, "prefill_block": 32}
     engine = TransformersEngine(TransformersEngineConfig(engine="transformers", **sizes), folder, threads=1)
     planned = loaded_engine(
         "engines.x", TransformersEngineConfig(engine="transformers", device="cuda", **sizes), shape_of(str(folder)),

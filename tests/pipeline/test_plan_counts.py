@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dvc.parsing import DataResolver
@@ -55,7 +56,7 @@ def uses_a_model(name: str, stage: dict, params: dict) -> bool:
 def test_the_plan_s_stages_are_those_of_the_graph_that_use_a_model(repo: Repo, name: str) -> None:
     params = profile(name)
     wanted = {stage for stage, entry in resolved(repo, params).items() if uses_a_model(stage, entry, params)}
-    settings = {"gpus": None, "gpu": None, "disk": None, "price": None}
+    settings: dict[str, Any] = {"gpus": None, "gpu": None, "disk": None, "price": None}
     planned = [line.stage for method in METHODS for line in make_plan(name, params, method, **settings).lines]
     assert len(planned) == len(set(planned))
     assert set(planned) == wanted

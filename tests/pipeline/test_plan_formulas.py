@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_the_paper_s_layer_keeps_34_bytes_a_token_and_hidden_unit_and_5_a_score(
     assert scores == 5 * GPT2.heads * width * tokens
 
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "llama": {
         "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2,
         "intermediate_size": 704, "max_position_embeddings": 256,

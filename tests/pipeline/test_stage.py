@@ -186,7 +186,7 @@ def test_ctrl_c_says_how_to_go_on(work: Work, capsys: pytest.CaptureFixture[str]
 
 
 def run(body: Callable[[Stage[Small]], object]) -> None:
-    stage("small", "base", Small)(lambda stage: body(stage) and None)()
+    stage("small", "base", Small)(lambda stage: body(stage) and None)()  # type: ignore[arg-type]
 
 
 def test_a_stage_that_declares_what_it_does_not_write_or_reads_late_is_our_fault(folder: Path) -> None:

@@ -60,7 +60,7 @@ def main(runs_file: Path) -> None:
         results.append(
             {"signal": os.WTERMSIG(status), "code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None}
         )
-        results[-1]["steps"] = [int(line) for line in steps.read_text().split()] if steps.exists() else []
+        results[-1]["steps"] = [int(line) for line in steps.read_text().split()] if steps.exists() else []  # type: ignore[assignment]
         for damage, made in DAMAGES.items():
             if name := run.get(f"then_{damage}"):
                 [file] = Path(run["scratch"]).glob(f"*/{name}")
@@ -108,7 +108,7 @@ def _run_or_die(run: dict[str, Any], steps: Path) -> None:
         scored += 1
         return score_pairs(*arguments)
 
-    opponent.score_pairs = dying_score
+    opponent.score_pairs = dying_score  # type: ignore[assignment]
     code = 1
     try:
         model, out = Path(run["model"]), Path(run["out"])

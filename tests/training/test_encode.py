@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from selfimprove.core.chat import ChatFormat
@@ -22,7 +24,7 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def said(text: str, weight: float = 0.0, **more: object) -> Message:
+def said(text: Any, weight: Any = 0.0, **more: Any) -> Message:
     return Message(role="assistant", content=text, weight=weight, **more)
 
 

@@ -84,4 +84,4 @@ def test_a_micro_batch_without_weight_gives_zero_and_a_gradient_of_zeros() -> No
     loss = weighted_nll(logits, torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4))
     loss.backward()
     assert loss.item() == 0
-    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    assert torch.equal(logits.grad, torch.zeros_like(logits))  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ def drawn(plan: Plan) -> list[int]:
 
 
 @given(LENGTHS, LAYOUT, st.sampled_from([0.0, 0.3, 1.0, 2.0, 2.5]))
-def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str, int], epochs: float) -> None:
+def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str, Any], epochs: float) -> None:
     plan = make_plan(lengths, epochs=epochs, **layout)
     order = drawn(plan)
     assert len(order) == plan.examples == round(epochs * len(lengths))
@@ -42,7 +43,7 @@ def test_every_example_comes_once_an_epoch(lengths: list[int], layout: dict[str,
 
 @given(LENGTHS, LAYOUT)
 def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
-    lengths: list[int], layout: dict[str, int]
+    lengths: list[int], layout: dict[str, Any]
 ) -> None:
     plan = make_plan(lengths, filled=False, **layout)
     assert plan.examples == len(lengths)
@@ -56,7 +57,7 @@ def test_rows_laid_end_to_end_hold_the_same_examples_and_nothing_else(
 
 
 @given(LENGTHS, LAYOUT, st.sampled_from([1.0, 2.5]))
-def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[str, int], epochs: float) -> None:
+def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[str, Any], epochs: float) -> None:
     plan = make_plan(lengths, epochs=epochs, whole_epochs=True, **layout)
     n, size = len(lengths), layout["batch_size"]
     full = int(epochs)
@@ -68,7 +69,7 @@ def test_with_whole_epochs_no_step_crosses_one(lengths: list[int], layout: dict[
 
 @given(LENGTHS, LAYOUT)
 def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
-    lengths: list[int], layout: dict[str, int]
+    lengths: list[int], layout: dict[str, Any]
 ) -> None:
     plan = make_plan(lengths, **layout)
     padded = 0
@@ -87,7 +88,7 @@ def test_rows_hold_the_steps_examples_whole_and_keep_to_their_limits(
 
 
 @given(LENGTHS, LAYOUT)
-def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: dict[str, int]) -> None:
+def test_processes_get_equally_many_micro_batches(lengths: list[int], layout: dict[str, Any]) -> None:
     for step in make_plan(lengths, **layout).steps:
         assert len(step.shares) == layout["world_size"]
         assert len({len(share) for share in step.shares}) == 1
@@ -107,7 +108,7 @@ def test_processes_compute_nearly_equally_much() -> None:
 
 
 @given(LENGTHS, LAYOUT, st.integers(1, 20_000))
-def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layout: dict[str, int], limit: int) -> None:
+def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layout: dict[str, Any], limit: int) -> None:
     plan = make_plan(lengths, max_tokens=limit, **layout)
     last = sum(lengths[i] for i in plan.steps[-1].examples)
     assert plan.real_tokens >= limit > plan.real_tokens - last
@@ -117,10 +118,10 @@ def test_max_tokens_ends_with_the_step_that_reaches_it(lengths: list[int], layou
 
 @given(LENGTHS, LAYOUT)
 def test_layout_and_number_of_processes_do_not_change_what_a_step_reads(
-    lengths: list[int], layout: dict[str, int]
+    lengths: list[int], layout: dict[str, Any]
 ) -> None:
     plan = make_plan(lengths, epochs=2, **layout)
-    plain = {**layout, "row_tokens": 1, "micro_batch_tokens": 1, "world_size": 1}
+    plain: dict[str, Any] = {**layout, "row_tokens": 1, "micro_batch_tokens": 1, "world_size": 1}
     assert [s.examples for s in plan.steps] == [s.examples for s in make_plan(lengths, epochs=2, **plain).steps]
 
 
@@ -136,7 +137,7 @@ def test_padding_is_at_most_five_percent(low: int, high: int, row_tokens: int) -
 
 
 def test_each_epoch_and_each_seed_draws_its_own_order() -> None:
-    shape = {"batch_size": 50, "row_tokens": 50, "micro_batch_tokens": 500, "epochs": 2}
+    shape: dict[str, Any] = {"batch_size": 50, "row_tokens": 50, "micro_batch_tokens": 500, "epochs": 2}
     two, other = (make_plan([5] * 50, seed=seed, **shape) for seed in (0, 1))
     first, second = (step.examples for step in two.steps)
     assert len({first, second, other.steps[0].examples, tuple(range(50))}) == 4
@@ -144,7 +145,13 @@ def test_each_epoch_and_each_seed_draws_its_own_order() -> None:
 
 def test_grouping_by_length_fills_less_and_draws_the_order_of_steps_anew() -> None:
     lengths = [rng("lengths", i).choice([40, 60, 80, 130, 180]) for i in range(2000)]
-    settings = {"batch_size": 16, "row_tokens": 1, "micro_batch_tokens": 10**6, "seed": 3, "epochs": 2.0}
+    settings: dict[str, Any] = {
+        "batch_size": 16,
+        "row_tokens": 1,
+        "micro_batch_tokens": 10**6,
+        "seed": 3,
+        "epochs": 2.0,
+    }
     grouped = make_plan(lengths, group_by_length=True, **settings)
     mixed = make_plan(lengths, group_by_length=False, **settings)
     spread = [max(lengths[i] for i in step.examples) - min(lengths[i] for i in step.examples) for step in grouped.steps]

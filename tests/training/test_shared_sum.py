@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,17 +35,17 @@ def in_order(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return total
 
 
-def each_process(work, folder: Path):
+def each_process(work: Any, folder: Path) -> Any:
     """``work(rank)`` of every process, by the group's own gathering."""
 
-    def run(_):
+    def run(_: Any) -> Any:
         return Group().gather(work(Group().rank))
 
     return run_forked(run, processes=PROCESSES, threads=1, folder=folder)
 
 
 def test_sums_have_the_same_bits_everywhere_whatever_their_size_and_type(tmp_path: Path) -> None:
-    def work(rank: int):
+    def work(rank: int) -> Any:
         sums = shared_sum.current()
         assert sums is not None
         kinds = [(size, dtype) for size in SIZES for dtype in (torch.float32, torch.float64, torch.bfloat16)]
@@ -59,7 +60,7 @@ def test_sums_have_the_same_bits_everywhere_whatever_their_size_and_type(tmp_pat
 
 
 def test_nobody_overtakes_a_sum_that_another_still_reads(tmp_path: Path) -> None:
-    def work(rank: int):
+    def work(rank: int) -> Any:
         sums, wait = shared_sum.current(), random.Random(rank)
         assert sums is not None
         wrong = 0
@@ -75,7 +76,7 @@ def test_nobody_overtakes_a_sum_that_another_still_reads(tmp_path: Path) -> None
 
 
 def test_a_group_adds_up_numbers_and_gradients_and_one_process_is_a_group_too(tmp_path: Path) -> None:
-    def work(rank: int):
+    def work(rank: int) -> Any:
         group = Group()
         layer = torch.nn.Linear(2, 2)
         if rank:  # a process without work has no gradient
@@ -93,7 +94,7 @@ def test_a_group_adds_up_numbers_and_gradients_and_one_process_is_a_group_too(tm
 def test_without_shared_memory_three_processes_add_up_in_the_same_order(tmp_path: Path) -> None:
     """What torchrun's processes do (``loop._mean_in_order``), with gloo."""
 
-    def work(rank: int):
+    def work(rank: int) -> Any:
         mean = _mean_in_order(numbers(rank, 1000)).wait()
         return bool(torch.equal(mean, in_order(1000) / PROCESSES))
 
@@ -101,7 +102,7 @@ def test_without_shared_memory_three_processes_add_up_in_the_same_order(tmp_path
 
 
 def test_who_waits_for_a_process_that_has_failed_is_ended(tmp_path: Path) -> None:
-    def work(_):
+    def work(_: Any) -> None:
         sums = shared_sum.current()
         assert sums is not None
         if Group().rank == 1:

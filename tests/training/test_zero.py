@@ -73,7 +73,7 @@ def test_zero_in_bfloat16_keeps_coefficients_and_master_weights_in_float32_and_r
     half: Path, dialogues: Maker, tmp_path: Path
 ) -> None:
     examples, cfg = dialogues(16), params()
-    options = {"scratch": tmp_path / "scratch", "seed": 3, "threads": 1}
+    options: dict[str, Any] = {"scratch": tmp_path / "scratch", "seed": 3, "threads": 1}
     whole = finetune(half, examples, tmp_path / "whole", cfg, **options)
 
     encoded, _ = encode_examples(examples, ChatFormat.load(half), cfg.max_length)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, mean_and_error
 from selfimprove.core.seeds import SeedKey
@@ -112,7 +113,7 @@ def _both(
     return sequential.model_copy(update={"run": "sequential"}), parallel.model_copy(update={"run": "parallel"})
 
 
-def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -> dict[str, object]:
+def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -> dict[str, Any]:
     """What a collection gave: first attempts right, unreadable; episodes solved, blocked; samples in all.
 
     ``shortened_prompts``: share of turns whose prompt left out what ``window``, the ``context_window``, shows;

@@ -105,7 +105,7 @@ def test_hostile_text_stays_text(name: str, tmp_path: Path) -> None:
     build(tmp_path / "run", tmp_path / "out")
     for path in (tmp_path / "out").glob("*.html"):
         page = read_html(path)
-        assert all(attributes.get("src", "").startswith("assets/") for tag, attributes in page.tags if tag == "script")
+        assert all(attributes.get("src", "").startswith("assets/") for tag, attributes in page.tags if tag == "script")  # type: ignore[union-attr]
         assert not [tag for tag, _ in page.tags if tag in ("img", "svg", "iframe", "object")]
         assert not [key for _, attributes in page.tags for key in attributes if key.startswith("on")]
         assert not [one for _, one in page.tags if (one.get("href") or "").startswith("javascript:")]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ def test_logprobs_are_the_models_untempered_and_unfiltered(engine: TransformersE
         drawn = ids if completion.finish == "length" else [*ids, engine.chat.end_id]
         table = full_forward(folder, prompt_ids(engine, request), drawn)
         expected = table[torch.arange(len(drawn)), drawn]
-        np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs, expected.numpy(), atol=1e-5)  # type: ignore[arg-type]
 
 
 def test_greedy_equals_transformers_own_generate(engine: TransformersEngine, folder: Path) -> None:
@@ -249,7 +250,7 @@ def test_allowed_outputs_are_the_only_ones_and_keep_their_proportions(engine: Tr
     completion = next(c for c in completions if c.text == completions[0].text)
     drawn = [*(completion.token_ids or []), engine.chat.end_id]
     table = full_forward(folder, prompt_ids(engine, ask(3)), drawn)
-    np.testing.assert_allclose(completion.logprobs, table[torch.arange(len(drawn)), drawn].numpy(), atol=1e-5)
+    np.testing.assert_allclose(completion.logprobs, table[torch.arange(len(drawn)), drawn].numpy(), atol=1e-5)  # type: ignore[arg-type]
     beside = run(engine, [ask(1), ask(3, n=60, allowed=allowed, max_tokens=20)])
     assert beside[1] == completions
     assert beside[0] == run(engine, [ask(1)])[0]
@@ -348,7 +349,7 @@ def test_a_prompt_as_long_as_the_room_fits(engine: TransformersEngine) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"allowed": []}, {"n": -1}]
 )
-def test_senseless_requests_are_refused(engine: TransformersEngine, wrong: dict[str, object]) -> None:
+def test_senseless_requests_are_refused(engine: TransformersEngine, wrong: dict[str, Any]) -> None:
     with pytest.raises(EngineError):
         run(engine, [ask(1, **wrong)])
 

@@ -1,5 +1,7 @@
 """What the tests of the text kitchen play: a small room with chosen things, and a way through it."""
 
+from typing import Any
+
 from selfimprove.envs.alfworld.kitchen_games import KitchenGame
 from selfimprove.envs.alfworld.kitchen_rules import Scene, command, deeds, do, first_scene
 from selfimprove.envs.alfworld.kitchen_things import Goal
@@ -7,7 +9,7 @@ from selfimprove.envs.alfworld.kitchen_things import Goal
 ROOM = ("cabinet 2", "cabinet 1", "countertop 1", "drawer 1", "fridge 1", "microwave 1", "sinkbasin 1")
 
 
-def game(kind: str, thing: str, place: str, **where: str) -> KitchenGame:
+def game(kind: Any, thing: Any, place: Any, **where: str) -> KitchenGame:
     """A room with these things: ``apple_1="fridge 1"``."""
     names = tuple(name.replace("_", " ") for name in where)
     return KitchenGame(

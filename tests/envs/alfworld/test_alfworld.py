@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from selfimprove.envs.registry import listed_env
 
 
 @pytest.mark.parametrize("task", range(0, 600, 7))
-def test_a_problem_says_what_the_kitchens_game_says(task):
+def test_a_problem_says_what_the_kitchens_game_says(task: Any) -> None:
     game = make_game(3, task)
     text = problem(game)
     assert text.count("(") == text.count(")")
@@ -48,14 +50,14 @@ def test_a_problem_says_what_the_kitchens_game_says(task):
         (Goal("pick_two", "egg", "fridge"), ["inReceptacle ?p ?r", "not (= ?o ?p)"]),
     ],
 )
-def test_each_of_the_six_types_has_its_goal(goal, facts):
+def test_each_of_the_six_types_has_its_goal(goal: Any, facts: Any) -> None:
     formula = goal_formula(goal)
     assert formula.startswith("(exists (")
     assert all(fact in formula for fact in facts)
     assert formula.count("(") == formula.count(")")
 
 
-def test_games_are_numbered_as_the_kitchens(tmp_path):
+def test_games_are_numbered_as_the_kitchens(tmp_path: Path) -> None:
     games, kitchen = GeneratedGames(0, ["pick_and_place"], "tomato", "microwave"), None
     kitchen = Kitchen(0, ["pick_and_place"], "tomato", "microwave")
     for split in (None, "train", "valid"):
@@ -70,7 +72,14 @@ def test_games_are_numbered_as_the_kitchens(tmp_path):
         GeneratedGames(0, KINDS, "piano", None)
 
 
-def plant(folder, name, task_type="pick_heat_then_place_in_recep", made=None, problem="(problem)", **wanted):
+def plant(
+    folder: Path,
+    name: Any,
+    task_type: str = "pick_heat_then_place_in_recep",
+    made: Any = None,
+    problem: str = "(problem)",
+    **wanted: Any,
+) -> None:
     trial = folder / name
     trial.mkdir(parents=True)
     wanted = {"object_target": "Egg", "parent_target": "Fridge", "toggle_target": "", "object_sliced": False} | wanted
@@ -81,7 +90,7 @@ def plant(folder, name, task_type="pick_heat_then_place_in_recep", made=None, pr
         (trial / "game.tw-pddl").write_text(json.dumps(made))
 
 
-def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path):
+def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path: Path) -> None:
     grammar = '{"task": [{"rhs": "Your task is to: heat some egg and put it in fridge."}]}'
     plant(tmp_path, "valid_seen/b", made={"pddl_problem": "(made)", "grammar": grammar, "solvable": True})
     plant(tmp_path, "train/a")
@@ -109,12 +118,12 @@ def test_a_game_set_is_read_in_the_order_of_its_paths(tmp_path):
 @pytest.mark.parametrize(
     "grammar", ["", "Your task is to: #evil#.", "Your task is to: {__import__('os')}.", "Your task is to: " + "x" * 300]
 )
-def test_only_a_plain_sentence_is_taken_from_a_games_grammar(tmp_path, grammar):
+def test_only_a_plain_sentence_is_taken_from_a_games_grammar(tmp_path: Path, grammar: str) -> None:
     plant(tmp_path, "a", made={"pddl_problem": "(x)", "grammar": grammar, "solvable": True})
     assert "egg" in DownloadedGames(tmp_path).game(0).sentence
 
 
-def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path):
+def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no folder; name the one that alfworld-download filled"):
         DownloadedGames(tmp_path / "missing")
     with pytest.raises(UserError, match="holds no ALFWorld games"):
@@ -125,7 +134,7 @@ def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path):
         DownloadedGames(tmp_path)
 
 
-def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path):
+def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path: Path) -> None:
     path = tmp_path / "kept" / "black.json"
     Blacklist(path).add("b", "it hung")
     again = Blacklist(path)
@@ -139,7 +148,7 @@ def test_the_blacklist_is_kept_whole_and_never_in_the_game_set(tmp_path):
         Blacklist(path)
 
 
-def test_games_on_the_blacklist_are_no_tasks():
+def test_games_on_the_blacklist_are_no_tasks() -> None:
     black = Blacklist()
     black.add("kitchen-0-0", "it hung")
     env = AlfWorld(kinds=["pick_and_place"], blacklist=black)
@@ -147,7 +156,7 @@ def test_games_on_the_blacklist_are_no_tasks():
     assert list(AlfWorld(kinds=["pick_and_place"]).task_ids("train"))[:2] == [0, 6]
 
 
-def test_what_is_missing_is_told_with_the_remedy(tmp_path):
+def test_what_is_missing_is_told_with_the_remedy(tmp_path: Path) -> None:
     env = AlfWorld(process=AlfWorldProcess(tmp_path / "python"))
     with pytest.raises(UserError, match=r"run 'make env-alfworld', or set reflect_rl.env.backend: kitchen"):
         env.reset(0)
@@ -168,14 +177,14 @@ def test_what_is_missing_is_told_with_the_remedy(tmp_path):
         ({"thing": "piano"}, "no game has the asked-for thing"),
     ],
 )
-def test_options_that_can_not_be_are_the_users_error(options, message):
+def test_options_that_can_not_be_are_the_users_error(options: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         AlfWorld(**options)
     with pytest.raises(UserError, match="there is no split 'test'"):
-        AlfWorld().task_ids("test")
+        AlfWorld().task_ids("test")  # type: ignore[arg-type]
 
 
-def test_a_plan_is_explained_in_the_kitchens_words():
+def test_a_plan_is_explained_in_the_kitchens_words() -> None:
     game = GeneratedGames(0, KINDS, None, None).game(3)
     kitchen = Kitchen()
     kitchen.reset(3)
@@ -186,11 +195,11 @@ def test_a_plan_is_explained_in_the_kitchens_words():
     assert explained(game, ["use desklamp 1", "slice egg 1 with knife 2", "close fridge 1", "look"][:1])
 
 
-def test_the_params_choose_the_backend(tmp_path):
+def test_the_params_choose_the_backend(tmp_path: Path) -> None:
 
     env = listed_env(name="alfworld", backend="textworld").make()
     kitchen = listed_env(name="alfworld").make()
     assert list(env.task_ids()) == list(kitchen.task_ids())
-    assert type(env._game).__name__ == "AlfWorld"
+    assert type(env._game).__name__ == "AlfWorld"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="no folder"):
         listed_env(name="alfworld", backend="textworld", games=str(tmp_path / "missing")).make()

@@ -14,7 +14,7 @@ from selfimprove.envs.alfworld.kitchen_things import KINDS, LAMP
 from tests.envs.alfworld.kitchen_rooms import follow, game
 
 
-def test_planner_wins_every_game_within_max_turns():
+def test_planner_wins_every_game_within_max_turns() -> None:
     env, lengths = Kitchen(), set()
     for task in [*TRAIN[::7], *VALID]:
         env.reset(task)
@@ -29,7 +29,7 @@ def test_planner_wins_every_game_within_max_turns():
     assert max(lengths) <= 11
 
 
-def test_planner_wins_from_wherever_a_wanderer_got_to():
+def test_planner_wins_from_wherever_a_wanderer_got_to() -> None:
     env, chance = Kitchen(max_turns=60), random.Random(3)
     for task in range(240):
         env.reset(task)
@@ -44,7 +44,7 @@ def test_planner_wins_from_wherever_a_wanderer_got_to():
 
 
 @pytest.mark.parametrize("task", [0, 1, 2, 3, 4, 5])
-def test_no_shorter_way_exists(task: int):
+def test_no_shorter_way_exists(task: int) -> None:
     """A search over everything but what can't matter, in a small room, from the start and from a full hand."""
     kind = KINDS[task]
     place = LAMP if kind == "look_in_light" else "countertop"
@@ -69,14 +69,14 @@ def test_no_shorter_way_exists(task: int):
         assert len(plan(played, scene)) == found
 
 
-def test_what_was_brought_too_soon_is_fetched_again():
+def test_what_was_brought_too_soon_is_fetched_again() -> None:
     played = game("clean", "mug", "cabinet", mug_1="countertop 1")
     way = ("go to countertop 1", "take mug 1 from countertop 1", "go to cabinet 1", "open cabinet 1")
     dirty = follow(played, *way, "move mug 1 to cabinet 1")[-1][0]
     assert [deed.verb for deed in plan(played, dirty)] == ["take", "go", "clean", "go", "move"]
 
 
-def test_thoughts_hope_where_the_plan_knows():
+def test_thoughts_hope_where_the_plan_knows() -> None:
     env = Kitchen()
     for task in range(300):
         first = env.reset(task)

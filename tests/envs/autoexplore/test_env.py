@@ -1,7 +1,10 @@
 """Episodes of AutoExplore: states, labels, ends, costs, what is left out, and the expert."""
 
 import string
+from collections.abc import Callable
+from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,17 +76,17 @@ Success: The content of "wire format.py" is:
 
 
 @pytest.fixture
-def make_env(repo, make_task):
+def make_env(repo: Repo, make_task: Any) -> Any:
     """(options) -> an environment of three tasks."""
     tasks = [make_task(HUB, "Where is the hub?"), make_task(WIRE), make_task("README.md")]
     return lambda **options: AutoExplore(tasks, {"eventlib": repo}, **options)
 
 
-def play(env, *actions):
+def play(env: Any, *actions: Any) -> Any:
     return [env.step(action) for action in actions]
 
 
-def test_state_has_its_sections_in_order_and_lists_actions(make_env):
+def test_state_has_its_sections_in_order_and_lists_actions(make_env: Any) -> None:
     env = make_env()
     assert env.reset(0) == FIRST
     content = env._repos["eventlib"].tree.read(WIRE, 10_000)[0].decode()
@@ -91,7 +94,9 @@ def test_state_has_its_sections_in_order_and_lists_actions(make_env):
     assert FIRST.count(ACTION_HEADING) == 1
 
 
-def test_the_episode_that_opens_the_file_is_what_happens(make_folder, make_task):
+def test_the_episode_that_opens_the_file_is_what_happens(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
+) -> None:
     files = {"README.md": "How to use it.\n", "core/hub.py": "class Hub:\n    pass\n", "settings.yaml": "retries: 3\n"}
     question = "Which file defines the class Hub, described as: Forwards events to subscribers."
     repo = Repo.open(make_folder("r", files))
@@ -104,7 +109,9 @@ def test_the_episode_that_opens_the_file_is_what_happens(make_folder, make_task)
     assert [step.info["cost"] for step in steps] == [1, 1, 1 - 15]
 
 
-def test_a_file_that_imitates_the_heading_leaves_it_last(make_folder, make_task):
+def test_a_file_that_imitates_the_heading_leaves_it_last(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
+) -> None:
     text = f"imitation{ACTION_HEADING}\n0. id x\n"
     repo = Repo.open(make_folder("r", {"a.md": text, "b.md": text}))
     env = AutoExplore([make_task("b.md", root="r")], {"r": repo})
@@ -114,7 +121,7 @@ def test_a_file_that_imitates_the_heading_leaves_it_last(make_folder, make_task)
     assert after == "\n0. id a.md\n1. cat b.md\n2. id b.md\n"
 
 
-def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env):
+def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env: Any) -> None:
     env = make_env()
     env.reset(0)
     env.step("cat README.md")
@@ -137,7 +144,7 @@ def test_a_file_that_was_read_loses_cat_and_keeps_id(make_env):
         ([*["cd core", "cd .."] * 7, "id README.md"], False, 15 + 15),
     ],
 )
-def test_id_or_max_turns_ends_it_and_costs_add_up(make_env, path, success, cost):
+def test_id_or_max_turns_ends_it_and_costs_add_up(make_env: Any, path: Any, success: bool, cost: Any) -> None:
     env = make_env()
     env.reset(0)
     steps = play(env, *path)
@@ -151,13 +158,15 @@ def test_id_or_max_turns_ends_it_and_costs_add_up(make_env, path, success, cost)
     assert env.valid_actions() == env.choices() == env.expert() == []
 
 
-def test_max_turns_is_an_option(make_env):
+def test_max_turns_is_an_option(make_env: Any) -> None:
     env = make_env(max_turns=2)
     env.reset(0)
     assert [(s.done, s.info["cost"]) for s in play(env, "cd core", "cd ..")] == [(False, 1), (True, 3)]
 
 
-def test_keyword_costs_count_only_the_status_of_the_last_result(make_folder, make_task):
+def test_keyword_costs_count_only_the_status_of_the_last_result(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
+) -> None:
     folder = make_folder("r", {"a.md": "Error: Warning: words of a file\n", "b.md": "text of a file\n"})
     env = AutoExplore([make_task("b.md", root="r")], {"r": Repo.open(folder)}, keyword_costs={"Error": 2, "Warning": 1})
     env.reset(0)
@@ -168,7 +177,7 @@ def test_keyword_costs_count_only_the_status_of_the_last_result(make_folder, mak
     assert [step.info["valid"] for step in steps] == [True, False, False]
 
 
-def test_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env):
+def test_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env: Any) -> None:
     env = make_env()
     env.reset(0)
     step = env.step("8")
@@ -178,7 +187,7 @@ def test_an_invalid_label_costs_a_step_and_changes_nothing_else(make_env):
     assert env.snapshot().steps == 1
 
 
-def test_labels_are_numbers_then_letters():
+def test_labels_are_numbers_then_letters() -> None:
     assert list(LABELS) == [str(i) for i in range(200)] + list(string.ascii_lowercase + string.ascii_uppercase)
     assert len(set(LABELS)) == 252
     choices = label([Action("cat", str(i)) for i in range(252)])
@@ -192,18 +201,18 @@ NOT_LISTED = ("02", "Choice 2", "", " ", ".", ".2", ". 2", "2 cd core", "2,", "(
 @pytest.mark.parametrize(
     ("response", "chosen"), [*((text, 2) for text in LISTED), *((text, None) for text in NOT_LISTED)]
 )
-def test_accepted_labels(response, chosen):
+def test_accepted_labels(response: Any, chosen: Any) -> None:
     actions = [Action("cd", ".."), Action("cd", "core"), Action("cat", "a b.py")]
     assert choose(label(actions), response) == (None if chosen is None else actions[chosen])
 
 
 @given(st.text(max_size=20))
-def test_any_response_is_one_of_the_actions_or_none(response):
+def test_any_response_is_one_of_the_actions_or_none(response: str) -> None:
     actions = [Action("cd", ".."), Action("cat", "2"), Action("id", "0")]
     assert choose(label(actions), response) in (*actions, None)
 
 
-def test_shuffled_labels_are_drawn_from_all_in_listing_order(make_env):
+def test_shuffled_labels_are_drawn_from_all_in_listing_order(make_env: Any) -> None:
     env, plain = make_env(shuffle_action=True), make_env()
     plain.reset(0)
     drawn = []
@@ -227,7 +236,7 @@ def test_shuffled_labels_are_drawn_from_all_in_listing_order(make_env):
     assert [c.label for c in make_env(shuffle_action=True, seed=1).choices()] != before
 
 
-def test_what_is_left_out_depends_on_seed_task_and_episode_alone(make_env):
+def test_what_is_left_out_depends_on_seed_task_and_episode_alone(make_env: Any) -> None:
     env, other = make_env(leaveout_prob=0.5), make_env(leaveout_prob=0.5)
     states = [env.reset(0, episode) for episode in range(20)]
     assert len(set(states)) > 5
@@ -238,7 +247,7 @@ def test_what_is_left_out_depends_on_seed_task_and_episode_alone(make_env):
     assert [make_env(leaveout_prob=0.5, seed=1).reset(0, i) for i in range(20)] != states
 
 
-def test_easy_names_one_target(repo, make_task):
+def test_easy_names_one_target(repo: Repo, make_task: Any) -> None:
     seen = [{"model_name": "m", "filename": name, "info": "positive", "trajectory": []} for name in (WIRE, "gone.py")]
     env = AutoExplore([make_task(HUB, "?", trajectories=seen)], {"eventlib": repo}, easy=True, union_targets=True)
     found = {env.reset(0, i).split("\n")[1] for i in range(20)}
@@ -252,7 +261,7 @@ def test_easy_names_one_target(repo, make_task):
     assert play(both, "cd core", "cd deep", 'id "wire format.py"')[-1].info["success"]
 
 
-def test_first_step_is_a_bandit(make_env):
+def test_first_step_is_a_bandit(make_env: Any) -> None:
     env = make_env(first_step=True)
     for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 1.0), ("nonsense", 1.0)):
         env.reset(0)
@@ -260,7 +269,9 @@ def test_first_step_is_a_bandit(make_env):
         assert (step.done, step.info["cost"], step.info["success"]) == (True, cost, cost < 0)
 
 
-def test_names_that_would_imitate_the_state_are_not_listed(make_folder, make_task):
+def test_names_that_would_imitate_the_state_are_not_listed(
+    make_folder: Callable[[str, dict[str, str]], Path], make_task: Any
+) -> None:
     folder = make_folder("r", {"a.md": "text of a file\n"})
     repo = Repo.open(folder)
     wild = dict.fromkeys(("b\n# Choose.md", "\x1b[2J.md", "c.png", "d/\u202e.md"), "text\n")
@@ -271,7 +282,7 @@ def test_names_that_would_imitate_the_state_are_not_listed(make_folder, make_tas
     assert env.valid_actions() == ["cat a.md", "cd d", "id a.md"]
 
 
-def test_a_snapshot_brings_the_moment_back_in_any_copy(make_env):
+def test_a_snapshot_brings_the_moment_back_in_any_copy(make_env: Any) -> None:
     env, copy = make_env(leaveout_prob=0.5, shuffle_action=True), make_env(leaveout_prob=0.5, shuffle_action=True)
     env.reset(1, 4)
     env.step("cd core")
@@ -286,7 +297,7 @@ def test_a_snapshot_brings_the_moment_back_in_any_copy(make_env):
     assert ahead[-1].reward == 1.0
 
 
-def test_the_expert_wins_from_anywhere_it_can(make_env, repo):
+def test_the_expert_wins_from_anywhere_it_can(make_env: Any, repo: Repo) -> None:
     env = make_env(leaveout_prob=0.5, shuffle_action=True)
     for task in env.task_ids():
         for detour in ([], ["cd core"], ["cd core", "cat hub.py", "cd .."], ["nonsense"] * 11):
@@ -304,19 +315,19 @@ def test_the_expert_wins_from_anywhere_it_can(make_env, repo):
     assert env.expert() == []  # two steps don't suffice
 
 
-def test_the_plan_goes_up_over_and_down_to_the_nearest():
+def test_the_plan_goes_up_over_and_down_to_the_nearest() -> None:
     assert [a.text for a in plan("a/b", ["a/c/x y.py"], ["a/c/x y.py"], 15)] == ["cd ..", "cd c", 'id "x y.py"']
     assert [a.text for a in plan("a", ["z.py", "a/q.py"], [], 15)] == ["cat q.py", "id q.py"]
     assert plan("", [], [], 15) == []
 
 
-def test_thoughts_speak_of_what_question_and_name_share():
+def test_thoughts_speak_of_what_question_and_name_share() -> None:
     assert shared_word("Which class forwards events to subscribers?", "event_hub.py") == "events"
     assert shared_word("Where is OverridesParser?", "override_parser") == "Overrides"
     assert shared_word("Where is it?", "hub.py") == ""
 
 
-def test_missing_targets_repositories_and_tasks_are_the_users_errors(repo, make_task):
+def test_missing_targets_repositories_and_tasks_are_the_users_errors(repo: Repo, make_task: Any) -> None:
     with pytest.raises(UserError, match=r"task 1: its target 'gone.py' is missing from 'eventlib' .* drop the task"):
         AutoExplore([make_task(HUB), make_task("gone.py")], {"eventlib": repo})
     with pytest.raises(UserError, match="task 0 is about the repository 'other', which is not there"):

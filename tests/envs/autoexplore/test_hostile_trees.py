@@ -9,6 +9,7 @@ import shutil
 import sys
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -44,12 +45,12 @@ NAMES = [
 OUTSIDE = ["secret.py", "vault", "vault/secret.py", "pipe"]
 
 
-def watch_process():
+def watch_process() -> Any:
     """An audit hook that can't be removed, so it is installed once and sleeps while nothing is watched."""
     seen: list[tuple[str, tuple]] = []
     state = {"on": False}
 
-    def hook(event, arguments):
+    def hook(event: Any, arguments: Any) -> None:
         if state["on"]:
             seen.append((event, arguments))
 
@@ -101,7 +102,7 @@ command = st.one_of(
 )
 
 
-def build(root: Path, planted) -> None:
+def build(root: Path, planted: Any) -> None:
     """A folder with the planted things; where two want the same place, the first has it."""
     root.mkdir()
     (root / "self").symlink_to("self")
@@ -143,7 +144,7 @@ def state_of(folder: Path) -> list:
     return sorted(found)
 
 
-def spell(word: str, planted, ground: Path, cwd: str) -> str:
+def spell(word: str, planted: Any, ground: Path, cwd: str) -> str:
     """An operand in this tree: places filled in, and the name of a planted thing, from here or with the root's path."""
     for form, path in (("{planted}", None), ("{under root}", str(ground / "root"))):
         if word.startswith(form):
@@ -167,7 +168,7 @@ def check_events(root: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory):
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "outside" / "vault").mkdir(parents=True)
     for secret in ("secret.py", "vault/secret.py", "a.py", SECRET):
@@ -176,7 +177,7 @@ def ground(tmp_path_factory):
     return folder
 
 
-def test_ten_thousand_commands_in_hostile_trees(ground):
+def test_ten_thousand_commands_in_hostile_trees(ground: Path) -> None:
     ran = {"commands": 0, "successes": 0, "files read": 0}
 
     @settings(
@@ -188,7 +189,7 @@ def test_ten_thousand_commands_in_hostile_trees(ground):
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
     @given(plants, st.lists(command, min_size=PER_TREE, max_size=PER_TREE), st.sampled_from([0.0, 0.3]))
-    def hold(planted, commands, leaveout):
+    def hold(planted: Any, commands: Any, leaveout: float) -> None:
         root = ground / "root"
         shutil.rmtree(root, ignore_errors=True)
         build(root, planted)
@@ -231,12 +232,12 @@ def test_ten_thousand_commands_in_hostile_trees(ground):
     assert ran["files read"] > 400
 
 
-def test_a_folder_that_is_swapped_for_a_link_while_the_tree_is_listed_is_not_followed(tmp_path):
+def test_a_folder_that_is_swapped_for_a_link_while_the_tree_is_listed_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret").write_text("x")
     (tmp_path / "tree/sub/deep").mkdir(parents=True)
 
-    def swap(path, name, kind):
+    def swap(path: Path, name: Any, kind: Any) -> bool:
         if name == "sub":
             (path / "deep").rmdir()
             path.rmdir()

@@ -3,6 +3,9 @@
 import asyncio
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +37,7 @@ TEXT = "plain words of some length " * 20
 ONE = "QUERY: Where are events passed on?\nANSWER: In the class Hub.\n"
 
 
-def make(engine, repos, seed=0, **options):
+def make(engine: Any, repos: Any, seed: int = 0, **options: Any) -> Any:
     return asyncio.run(make_llm_tasks(engine, repos, seed, Asking(**options), model="teacher"))
 
 
@@ -46,13 +49,13 @@ def make(engine, repos, seed=0, **options):
         *((f"a.{suffix}", "text") for suffix in ("md", "yaml", "json", "txt")),
     ],
 )
-def test_each_kind_of_file_has_its_prompt(path, kind):
+def test_each_kind_of_file_has_its_prompt(path: Any, kind: Any) -> None:
     assert kind_of(path) == kind
     assert len({PROMPTS[kind], *PROMPTS.values()}) == 3
     assert "QUERY" in PROMPTS[kind]
 
 
-def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo):
+def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo: Repo) -> None:
     [shown] = [excerpt for excerpt in excerpts(repo, 0) if excerpt.path == "core/hub.py"]
     [message] = prompt(repo, shown, 3)
     assert message.role == "user"
@@ -60,7 +63,9 @@ def test_the_prompt_holds_the_repository_the_path_and_the_excerpt(repo):
     assert message.content.endswith(f"Repository: eventlib\nFile: core/hub.py\nContent:\n{shown.text}")
 
 
-def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(make_folder):
+def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(
+    make_folder: Callable[[str, dict[str, str]], Path],
+) -> None:
     word = "word "
     files = {
         "49.txt": (word * 49).strip(),
@@ -81,7 +86,7 @@ def test_excerpts_have_fifty_to_two_thousand_tokens_tables_twenty_lines(make_fol
     assert shown["long.csv"] == "\n".join(files["long.csv"].split("\n")[:20])
 
 
-def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder):
+def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     repo = Repo.open(make_folder("r", {f"{i}.txt": TEXT for i in range(130)}))
     drawn = [[excerpt.path for excerpt in excerpts(repo, seed)] for seed in (0, 0, 1)]
     assert len(set(drawn[0])) == 100
@@ -112,7 +117,7 @@ def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder):
         ("", []),
     ],
 )
-def test_answers_are_read_whole_and_once(text, pairs):
+def test_answers_are_read_whole_and_once(text: Any, pairs: Any) -> None:
     assert parse_pairs(text) == [Pair(*pair) for pair in pairs]
 
 
@@ -120,12 +125,12 @@ line = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), m
 
 
 @given(st.lists(st.tuples(line, line), max_size=5), st.sampled_from(["{}:", "{} {n}:", "**{}**:", "{n}. {}:"]))
-def test_what_a_model_writes_in_the_form_is_read_back(pairs, form):
+def test_what_a_model_writes_in_the_form_is_read_back(pairs: Any, form: str) -> None:
     text = "".join(
         f"{form.format('QUERY', n=n)} q{query}q\n{form.format('ANSWER', n=n)} a{answer}a\n"
         for n, (query, answer) in enumerate(pairs)
     )
-    wanted = {}
+    wanted: dict[str, Any] = {}
     for query, answer in pairs:
         plain = " ".join(f"q{query}q".split())
         wanted.setdefault(plain.casefold(), Pair(plain, " ".join(f"a{answer}a".split())))
@@ -135,7 +140,7 @@ def test_what_a_model_writes_in_the_form_is_read_back(pairs, form):
 
 
 @given(st.text(max_size=300))
-def test_any_text_is_read(text):
+def test_any_text_is_read(text: str) -> None:
     for query, answer in parse_pairs(text):
         assert query
         assert answer
@@ -153,14 +158,14 @@ def test_any_text_is_read(text):
         ("It is `hub.py`.", True),
     ],
 )
-def test_questions_that_name_their_target_are_told(query, named):
+def test_questions_that_name_their_target_are_told(query: str, named: bool) -> None:
     assert names_file(query, "core/hub.py") is named
 
 
-def test_tasks_of_any_engine_name_file_way_and_model(repo):
+def test_tasks_of_any_engine_name_file_way_and_model(repo: Repo) -> None:
     seen = []
 
-    def answer(request, index):
+    def answer(request: Any, index: Any) -> str:
         seen.append(request)
         file = request.messages[0].content.split("\nFile: ")[1].split("\n")[0]
         return f"QUERY: What of {len(file)} letters?\nANSWER: 1\nQUERY: Is it {file}?\nANSWER: 2\n"
@@ -179,8 +184,8 @@ def test_tasks_of_any_engine_name_file_way_and_model(repo):
     assert again == made
 
 
-def test_a_question_about_two_files_is_about_neither(repo):
-    def answer(request, index):
+def test_a_question_about_two_files_is_about_neither(repo: Repo) -> None:
+    def answer(request: Any, index: Any) -> Any:
         return ONE + ("QUERY: Only here?\nANSWER: x" if "File: run.sh" in request.messages[0].content else "")
 
     made = make(ScriptedEngine(answer), {"eventlib": repo})
@@ -188,17 +193,17 @@ def test_a_question_about_two_files_is_about_neither(repo):
     assert made.counts["duplicates"] == made.counts["files"] == made.counts["pairs"] - 1
 
 
-def test_what_fails_is_counted_and_costs_nothing_else(repo):
+def test_what_fails_is_counted_and_costs_nothing_else(repo: Repo) -> None:
     class Failing(ScriptedEngine):
-        async def generate(self, request):
+        async def generate(self, request: Any) -> Any:
             if "README" in request.messages[0].content:
                 raise EngineError("no answer")
             return await super().generate(request)
 
-        def fits(self, messages, max_tokens):
+        def fits(self, messages: Any, max_tokens: Any) -> bool:
             return "cities" not in messages[0].content
 
-    def answer(request, index):
+    def answer(request: Any, index: Any) -> Any:
         file = request.messages[0].content.split("\nFile: ")[1].split("\n")[0]
         return "I can't." if file == "run.sh" else f"QUERY: {len(file)}?\nANSWER: x"
 
@@ -207,7 +212,9 @@ def test_what_fails_is_counted_and_costs_nothing_else(repo):
     assert made.counts["tasks"] == len(made.tasks) == made.counts["files"] - 3 > 0
 
 
-def test_nothing_to_ask_and_nothing_answered_are_the_users_error(repo, make_folder):
+def test_nothing_to_ask_and_nothing_answered_are_the_users_error(
+    repo: Repo, make_folder: Callable[[str, dict[str, str]], Path]
+) -> None:
     with pytest.raises(UserError, match="hold no QUERY and ANSWER that can be used; name another model"):
         make(ScriptedEngine(lambda request, index: "no"), {"eventlib": repo})
     short = Repo.open(make_folder("r", {"a.txt": "too short to ask about"}))
@@ -217,14 +224,14 @@ def test_nothing_to_ask_and_nothing_answered_are_the_users_error(repo, make_fold
         gather({("r", "a"): Asked([], Counter(files=1))})
 
     class Refused(ScriptedEngine):
-        async def generate(self, request):
+        async def generate(self, request: Any) -> None:  # type: ignore[override]
             raise UserError("no key")
 
     with pytest.raises(UserError, match="no key"):
         make(Refused(lambda request, index: ONE), {"eventlib": repo})
 
 
-def test_what_was_dropped_is_counted_by_reason(make_folder):
+def test_what_was_dropped_is_counted_by_reason(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     kept = {"a.py": TEXT, "precision.py": TEXT, "doc/b.md": TEXT}
     dropped = {".x.py": "hidden", "_x.py": "hidden", "tests/a.py": "ignored", "ci.yml": "ignored", "é.py": "not ASCII"}
     dropped |= {"a.png": "suffix", "README": "suffix", "s.py": "short"}
@@ -241,7 +248,9 @@ def test_what_was_dropped_is_counted_by_reason(make_folder):
     assert (row.name, row.files, row.bytes) == ("r", 3, 3 * len(TEXT))
 
 
-def test_the_inventory_says_what_was_read_wherever_it_lay(make_folder, tmp_path):
+def test_the_inventory_says_what_was_read_wherever_it_lay(
+    make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
+) -> None:
     [row] = filter_repo(make_folder("x/lib", {"a.py": TEXT, "d/b.py": TEXT})).rows
     shutil.copytree(tmp_path / "x", tmp_path / "y")
     [copied] = filter_repo(tmp_path / "y" / "lib").rows

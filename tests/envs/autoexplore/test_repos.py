@@ -1,7 +1,9 @@
 """Repositories: what the filter keeps, where they come from, what an episode leaves out, and what is refused."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from selfimprove.envs.autoexplore.tree import Leaveout, Tree, View
 TEXT = "plain text of some length\n"
 
 
-def test_filter_keeps_and_drops_by_whole_names(make_folder):
+def test_filter_keeps_and_drops_by_whole_names(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     kept = ["precision.py", "cities.csv", "v1.0/notes.md", "circus/a.py", "testsuite.py", "a.b.c.yaml", "run.sh"]
     dropped = [
         *(".hidden.py", "_private.py", "__init__.py", ".git/a.py", "_build/a.py"),
@@ -24,7 +26,7 @@ def test_filter_keeps_and_drops_by_whole_names(make_folder):
     assert repo.name == "repo"
 
 
-def test_filter_judges_content(make_folder):
+def test_filter_judges_content(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("repo", {"a.py": TEXT, "nine.py": "x" * 9, "ten.py": "x" * 10})
     (folder / "binary.py").write_bytes(b"\xff\xfe\x00" * 20)
     (folder / "mostly.md").write_text("x" * 90 + "é" * 10, encoding="utf-8")
@@ -38,22 +40,22 @@ def test_filter_judges_content(make_folder):
     assert Repo.open(folder).files == ("a.py", "large.txt", "mostly.md", "ten.py")
 
 
-def test_an_episode_needs_no_copy_and_the_listing_cannot_change(repo):
+def test_an_episode_needs_no_copy_and_the_listing_cannot_change(repo: Repo) -> None:
     assert list(repo.tree.folders[""]) == ["README.md", "core", "data", "run.sh", "settings.yaml"]  # sorted
     with pytest.raises(TypeError):
-        repo.tree.folders["new"] = {}
+        repo.tree.folders["new"] = {}  # type: ignore[index]
     with pytest.raises(TypeError):
-        repo.tree.folders[""]["new"] = None
+        repo.tree.folders[""]["new"] = None  # type: ignore[index]
     assert View(repo.tree).entries("") is View(repo.tree).entries("")
 
 
-def test_dot_entries_are_not_listed(make_folder):
+def test_dot_entries_are_not_listed(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     tree = Tree.scan(make_folder("repo", {".env": TEXT, "a.py": TEXT, ".git/config": TEXT}))
     assert list(tree.folders) == [""]
     assert list(tree.folders[""]) == ["a.py"]
 
 
-def test_leave_out_keeps_targets_and_their_ancestors(make_folder):
+def test_leave_out_keeps_targets_and_their_ancestors(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     names = [f"{top}/{i}.py" for top in ("src", "src/deep", "srcs", "docs") for i in range(10)]
     tree = Tree.scan(make_folder("repo", dict.fromkeys(names, TEXT)))
     left, shown_prefix = 0, set()
@@ -72,7 +74,9 @@ def test_leave_out_keeps_targets_and_their_ancestors(make_folder):
     assert list(View(tree, Leaveout.around([], 0.0, 1)).entries("docs")) == list(tree.folders["docs"])
 
 
-def test_any_folder_is_one_repository_or_several(make_folder, tmp_path):
+def test_any_folder_is_one_repository_or_several(
+    make_folder: Callable[[str, dict[str, str]], Path], tmp_path: Path
+) -> None:
     make_folder("many", {"b/x.py": TEXT, "a/deep/y.py": TEXT, "empty/z.png": TEXT})
     assert {name: repo.files for name, repo in open_repos(tmp_path / "many").items()} == {
         "a": ("deep/y.py",),
@@ -84,12 +88,12 @@ def test_any_folder_is_one_repository_or_several(make_folder, tmp_path):
     }
 
 
-def test_python_packages_are_drawn_by_seed_within_bounds(make_folder):
+def test_python_packages_are_drawn_by_seed_within_bounds(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     for package, count in (("small", 2), ("large", 9), *((f"p{i}", 4) for i in range(6))):
         make_folder(f"site/{package}", dict.fromkeys([f"m{i}.py" for i in range(count)], TEXT))
     site = make_folder("site", {"_private/a.py": TEXT, "p1.dist-info/a.txt": TEXT, "single.py": TEXT})
     other = make_folder("other", {"p0/m.py": TEXT})  # an earlier source's p0 counts
-    draw = {"min_files": 3, "max_files": 8, "sources": (site, other, Path("/nowhere"))}
+    draw: dict[str, Any] = {"min_files": 3, "max_files": 8, "sources": (site, other, Path("/nowhere"))}
     drawn = [list(installed_repos(3, seed, **draw)) for seed in range(8)]
     assert drawn[0] == list(installed_repos(3, 0, **draw))
     assert all(names == sorted(names) and set(names) <= {f"p{i}" for i in range(6)} for names in drawn)
@@ -98,13 +102,15 @@ def test_python_packages_are_drawn_by_seed_within_bounds(make_folder):
         installed_repos(7, 0, **draw)
 
 
-def test_this_machine_has_packages_to_explore():
+def test_this_machine_has_packages_to_explore() -> None:
     [(name, repo)] = installed_repos(1, 0).items()
     assert repo.name == name
     assert 5 <= len(repo.files) <= 300
 
 
-def test_nothing_to_explore_is_the_users_error(make_folder, monkeypatch):
+def test_nothing_to_explore_is_the_users_error(
+    make_folder: Callable[[str, dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, files in enumerate([{}, {"a.png": TEXT}, {"tests/a.py": TEXT}, {"short.py": "x"}]):
         folder = make_folder(f"repo{number}", files | {"README": TEXT})
         for read in (Repo.open, open_repos):

@@ -2,6 +2,9 @@
 
 import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,16 +14,16 @@ from selfimprove.envs.autoexplore.tree import Tree, View
 from selfimprove.envs.autoexplore.truncation import first_tokens, max_lines, token_count, truncate
 
 
-def everything(path, name, kind):
+def everything(path: Path, name: Any, kind: Any) -> bool:
     return True
 
 
-def sandbox(folder, keep=everything):
+def sandbox(folder: Path, keep: Any = everything) -> Sandbox:
     return Sandbox(View(Tree.scan(folder, keep)))
 
 
 @pytest.fixture
-def box(make_folder):
+def box(make_folder: Callable[[str, dict[str, str]], Path]) -> Any:
     files = {
         "a.py": "x = 1\n",
         "src/b c.md": "one\ntwo\nthree\n",
@@ -32,7 +35,7 @@ def box(make_folder):
     return sandbox(make_folder("root", files))
 
 
-def test_the_six_commands_answer_success_with_their_output(box):
+def test_the_six_commands_answer_success_with_their_output(box: Any) -> None:
     answers = [
         (["cd", "src"], "Success: Now at src"),
         (["ls"], "Success: The result of ls is:\n'b c.md'\n'deep'"),
@@ -50,7 +53,7 @@ def test_the_six_commands_answer_success_with_their_output(box):
         assert (result.ok, result.text, result.identified) == (True, text, None)
 
 
-def test_id_reports_the_path_from_the_root_however_the_file_was_named(box):
+def test_id_reports_the_path_from_the_root_however_the_file_was_named(box: Any) -> None:
     box.run(["cd", "src"])
     root = box.view.tree.root
     for operand in ("b c.md", '"b c.md"', "./deep/../b c.md", f"{root}/src/b c.md"):
@@ -105,7 +108,7 @@ def test_id_reports_the_path_from_the_root_however_the_file_was_named(box):
         ["id", "a.py", "a.py"],
     ],
 )
-def test_anything_else_is_an_error_that_changes_nothing(box, argv):
+def test_anything_else_is_an_error_that_changes_nothing(box: Any, argv: Any) -> None:
     system = os.getcwd()
     result = box.run(argv)
     assert not result.ok
@@ -118,7 +121,7 @@ def test_anything_else_is_an_error_that_changes_nothing(box, argv):
 @pytest.mark.parametrize(
     "operand", ["..", "../..", "src/../..", "../root/a.py", "/", "/etc/passwd", "{root}x", "//etc"]
 )
-def test_leaving_the_root_is_refused_by_relative_and_absolute_paths(box, name, operand):
+def test_leaving_the_root_is_refused_by_relative_and_absolute_paths(box: Any, name: str, operand: str) -> None:
     root = box.view.tree.root
     result = box.run([name, operand.format(root=root)])
     assert not result.ok
@@ -126,13 +129,13 @@ def test_leaving_the_root_is_refused_by_relative_and_absolute_paths(box, name, o
     assert box.cwd == ""
 
 
-def test_a_refused_path_is_named_from_the_root(box):
+def test_a_refused_path_is_named_from_the_root(box: Any) -> None:
     box.run(["cd", "src/deep"])
     text = "Error: You cannot access file ../x outside the repo! You are now at src/deep"
     assert box.run(["cat", "../../../x"]).text == text
 
 
-def test_links_inside_work_and_links_out_are_not_there(make_folder):
+def test_links_inside_work_and_links_out_are_not_there(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"a/real.py": "inside\n"})
     make_folder("outside", {"secret.py": "secret\n"})
     (folder / "in.py").symlink_to("a/real.py")
@@ -158,7 +161,9 @@ def test_links_inside_work_and_links_out_are_not_there(make_folder):
 
 
 @pytest.mark.parametrize("swap", ["file", "folder", "fifo", "gone"])
-def test_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(make_folder, swap):
+def test_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(
+    make_folder: Callable[[str, dict[str, str]], Path], swap: str
+) -> None:
     folder = make_folder("root", {"src/a.py": "inside\n"})
     outside = make_folder("outside", {"a.py": "secret\n"})
     box = sandbox(folder)
@@ -175,14 +180,14 @@ def test_a_tree_that_changes_after_it_was_listed_leads_nowhere_else(make_folder,
     assert "secret" not in result.text
 
 
-def test_names_are_literal(box):
+def test_names_are_literal(box: Any) -> None:
     for name in ("it's; rm -rf $(x) > y.txt", "-n", "..foo"):
         assert box.run(["id", name]).identified == name
         assert box.run(["cat", name]).ok
     assert box.run(["head", "-n"]).text == "Success: The content of -n is:\ndash\n"
 
 
-def test_where_the_root_lies_is_hidden(make_folder):
+def test_where_the_root_lies_is_hidden(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"a.py": "placeholder\n", "b.py": "placeholder\n"})
     (folder / "a.py").write_text(f"open('{folder}/b.py'); cd {folder}; ls {folder}er; x{folder}/y\n")
     box = sandbox(folder)
@@ -192,11 +197,11 @@ def test_where_the_root_lies_is_hidden(make_folder):
     assert box.run(["cd", f"{folder}/a.py"]).text == "Error: [Errno 20] Not a directory: 'a.py'"
 
 
-def test_two_sandboxes_in_two_threads_do_not_meet(make_folder):
+def test_two_sandboxes_in_two_threads_do_not_meet(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {f"d{i}/f.txt": f"{i}\n" for i in range(2)})
-    tree, seen = Tree.scan(folder), {0: set(), 1: set()}
+    tree, seen = Tree.scan(folder), dict[int, set[Any]]({0: set(), 1: set()})
 
-    def walk(i):
+    def walk(i: Any) -> None:
         box = Sandbox(View(tree))
         for _ in range(200):
             box.run(["cd", f"d{i}"])
@@ -211,7 +216,9 @@ def test_two_sandboxes_in_two_threads_do_not_meet(make_folder):
     assert seen == {i: {f"Success: The content of f.txt is:\n{i}\n"} for i in range(2)}
 
 
-def test_a_folder_that_cannot_be_listed_is_the_users_error(make_folder, monkeypatch):
+def test_a_folder_that_cannot_be_listed_is_the_users_error(
+    make_folder: Callable[[str, dict[str, str]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_folder("root", {"a.py": "x", "b.py": "x"})
     for wrong in (folder / "missing", folder / "a.py", "nul\0"):
         with pytest.raises(UserError, match=r"can't be listed .*; name a folder"):
@@ -225,12 +232,12 @@ def test_a_folder_that_cannot_be_listed_is_the_users_error(make_folder, monkeypa
     ("name", "lines"),
     [("a.py", 1000), ("a.ipynb", 1000), ("a.csv", 5), ("a.tsv", 5), ("a.md", 100), ("a.yml", 100), ("a.sh", 10)],
 )
-def test_files_are_cut_by_lines_according_to_their_suffix(name, lines):
+def test_files_are_cut_by_lines_according_to_their_suffix(name: str, lines: int) -> None:
     assert max_lines(name) == lines
     fits = "\n".join("x" * lines)
     notice = f"\n...\nLarge file, only display first {lines} lines and 500 tokens.\n"
 
-    def show(text, complete=True):
+    def show(text: Any, complete: bool = True) -> Any:
         return truncate(name, text, complete, cut=lambda text, limit: text)
 
     assert show(fits) == fits
@@ -239,7 +246,7 @@ def test_files_are_cut_by_lines_according_to_their_suffix(name, lines):
     assert show(fits, complete=False) == fits + notice
 
 
-def test_any_file_is_cut_at_500_tokens_of_the_given_tokenizer():
+def test_any_file_is_cut_at_500_tokens_of_the_given_tokenizer() -> None:
     text = " ".join(["word"] * 501)
     notice = "\n...\nLarge file, only display first 1000 lines and 500 tokens.\n"
     assert truncate("a.py", text) == " ".join(["word"] * 500) + notice
@@ -250,7 +257,7 @@ def test_any_file_is_cut_at_500_tokens_of_the_given_tokenizer():
     assert max(len(first_tokens(char * 100_000, 500)) for char in "a1_=é \n漢") <= 500 * 17
 
 
-def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder):
+def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"huge.txt": "first\n"})
     with (folder / "huge.txt").open("r+b") as file:
         file.seek(3 * 2**30)  # sparse
@@ -264,7 +271,7 @@ def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder):
     assert len(box.view.tree.read("huge.txt", READ_LIMIT)[0]) == READ_LIMIT
 
 
-def test_answers_are_bounded_and_plain(make_folder):
+def test_answers_are_bounded_and_plain(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {f"{i:05}.py": "" for i in range(LIST_LIMIT + 5)})
     (folder / "bin.py").write_bytes(b"\x1b[2J\x00\xff ok\r\nnext\rline\n")
     box = sandbox(folder)

@@ -1,6 +1,9 @@
 """Tasks: made from what files say, filtered, merged, split, and put in levels by depth."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +24,7 @@ from selfimprove.envs.autoexplore.tasks import (
 )
 
 
-def test_code_text_and_data_each_have_their_questions(repo):
+def test_code_text_and_data_each_have_their_questions(repo: Repo) -> None:
     tasks = make_tasks({"eventlib": repo}, seed=0, per_file=9)
     assert {task.filename for task in tasks} == set(repo.files)
     asked = {task.question for task in tasks}
@@ -35,14 +38,14 @@ def test_code_text_and_data_each_have_their_questions(repo):
     assert {(task.root, task.model) for task in tasks} == {("eventlib", "template")}
 
 
-def test_tasks_are_the_seeds(repo):
+def test_tasks_are_the_seeds(repo: Repo) -> None:
     first = make_tasks({"eventlib": repo}, seed=1, per_file=1)
     assert first == make_tasks({"eventlib": repo}, seed=1, per_file=1)
     assert first != make_tasks({"eventlib": repo}, seed=2, per_file=1)
     assert len({task.filename for task in first}) == len(first)
 
 
-def test_a_question_has_one_right_answer(make_folder):
+def test_a_question_has_one_right_answer(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "# words that make it long enough\n" * 20
     files = {
         "a.py": f"class Same:\n    pass\n\n\nclass OnlyA:\n    pass\n{long}",
@@ -53,7 +56,7 @@ def test_a_question_has_one_right_answer(make_folder):
     assert "OnlyA" in tasks[0].question
 
 
-def test_which_files_are_asked_about(make_folder):
+def test_which_files_are_asked_about(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     long = "def one():\n    pass\n" + "# words that make it long enough\n" * 20
     asked = ["layout.py", "a/b/deep.py", "route.py", "contest.py", "digit.py"]
     passed_over = ["a/b/c/deeper.py", "out/a.py", "test_a.py", "a_test.py", "a/test/b.py", "x.out.py", "output/b.py"]
@@ -66,27 +69,27 @@ def test_which_files_are_asked_about(make_folder):
 
 
 @given(st.text(), st.sampled_from(["a.py", "a.md", "a.csv", "a.json", "a.sh", "a.go", "a.ipynb"]))
-def test_any_text_is_read_and_facts_fit_on_a_line(text, name):
+def test_any_text_is_read_and_facts_fit_on_a_line(text: str, name: str) -> None:
     for fact in find_facts(name, text):
         assert fact.name.isprintable()
     docstrings(text)
 
 
 @pytest.mark.parametrize("text", ["(" * 50_000, " " * 500_000, "#" * 500_000, " \n" * 200_000, '"""' + "a " * 200_000])
-def test_hostile_sources_cost_little(text):
+def test_hostile_sources_cost_little(text: str) -> None:
     for name in ("a.py", "a.md", "a.yaml", "a.java", "a.sh", "a.csv"):
         list(find_facts(name, text))
     assert docstrings(text) == {}
 
 
-def test_optimal_path_goes_down_reads_and_identifies(repo):
+def test_optimal_path_goes_down_reads_and_identifies(repo: Repo) -> None:
     path = optimal_path("core/deep/wire format.py")
     assert path == ["cd core", "cd deep", 'cat "wire format.py"', 'id "wire format.py"']
     assert all(task.optimal_path == optimal_path(task.filename) for task in make_tasks({"eventlib": repo}, 0))
     assert all(task.n_level == task.depth == task.filename.count("/") for task in make_tasks({"eventlib": repo}, 0))
 
 
-def test_what_is_not_listed_cannot_be_reached(make_folder):
+def test_what_is_not_listed_cannot_be_reached(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     repo = Repo.open(make_folder("r", dict.fromkeys([f"{i:03}.py" for i in range(130)] + ["zz/a.py"], "text " * 9)))
     assert reachable(repo, "000.py")
     assert not reachable(repo, "129.py")  # 252 labels are 126 files
@@ -95,7 +98,7 @@ def test_what_is_not_listed_cannot_be_reached(make_folder):
     assert not reachable(repo, "zz")
 
 
-def test_blank_and_missing_tasks_go_and_paths_are_mended(repo, make_task):
+def test_blank_and_missing_tasks_go_and_paths_are_mended(repo: Repo, make_task: Any) -> None:
     wire = "core/deep/wire format.py"
     old = ["ls", "cd core", "ls", "cd 'deep'", "ls", "cat wire format.py"]
     tasks = [
@@ -119,8 +122,8 @@ def test_blank_and_missing_tasks_go_and_paths_are_mended(repo, make_task):
     ]
 
 
-def test_repeated_tasks_are_merged_with_their_trajectories(repo, make_task):
-    def trajectory(info, model):
+def test_repeated_tasks_are_merged_with_their_trajectories(repo: Repo, make_task: Any) -> None:
+    def trajectory(info: Any, model: Any) -> Any:
         return {"model_name": model, "filename": None, "info": info, "trajectory": [{"reflection": "r", "cmd": "cd x"}]}
 
     tasks = [
@@ -141,7 +144,7 @@ def test_repeated_tasks_are_merged_with_their_trajectories(repo, make_task):
     assert [t.info for t in again.trajectories] == ["negative5", "negative0", "positive", "negative1"]
 
 
-def test_split_is_seeded_disjoint_and_exact(make_task):
+def test_split_is_seeded_disjoint_and_exact(make_task: Any) -> None:
     for n, sizes in ((10, (7, 2, 1)), (9, (6, 2, 1)), (1, (1, 0, 0)), (422, (295, 84, 43)), (0, (0, 0, 0))):
         tasks = [make_task("a.py", f"{i}?") for i in range(n)]
         split = split_tasks([*tasks, make_task("a.py", "")], seed=3)
@@ -153,15 +156,15 @@ def test_split_is_seeded_disjoint_and_exact(make_task):
     assert split_tasks(tasks, 3).train != tasks[:14]
 
 
-def test_levels_go_by_depth_each_task_once(make_task):
+def test_levels_go_by_depth_each_task_once(make_task: Any) -> None:
     tasks = [make_task("d/" * depth + f"{i}.py", trajectories=[]) for i in range(2) for depth in (3, 0, 4, 1, 6)]
     levels = depth_levels(tasks)
     assert [[task.depth for task in level] for level in levels] == [[0, 0], [1, 1], [3, 3], [4, 4, 6, 6]]
     assert sum(map(len, depth_levels(tasks))) == len(tasks)
 
 
-def test_merges(make_task):
-    def depths(kinds, **options):
+def test_merges(make_task: Any) -> None:
+    def depths(kinds: Any, **options: Any) -> Any:
         tasks = [make_task("d/" * depth + "a.py") for depth in kinds]
         return [[task.depth for task in level] for level in depth_levels(tasks, **options)]
 
@@ -172,8 +175,8 @@ def test_merges(make_task):
     assert depths([]) == []
 
 
-def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(make_task):
-    seen = [
+def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(make_task: Any) -> None:
+    seen = [  # type: ignore[var-annotated]
         {"model_name": "m", "filename": name, "info": "negative0", "trajectory": []}
         for name in ("b.py", '"a a.py"', None)
     ]
@@ -183,7 +186,9 @@ def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(mak
 
 
 @pytest.mark.parametrize("name", ['"my file.md"', "'my file.md'", "\"'my file.md'\""])
-def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(tmp_path, make_folder, make_task, name):
+def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(
+    tmp_path: Path, make_folder: Callable[[str, dict[str, str]], Path], make_task: Any, name: str
+) -> None:
     task = make_task("my file.md", root="r").model_copy(update={"filename": name})  # as a file of the original has it
     (tmp_path / "tasks.json").write_text(f"[{dump_line(task)}]")
     (read,) = read_tasks(tmp_path / "tasks.json")
@@ -196,7 +201,7 @@ def test_trap_20_a_quoted_filename_is_the_bare_name_wherever_a_task_is_seen(tmp_
     assert (step.done, step.info["success"]) == (True, True)
 
 
-def test_files_of_tasks_are_read_back_and_faults_named(tmp_path, make_task):
+def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task: Any) -> None:
     path = tmp_path / "tasks.json"
     task = make_task("core/hub.py")
     row = json.loads(dump_line(task)) | {"copilot_cmds": ["x"], "reasons": []}  # columns the original's filter removes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -41,15 +42,15 @@ def gold(problem: Problem) -> int:
 def holds(line: str) -> bool:
     """Is ``expression = value …`` true? (Our own text, so Python may evaluate it.)"""
     left, _, right = line.partition(" = ")
-    return eval(left) == int(re.match(r"\d+", right)[0])
+    return eval(left) == int(re.match(r"\d+", right)[0])  # type: ignore[index]
 
 
 def test_every_gold_is_reached_by_true_equations_and_the_errorless_expert() -> None:
     for split in SPLITS:
-        for problem in generate(400, seed=3, split=split, difficulty=MIXED):
+        for problem in generate(400, seed=3, split=split, difficulty=MIXED):  # type: ignore[arg-type]
             lines = solution(problem).split("\n")
             assert all(holds(line) for line in lines[:-1]), problem
-            assert int(re.search(r"= (\d+)", lines[-2])[1]) == gold(problem)
+            assert int(re.search(r"= (\d+)", lines[-2])[1]) == gold(problem)  # type: ignore[index]
             assert boxed(solution(problem)) == gold(problem)
             assert solution(problem) == expert(problem, error_rate=0.0, key="k")
             assert "####" not in solution(problem)
@@ -70,7 +71,7 @@ def test_annotations_are_gsm8ks_and_leaving_them_out_changes_nothing_else() -> N
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60), split=st.sampled_from(SPLITS))
-def test_a_split_holds_only_questions_whose_content_belongs_to_it(seed: int, count: int, split: str) -> None:
+def test_a_split_holds_only_questions_whose_content_belongs_to_it(seed: Any, count: Any, split: Any) -> None:
     problems = generate(count, seed=seed, split=split, difficulty=Difficulty())
     assert len({problem.question for problem in problems}) == len({problem.id for problem in problems}) == count
     assert {split_of(problem.question) for problem in problems} == {split}
@@ -79,7 +80,7 @@ def test_a_split_holds_only_questions_whose_content_belongs_to_it(seed: int, cou
 def test_splits_are_disjoint_whatever_the_seed_and_have_their_shares() -> None:
     narrow = Difficulty(steps={2: 1}, term=(2, 12), factor=(2, 5), multiplicand=(2, 9))  # collisions are likely
     seen = {
-        split: {p.question for seed in (1, 2) for p in generate(600, seed=seed, split=split, difficulty=narrow)}
+        split: {p.question for seed in (1, 2) for p in generate(600, seed=seed, split=split, difficulty=narrow)}  # type: ignore[arg-type]
         for split in SPLITS
     }
     for first in SPLITS:
@@ -87,7 +88,7 @@ def test_splits_are_disjoint_whatever_the_seed_and_have_their_shares() -> None:
             assert first == second or not seen[first] & seen[second]
     counts = Counter(split_of(f"How many is {i}?") for i in range(20000))
     for split, share in SHARES.items():
-        assert abs(counts[split] / 200 - share) < 1.5
+        assert abs(counts[split] / 200 - share) < 1.5  # type: ignore[index]
 
 
 def test_same_seed_same_problems_and_a_short_list_begins_a_long_one() -> None:
@@ -166,7 +167,7 @@ def test_a_slip_is_made_once_and_carried_through() -> None:
         right = solution(problem).split("\n")
         lines = expert(problem, error_rate=1.0, key=problem.id).split("\n")
         assert len(lines) == len(right)
-        assert int(re.search(r"= (\d+)", lines[-2])[1]) == boxed(lines[-1])
+        assert int(re.search(r"= (\d+)", lines[-2])[1]) == boxed(lines[-1])  # type: ignore[index]
         false = [line for line in lines[:-1] if not holds(line)]
         assert len(false) == 1  # every other line is true of the numbers it was given
         carried += lines.index(false[0]) < len(lines) - 2

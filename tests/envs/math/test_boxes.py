@@ -1,5 +1,7 @@
 """The answer box: last, complete, braces balanced."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,18 +37,18 @@ MATH = ("boxed", "fbox")
         (r"\boxed{a\\}", "a\\\\"),
     ],
 )
-def test_last_complete_box(text, content):
+def test_last_complete_box(text: str, content: str | None) -> None:
     assert last_box(text) == content
 
 
-def test_fbox_counts_for_math_only():
+def test_fbox_counts_for_math_only() -> None:
     text = r"\boxed{1}, rather \fbox{2}"
     assert last_box(text, MATH) == "2"
     assert last_box(text) == "1"
 
 
 @given(st.text(alphabet=r"\{}boxedf $1.,\n", max_size=60))
-def test_any_text_is_read_without_error_and_span_and_content_agree(text):
+def test_any_text_is_read_without_error_and_span_and_content_agree(text: str) -> None:
     content = last_box(text, MATH)
     span = last_box_span(text, MATH)
     assert content is None or content == content.strip() != ""
@@ -58,13 +60,13 @@ def test_any_text_is_read_without_error_and_span_and_content_agree(text):
 
 
 @given(st.recursive(st.sampled_from(["x", "1", r"\frac", " "]), lambda inner: inner.map(lambda s: "{" + s + "}")))
-def test_whatever_is_put_into_a_box_comes_out(content):
+def test_whatever_is_put_into_a_box_comes_out(content: Any) -> None:
     text = rf"\boxed{{0}} so \boxed{{{content}}}."
     assert last_box(text) == (content.strip() or None)
     opening = text.rindex(r"\boxed{") + len(r"\boxed")
     assert brace_pairs(text)[opening] == opening + len(content) + 1
 
 
-def test_a_long_text_of_unclosed_boxes_is_read_in_reasonable_time():
+def test_a_long_text_of_unclosed_boxes_is_read_in_reasonable_time() -> None:
     assert last_box("\\boxed{" * 20000) is None
     assert last_box("\\boxed{5}" + "\\boxed{" * 20000) == "5"

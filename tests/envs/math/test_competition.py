@@ -3,6 +3,7 @@
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from selfimprove.envs.math.competition import Math, extract, parse_gold
 from selfimprove.envs.math.world import make_env
 
 
-def problem(solution):
+def problem(solution: Any) -> Problem:
     return Problem("p", "q", solution, parse_gold(solution) or "")
 
 
@@ -60,11 +61,11 @@ def problem(solution):
         ("", ""),
     ],
 )
-def test_hendrycks_normal_forms(text, normal):
+def test_hendrycks_normal_forms(text: str, normal: str) -> None:
     assert hendrycks.normalise(text) == normal
 
 
-def test_what_has_no_normal_form_is_compared_raw():
+def test_what_has_no_normal_form_is_compared_raw() -> None:
     for text in (r"5 \text{ m} 3 \text{ cm}", r"\sqrt", r"\frac"):
         with pytest.raises(ValueError):
             hendrycks.normalise(text)
@@ -72,14 +73,14 @@ def test_what_has_no_normal_form_is_compared_raw():
         assert not hendrycks.equivalent(text, "5")
 
 
-def test_trap_5_missing_answers_equal_nothing():
+def test_trap_5_missing_answers_equal_nothing() -> None:
     assert not hendrycks.equivalent(None, None)
     assert not hendrycks.equivalent(None, "5")
     assert not hendrycks.equivalent("5", None)
     assert not Math().equivalent(None, None)
 
 
-def test_rewards_are_zero_and_one():
+def test_rewards_are_zero_and_one() -> None:
     env, half = Math(), problem(r"It is $\boxed{\frac{1}{2}}$.")
     assert half.gold == r"\frac{1}{2}"
     for attempt, reward in [
@@ -95,7 +96,7 @@ def test_rewards_are_zero_and_one():
     assert env.grade("no box", half).answer is None
 
 
-def test_trap_4_nested_braces_are_not_cut():
+def test_trap_4_nested_braces_are_not_cut() -> None:
     root = problem(r"\boxed{\frac{\sqrt{3}}{2}}")
     assert root.gold == r"\frac{\sqrt{3}}{2}"
     assert Math().grade(r"\boxed{\frac{\sqrt{3}}{9}}", root).reward == 0
@@ -103,7 +104,7 @@ def test_trap_4_nested_braces_are_not_cut():
     assert extract(r"\boxed{\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}}") == r"\text{(A)}\ \frac{1}{\frac{1}{x^{2^{3}}}}"
 
 
-def test_load_names_file_and_line_of_a_solution_without_box():
+def test_load_names_file_and_line_of_a_solution_without_box() -> None:
     good = {"problem": "q", "solution": r"\boxed{1}", "level": "Level 1", "type": "Algebra"}
     assert [p.gold for p in Math().load([(1, good)], Path("m.jsonl"))] == ["1"]
     with pytest.raises(UserError, match=r"m\.jsonl, line 3: no \\boxed answer"):
@@ -119,14 +120,14 @@ def test_load_names_file_and_line_of_a_solution_without_box():
         (r"So $x = \fbox{7}$, done.", r"The answer is $\boxed{7}$."),
     ],
 )
-def test_demonstration_ends_in_the_box(solution, end):
+def test_demonstration_ends_in_the_box(solution: str, end: str) -> None:
     text = Math().demonstration(problem(solution))
     assert text.endswith(end)
     assert Math().grade(text, problem(solution)).reward == 1
 
 
 @pytest.mark.parametrize("gold", ["7", r"\frac{1}{2}", "x+y", r"\text{Evelyn}", "-3", "0", r"\text{(A)}", r"2\pi"])
-def test_a_slip_is_wrong_and_keyed(gold):
+def test_a_slip_is_wrong_and_keyed(gold: str) -> None:
     env, one = Math(), problem(rf"Thus $\boxed{{{gold}}}$.")
     slips = [env.slip(one, "run", sample) for sample in range(12)]
     assert slips == [env.slip(one, "run", sample) for sample in range(12)]
@@ -138,23 +139,23 @@ latex = st.text(alphabet=r"\fracsqt{}/=. 0123456789xtext$%!^circ", max_size=40)
 
 
 @given(latex, latex)
-def test_equivalence_never_raises_and_is_reflexive_and_symmetric(a, b):
+def test_equivalence_never_raises_and_is_reflexive_and_symmetric(a: Any, b: Any) -> None:
     assert hendrycks.equivalent(a, a)
     assert hendrycks.equivalent(a, b) == hendrycks.equivalent(b, a)
 
 
 @given(st.integers(-999, 999), st.integers(1, 999))
-def test_all_spellings_of_a_fraction_are_equal(a, b):
+def test_all_spellings_of_a_fraction_are_equal(a: int, b: int) -> None:
     spellings = [f"{a}/{b}", rf"\frac{{{a}}}{{{b}}}", rf"\dfrac{{{a}}}{{{b}}}", rf"x = \tfrac{{{a}}}{{{b}}}"]
     assert all(hendrycks.equivalent(one, other) for one in spellings for other in spellings)
 
 
 @given(st.text(max_size=60) | st.text(alphabet=r"\boxedf{} $1x", max_size=60))
-def test_any_text_is_graded_without_error(text):
+def test_any_text_is_graded_without_error(text: str) -> None:
     assert Math().grade(text, problem(r"\boxed{7}")).reward in (0.0, 1.0)
 
 
-def test_extended_equivalence_proves_what_the_normaliser_cannot():
+def test_extended_equivalence_proves_what_the_normaliser_cannot() -> None:
     env = make_env("math", equiv="extended", grade_timeout=30.0)
     for gold, answer in ((r"\frac{2}{4}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{8}", r"2\sqrt{2}")):
         assert not hendrycks.equivalent(gold, answer)
@@ -162,12 +163,12 @@ def test_extended_equivalence_proves_what_the_normaliser_cannot():
     assert not env.equivalent("x^2", "x^3")
     assert not env.equivalent(None, None)
     assert not env.equivalent(r"\text{__import__('os')}", "0")
-    env.close()
-    assert env.timeouts == 0
+    env.close()  # type: ignore[attr-defined]
+    assert env.timeouts == 0  # type: ignore[attr-defined]
 
 
-def test_extended_equivalence_is_cut_off_by_killing_its_process():
-    env = Math(extended=True, timeout=0.5)
+def test_extended_equivalence_is_cut_off_by_killing_its_process() -> None:
+    env: Any = Math(extended=True, timeout=0.5)
     assert env.equivalent("x+1", "1+x")
     worker = env._symbolic._worker
     assert not env.equivalent("9^{9^{9^{9}}}", "3")  # hangs in C, where no signal handler runs
@@ -185,7 +186,7 @@ def test_extended_equivalence_is_cut_off_by_killing_its_process():
     assert third.poll() is not None
 
 
-def test_extended_equivalence_may_be_asked_from_many_threads():
+def test_extended_equivalence_may_be_asked_from_many_threads() -> None:
     env = Math(extended=True, timeout=30.0)
     with ThreadPoolExecutor(4) as pool:
         verdicts = list(pool.map(lambda i: env.equivalent(f"x+{i}", f"{i if i % 2 else i + 1}+x"), range(8)))

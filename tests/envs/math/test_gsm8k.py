@@ -3,6 +3,7 @@
 import re
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -55,7 +56,7 @@ CLIPS = Problem(
         ("#### <<1+1=2>>", None),  # annotations are never computed
     ],
 )
-def test_gold_numbers_with_commas_and_signs(answer, gold):
+def test_gold_numbers_with_commas_and_signs(answer: str, gold: str | None) -> None:
     assert parse_gold(answer) == gold
 
 
@@ -123,13 +124,13 @@ def test_gold_numbers_with_commas_and_signs(answer, gold):
         ("١٨", None, None),
     ],
 )
-def test_attempts_strict_and_robust(box, strict, robust):
+def test_attempts_strict_and_robust(box: str, strict: str | None, robust: str | None) -> None:
     attempt = rf"Some steps. The answer is \boxed{{{box}}}."
     assert extract_strict(attempt) == extract(attempt, "strict") == strict
     assert extract_robust(attempt) == extract(attempt) == robust
 
 
-def test_last_box_decides_even_when_it_cannot_be_read():
+def test_last_box_decides_even_when_it_cannot_be_read() -> None:
     assert extract_robust(r"\boxed{18} or \boxed{dunno}") is None
     assert extract_strict(r"\boxed{18} or \boxed{18.0}") is None
     assert extract_robust("#### 72") is None  # only the gold answer uses ####
@@ -155,13 +156,13 @@ def test_last_box_decides_even_when_it_cannot_be_read():
         ("boxed{}", None, None),
     ],
 )
-def test_which_box_counts_strict_and_robust(attempt, strict, robust):
+def test_which_box_counts_strict_and_robust(attempt: str, strict: str | None, robust: str | None) -> None:
     assert extract_strict(attempt) == strict
     assert extract_robust(attempt) == robust
 
 
 @given(st.lists(st.sampled_from([*r"0189,+-_ .}{\\", "\n", "boxed{", "18", "}"]), max_size=30).map("".join))
-def test_strict_reads_what_the_original_s_pattern_and_int_read(text):
+def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> None:
     boxes = re.findall(r"boxed\{([^}]+)\}", text)
     try:
         original = str(int(boxes[-1].replace(",", "")))
@@ -209,7 +210,7 @@ def test_strict_reads_what_the_original_s_pattern_and_int_read(text):
         (r"18^\circ 30'", None),
     ],
 )
-def test_robust_reads_a_dressed_number_and_no_formula(box, robust):
+def test_robust_reads_a_dressed_number_and_no_formula(box: str, robust: str | None) -> None:
     assert extract_robust(rf"So \boxed{{{box}}}.") == robust
 
 
@@ -227,17 +228,17 @@ def test_robust_reads_a_dressed_number_and_no_formula(box, robust):
         ("", -1.0),
     ],
 )
-def test_rewards_minus_one_zero_one(attempt, reward):
+def test_rewards_minus_one_zero_one(attempt: str, reward: float) -> None:
     assert Gsm8k().grade(attempt, CLIPS).reward == reward
 
 
-def test_trap_1_a_boxed_one_does_not_match_a_gold_of_1080():
+def test_trap_1_a_boxed_one_does_not_match_a_gold_of_1080() -> None:
     problem = Problem("p", "q", "#### 1,080", parse_gold("#### 1,080") or "")
     assert Gsm8k().grade(r"\boxed{1}", problem).reward == 0
     assert Gsm8k().grade(r"\boxed{1,080}", problem).reward == 1
 
 
-def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing():
+def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing() -> None:
     assert equivalent("18", "18.0")
     assert equivalent("-0", "0")
     assert not equivalent("18", "18.000000000000000000000000000000000001")
@@ -246,13 +247,13 @@ def test_equality_is_of_numbers_and_a_missing_answer_equals_nothing():
     assert not equivalent("x", "x")
 
 
-def test_demonstration_ends_in_the_box_and_holds_no_annotation():
+def test_demonstration_ends_in_the_box_and_holds_no_annotation() -> None:
     text = Gsm8k().demonstration(CLIPS)
     assert text == ("Natalia sold 48/2 = 24 clips in May.\nShe sold 48+24 = 72 clips.\nThe answer is \\boxed{72}.")
     assert strip_annotations("a <<1+1=2>>2\n#### 2") == "a 2"
 
 
-def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was():
+def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was() -> None:
     env = Gsm8k()
     slips = [env.slip(CLIPS, 0, sample) for sample in range(20)]
     assert slips == [env.slip(CLIPS, 0, sample) for sample in range(20)]
@@ -262,13 +263,13 @@ def test_a_slip_is_wrong_keyed_and_written_where_the_answer_was():
 
 
 @pytest.mark.parametrize("gold", ["0", "1", "-3", "2.5", "1000000"])
-def test_a_slip_never_lands_on_the_gold_number(gold):
+def test_a_slip_never_lands_on_the_gold_number(gold: str) -> None:
     problem = Problem("p", "q", f"So it is {gold}.\n#### {gold}", gold)
     for key in range(40):
         assert Gsm8k().grade(Gsm8k().slip(problem, key), problem).reward == 0
 
 
-def test_load_names_file_and_line_of_a_gold_that_does_not_parse():
+def test_load_names_file_and_line_of_a_gold_that_does_not_parse() -> None:
     rows = [(1, {"question": "q", "answer": "#### 1"}), (2, {"question": "q2", "answer": "#### one"})]
     with pytest.raises(UserError, match=r"my\.jsonl, line 2: no number after '####'"):
         Gsm8k().load(rows, Path("my.jsonl"))
@@ -276,7 +277,7 @@ def test_load_names_file_and_line_of_a_gold_that_does_not_parse():
         Gsm8k().load([(7, {"question": "q", "answer": 3})], Path("my.jsonl"))
 
 
-def test_ids_come_from_content_and_survive_reordering():
+def test_ids_come_from_content_and_survive_reordering() -> None:
     rows = [(i, {"question": f"q{i}", "answer": f"#### {i}"}) for i in range(1, 5)]
     forwards = {p.question: p.id for p in Gsm8k().load(rows, Path("f"))}
     assert forwards == {p.question: p.id for p in Gsm8k().load(rows[::-1], Path("f"))}
@@ -285,7 +286,7 @@ def test_ids_come_from_content_and_survive_reordering():
     assert [p.id for p in twice] == [forwards["q1"], forwards["q1"] + "-2", "own"]
 
 
-def test_environments_are_named_explicitly_and_unknown_options_refused():
+def test_environments_are_named_explicitly_and_unknown_options_refused() -> None:
     assert make_env("gsm8k").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == 1
     assert make_env("gsm8k", "strict").grade(r"\boxed{1.0}", Problem("i", "q", "#### 1", "1")).reward == -1
     for arguments in (("MATH",), ("gsm8k", "loose"), ("gsm8k", "robust", "extended"), ("math", "strict")):
@@ -297,7 +298,7 @@ numbers = st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value
 
 
 @given(st.text(max_size=80) | st.text(alphabet=r"\boxed{}0123456789.,$% -/text", max_size=80))
-def test_any_text_is_graded_without_error(text):
+def test_any_text_is_graded_without_error(text: str) -> None:
     for strict in (True, False):
         grade = Gsm8k(strict).grade(text, CLIPS)
         assert (grade.reward == -1) == (grade.answer is None)
@@ -306,14 +307,14 @@ def test_any_text_is_graded_without_error(text):
 
 
 @given(numbers, st.sampled_from(["{}", r"\${}", "{}%", "{} apples", r"{}\text{{ m}}", "${}$"]))
-def test_a_number_in_any_dress_is_the_gold_number(number, dress):
+def test_a_number_in_any_dress_is_the_gold_number(number: Any, dress: str) -> None:
     gold = parse_gold(f"#### {number:,}")
     assert gold is not None
     assert Decimal(gold) == number
     assert equivalent(extract_robust(rf"\boxed{{{dress.format(f'{number:,}')}}}"), gold)
 
 
-def test_hostile_boxes_do_not_take_exponential_time():
+def test_hostile_boxes_do_not_take_exponential_time() -> None:
     assert extract_robust(r"\boxed{1 " + "a" * 5000 + "!}") is None
     assert extract_robust(r"\boxed{" + "1" * 5000 + "!}") is None
     for piece in ("boxed{", r"\boxed{", "boxed{}", r"\mathbf{", "/ ", " m", "1^", r"\text{", " "):

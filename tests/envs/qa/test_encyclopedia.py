@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections import Counter
 from itertools import combinations
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -21,16 +22,16 @@ COUNTS = {"train": 900, "dev": 120, "test": 500}
 
 
 @pytest.fixture(scope="module")
-def world():
-    return make_encyclopedia(EncyclopediaParams(), COUNTS, seed=17)
+def world() -> Any:
+    return make_encyclopedia(EncyclopediaParams(), COUNTS, seed=17)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def search(world):
+def search(world: Any) -> LocalSearch:
     return LocalSearch(world.paragraphs)
 
 
-def test_the_expert_finds_every_paragraph_and_solves_every_split(world, search):
+def test_the_expert_finds_every_paragraph_and_solves_every_split(world: Any, search: Any) -> None:
     text = {paragraph.title: paragraph.text for paragraph in world.paragraphs}
     assert {split: len(quests) for split, quests in world.splits.items()} == COUNTS
     for quests in world.splits.values():
@@ -43,7 +44,7 @@ def test_the_expert_finds_every_paragraph_and_solves_every_split(world, search):
 
 @pytest.mark.parametrize("params", [{"people": 60, "distractors": 0}, {"people": 700, "distractors": 500}])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
+def test_so_it_does_in_small_worlds_and_among_many_distractors(params: Any, seed: int) -> None:
     small = make_encyclopedia(EncyclopediaParams(**params), {"train": 60, "dev": 15, "test": 30}, seed=seed)
     search = LocalSearch(small.paragraphs)
     text = {paragraph.title: paragraph.text for paragraph in small.paragraphs}
@@ -51,7 +52,7 @@ def test_so_it_does_in_small_worlds_and_among_many_distractors(params, seed):
         assert [search(lookup.query) for lookup in quest.lookups] == [text[lookup.title] for lookup in quest.lookups]
 
 
-def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world, search):
+def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world: Any, search: Any) -> None:
     for quest in world.splits["test"]:
         question = quest.question
         last = search(quest.lookups[-1].query)
@@ -66,10 +67,10 @@ def test_the_answer_follows_from_the_paragraphs_and_is_the_only_one(world, searc
             assert b in question.question
 
 
-def test_comparisons_are_right_by_the_facts():
+def test_comparisons_are_right_by_the_facts() -> None:
     world = build_world(300, 0, rng("encyclopedia", 5))
     made = make_encyclopedia(EncyclopediaParams(people=300, distractors=0, comparisons=1), {"test": 200}, seed=5)
-    golds = Counter()
+    golds: Counter[Any] = Counter()
     for quest in made.splits["test"]:
         question, (a, b) = quest.question, (world.entries[t].facts for t in quest.question.titles)
         if question.gold in ("yes", "no"):
@@ -88,7 +89,7 @@ def test_comparisons_are_right_by_the_facts():
     assert min(golds["yes"], golds["no"], golds["which"]) > 20
 
 
-def test_splits_are_disjoint_by_question_and_by_entry(world):
+def test_splits_are_disjoint_by_question_and_by_entry(world: Any) -> None:
     assert duplicates({split: [q.question for q in quests] for split, quests in world.splits.items()}) == {}
     common = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS} | {*words.LANDS, *words.RIVERS}
     entries = {
@@ -99,7 +100,7 @@ def test_splits_are_disjoint_by_question_and_by_entry(world):
         assert not entries[one] & entries[other]
 
 
-def test_a_split_is_the_same_whatever_the_sizes_of_all(world):
+def test_a_split_is_the_same_whatever_the_sizes_of_all(world: Any) -> None:
     fewer = make_encyclopedia(EncyclopediaParams(), {"train": 10, "test": 300}, seed=17)
     assert fewer.paragraphs == world.paragraphs
     assert fewer.splits["test"] == world.splits["test"][:300]
@@ -107,7 +108,7 @@ def test_a_split_is_the_same_whatever_the_sizes_of_all(world):
     assert make_encyclopedia(EncyclopediaParams(), {"test": 5}, seed=18).splits["test"] != fewer.splits["test"][:5]
 
 
-def test_the_world_does_not_depend_on_the_hash_salt():
+def test_the_world_does_not_depend_on_the_hash_salt() -> None:
     program = """
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
 print(make_encyclopedia(EncyclopediaParams(people=90), {"test": 20}, seed=3))
@@ -121,8 +122,8 @@ print(make_encyclopedia(EncyclopediaParams(people=90), {"test": 20}, seed=3))
     assert len(printed) == 1
 
 
-def test_difficulty_params_set_the_kinds_of_questions():
-    def kinds(**params):
+def test_difficulty_params_set_the_kinds_of_questions() -> None:
+    def kinds(**params: Any) -> Counter:
         made = make_encyclopedia(EncyclopediaParams(**params), {"train": 300}, seed=1)
         return Counter((q.question.kind, len(q.lookups)) for q in made.splits["train"])
 
@@ -138,7 +139,7 @@ def test_difficulty_params_set_the_kinds_of_questions():
     assert {"Of", "Name"} <= starts[1] - starts[0]
 
 
-def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_short(world, search):
+def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_short(world: Any, search: Any) -> None:
     quests = world.splits["train"]
     assert len({quest.question.question.split(" ")[0] for quest in quests}) > 8
     assert len({quest.lookups[0].thought.split(" the ")[0] for quest in quests}) == len(words.FIRST_THOUGHTS)
@@ -152,7 +153,7 @@ def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_sho
     assert "[" not in "".join(paragraph.title + paragraph.text for paragraph in world.paragraphs)
 
 
-def test_no_title_is_a_word_of_another_kind():
+def test_no_title_is_a_word_of_another_kind() -> None:
     towns = {stem + end for stem in words.TOWN_STEMS for end in words.TOWN_ENDS}
     pools = [words.FIRST_NAMES, words.LAST_NAMES, towns, words.LANDS, words.RIVERS, words.ADJECTIVES, words.NOUNS]
     for one, other in combinations([{word.lower() for word in pool} for pool in pools], 2):
@@ -172,12 +173,12 @@ def test_no_title_is_a_word_of_another_kind():
         {"comparisons": 1.5},
     ],
 )
-def test_params_that_fit_no_world_are_refused(params):
+def test_params_that_fit_no_world_are_refused(params: Any) -> None:
     with pytest.raises(ValidationError):
         EncyclopediaParams(**params)
 
 
-def test_a_world_too_small_for_the_questions_says_so():
+def test_a_world_too_small_for_the_questions_says_so() -> None:
     with pytest.raises(UserError, match=r"questions for the dev split, 400 are asked for; raise people"):
         make_encyclopedia(
             EncyclopediaParams(people=60, distractors=0, comparisons=0, hops={1: 1.0}), {"dev": 400}, seed=1

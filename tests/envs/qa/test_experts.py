@@ -1,4 +1,6 @@
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,17 +21,17 @@ LACKING = "a round lacks its thought, action or observation"
 ENDED = "\nObservation: Episode finished, reward = 1"
 
 
-def alpaca(question, output, **more):
+def alpaca(question: Any, output: Any, **more: Any) -> Any:
     return {"instruction": question, "input": "", "output": output, **more}
 
 
-def read(tmp_path, rows, **options):
+def read(tmp_path: Path, rows: Any, **options: Any) -> Any:
     file = tmp_path / "experts.json"
     file.write_text(json.dumps(rows))
     return read_experts(file, **options)
 
 
-def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
+def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path: Path) -> None:
     (expert,), audit = read(tmp_path, [alpaca("What is Tolma?", GOOD)])
     assert expert.question.question == "What is Tolma?"
     assert expert.question.gold == expert.answer == "a town"
@@ -41,7 +43,7 @@ def test_a_trajectory_is_read_and_its_terminal_line_taken_off(tmp_path):
     assert (audit.read, audit.kept, audit.dropped, audit.repaired) == (1, 1, {}, {})
 
 
-def test_chat_rows_give_the_same_experts(tmp_path):
+def test_chat_rows_give_the_same_experts(tmp_path: Path) -> None:
     parts = [
         ("user", "What is Tolma?"),
         ("assistant", "Thought: I need Tolma.\nAction: search[Tolma]"),
@@ -55,7 +57,7 @@ def test_chat_rows_give_the_same_experts(tmp_path):
     assert read(tmp_path, [chat])[0] == read(tmp_path, [alpaca("What is Tolma?", GOOD)])[0]
 
 
-def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path):
+def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path: Path) -> None:
     options = "A. making\nB. eating\nC. crying\nD. noting\n"
     rows = [alpaca("Question: What is D?", options + GOOD.replace("a town]", "D]"))]
     rows += [alpaca("Is it so", "or not?\n" + GOOD), alpaca("Which?\n" + options.strip(), GOOD)]
@@ -94,14 +96,14 @@ def test_option_lines_that_slipped_into_the_output_are_moved_back(tmp_path):
         ({}, "malformed row"),
     ],
 )
-def test_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path, row, reason):
+def test_rows_that_are_no_good_are_dropped_and_counted_by_reason(tmp_path: Path, row: Any, reason: Any) -> None:
     experts, audit = read(tmp_path, [alpaca("What is Tolma?", GOOD), row])
     assert len(experts) == audit.kept == 1
     assert audit.dropped == {reason: 1}
     assert audit.places == {reason: [1]}
 
 
-def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path):
+def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path: Path) -> None:
     rows = [alpaca("q", "Thought: t\nAction: finish[x]" + ENDED), alpaca("r", GOOD)]
     experts, audit = read(tmp_path, rows)
     assert (len(experts), audit.without_search, audit.dropped) == (2, 1, {})
@@ -111,14 +113,14 @@ def test_answers_without_a_search_are_counted_and_dropped_on_request(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1]", json.dumps([alpaca("q", "nothing")])])
-def test_a_file_without_a_usable_row_is_one_sentence(tmp_path, content):
+def test_a_file_without_a_usable_row_is_one_sentence(tmp_path: Path, content: Any) -> None:
     (tmp_path / "experts.json").write_text(content)
     with pytest.raises(UserError, match=r"experts\.json"):
         read_experts(tmp_path / "experts.json")
 
 
 @given(st.text(max_size=60) | st.lists(st.sampled_from(GOOD.splitlines()), max_size=8).map("\n".join))
-def test_any_output_is_kept_whole_or_dropped(tmp_path_factory, output):
+def test_any_output_is_kept_whole_or_dropped(tmp_path_factory: pytest.TempPathFactory, output: Any) -> None:
     folder = tmp_path_factory.mktemp("experts")
     experts, audit = read(folder, [alpaca("What is Tolma?", GOOD), alpaca("q", output)])
     assert audit.read == 2 == audit.kept + sum(audit.dropped.values())
@@ -141,7 +143,7 @@ ROW = {
 }
 
 
-def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer():
+def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer() -> None:
     search = LocalSearch(context_paragraphs([("here", ROW)]))
     expert = demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
     assert [part.action for part in expert.rounds] == ["search[The Gate]", "search[Mara Venn]", "finish[Tolma]"]
@@ -151,7 +153,7 @@ def test_a_scripted_expert_searches_each_gold_title_and_finishes_with_the_answer
     assert expert == demonstrate(hotpotqa_quest(read_question(ROW, "here")), search)
 
 
-def test_scripted_experts_that_would_guess_are_left_out_and_counted():
+def test_scripted_experts_that_would_guess_are_left_out_and_counted() -> None:
     corpus = context_paragraphs([("here", ROW)])
     lost = {**ROW, "id": "5b", "supporting_facts": [["The Gate", 0], ["Mara Vann", 0]]}
     experts, audit = hotpotqa_experts([read_question(row, "here") for row in (ROW, lost)], LocalSearch(corpus))
@@ -160,9 +162,9 @@ def test_scripted_experts_that_would_guess_are_left_out_and_counted():
     assert audit.places == {"paragraph not found": [1]}
 
 
-def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
+def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart() -> None:
     one = ExpertAudit(file="a.json", read=4, kept=2, without_search=1, repaired={"options": 1}, dropped={"failed": 2})
-    theirs = {"repaired": {"options": 2}, "dropped": {"failed": 1}, "places": {"failed": [0]}}
+    theirs: dict[str, Any] = {"repaired": {"options": 2}, "dropped": {"failed": 1}, "places": {"failed": [0]}}
     other = ExpertAudit(file="b", read=3, kept=2, **theirs)
     assert one.joined(other) == ExpertAudit(
         file="a.json, b", read=7, kept=4, without_search=1, repaired={"options": 3},
@@ -170,7 +172,7 @@ def test_the_audits_of_two_files_add_up_and_keep_their_reasons_apart():
     )  # fmt: skip
 
 
-def test_contexts_make_a_corpus_with_each_title_once():
+def test_contexts_make_a_corpus_with_each_title_once() -> None:
     again = {"context": [["The Gate", ["Another text."]], ["New", ["Text."]]]}
     corpus = context_paragraphs([("a", ROW), ("b", again)])
     assert [paragraph.title for paragraph in corpus] == ["Mara Venn", "The Gate", "New"]
@@ -180,7 +182,7 @@ def test_contexts_make_a_corpus_with_each_title_once():
             context_paragraphs([("line 3", {"context": context})])
 
 
-def test_a_plan_that_leads_nowhere_is_refused():
+def test_a_plan_that_leads_nowhere_is_refused() -> None:
     question = Question(id="q", task="hotpotqa", question="Where?", gold="Tolma", titles=["The Gate"])
     lookup = Lookup("I look.", "The Gate", "The Gate")
     with pytest.raises(UserError, match=r"question q: the search finds nothing for 'The Gate'"):

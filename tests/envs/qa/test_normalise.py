@@ -1,4 +1,5 @@
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,12 +30,12 @@ texts = st.text(max_size=40) | st.lists(
         ("", ""),
     ],
 )
-def test_normaliser_lower_punctuation_articles_spaces_in_this_order(raw, normal):
+def test_normaliser_lower_punctuation_articles_spaces_in_this_order(raw: str, normal: str) -> None:
     assert normalise(raw) == normal
 
 
 @given(texts)
-def test_normalised_text_has_no_capitals_ascii_punctuation_or_loose_spaces(text):
+def test_normalised_text_has_no_capitals_ascii_punctuation_or_loose_spaces(text: Any) -> None:
     normal = normalise(text)
     assert normal == " ".join(normal.split())
     assert not set(normal) & set(string.punctuation + string.ascii_uppercase)
@@ -56,18 +57,18 @@ def test_normalised_text_has_no_capitals_ascii_punctuation_or_loose_spaces(text)
         ("no one", "no one else", 0.8),  # the guard is about the whole answer
     ],
 )
-def test_f1_with_the_guard_for_yes_no_and_noanswer(answer, gold, mark):
+def test_f1_with_the_guard_for_yes_no_and_noanswer(answer: str, gold: str, mark: Any) -> None:
     assert f1(answer, gold) == pytest.approx(mark)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\n"])
-def test_an_empty_answer_is_never_rewarded(empty):
+def test_an_empty_answer_is_never_rewarded(empty: str) -> None:
     for gold in ("", "Tolma", "the", " "):
         mark = grade(empty, gold)
         assert (mark.reward, mark.em, mark.f1) == (0.0, False, 0.0)
 
 
-def test_where_nothing_is_left_of_both_the_raw_texts_are_compared():
+def test_where_nothing_is_left_of_both_the_raw_texts_are_compared() -> None:
     assert grade("The", "the").reward == 1
     assert grade("The", "the").f1 == 1
     assert grade("A", "the").reward == 0  # both normalise to nothing, and are not the same
@@ -77,7 +78,7 @@ def test_where_nothing_is_left_of_both_the_raw_texts_are_compared():
 
 
 @given(texts, texts)
-def test_marks_are_consistent(answer, gold):
+def test_marks_are_consistent(answer: Any, gold: Any) -> None:
     mark = grade(answer, gold)
     assert mark.reward == float(mark.em) == float(exact_match(answer, gold))
     assert 0 <= mark.f1 <= 1

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("setup", "any_of_five", "both_of_ten"), [("title_text", 0.950, 0.758), ("plain", 0.874, 0.5)])
-def test_retrieval_quality_on_the_first_500_dev_questions(setup, any_of_five, both_of_ten):
+def test_retrieval_quality_on_the_first_500_dev_questions(setup: Any, any_of_five: float, both_of_ten: float) -> None:
     search = LocalSearch(read_corpus(HOTPOTQA / "dev500_corpus.jsonl"), setup=setup)
     questions = [read_question(row, place) for place, row in read_records(HOTPOTQA / "dev500_questions.jsonl")]
     found = [(set(question.titles), search.ranked(question.question, 10)) for question in questions]
@@ -43,16 +44,16 @@ def test_retrieval_quality_on_the_first_500_dev_questions(setup, any_of_five, bo
         ("strategyqa", "train", FIREACT / "tasks", 2821),
     ],
 )
-def test_every_gold_answer_is_rewarded(task, split, folder, count):
+def test_every_gold_answer_is_rewarded(task: str, split: str, folder: Any, count: int) -> None:
     questions = load_questions(task, split, folder)
     assert len(questions) == len({question.id for question in questions}) == count
     assert [q.question for q in questions if score(q.gold, q).reward != 1 or score(q.gold, q).f1 != 1] == []
 
 
-def test_the_released_runs_are_marked_alike():
+def test_the_released_runs_are_marked_alike() -> None:
     questions = load_questions("hotpotqa", "dev", HOTPOTQA)
     order = task_order(len(questions))[:500]
-    differing = Counter()
+    differing: Counter[Any] = Counter()
     for file in sorted((FIREACT / "dev_trajs").glob("*.json")):
         runs = json.loads(file.read_text())
         assert {int(key) for key in runs} <= set(order)  # the original's order of tasks
@@ -79,7 +80,7 @@ def test_the_released_runs_are_marked_alike():
         ),
     ],
 )
-def test_the_released_expert_files(file, read, repaired, dropped):
+def test_the_released_expert_files(file: str, read: int, repaired: int, dropped: Any) -> None:
     experts, audit = read_experts(FIREACT / file)
     assert (audit.read, audit.kept, sum(audit.repaired.values())) == (read, len(experts), repaired)
     assert audit.dropped == dropped
@@ -89,7 +90,7 @@ def test_the_released_expert_files(file, read, repaired, dropped):
         assert not expert.question.question.endswith("\n")
 
 
-def test_both_formats_hold_the_same_experts():
+def test_both_formats_hold_the_same_experts() -> None:
     one, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     other, _ = read_experts(FIREACT / "gpt_format/hotpotqa.jsonl")
     assert [expert.rounds for expert in one] == [expert.rounds for expert in other]
@@ -97,7 +98,7 @@ def test_both_formats_hold_the_same_experts():
     assert questions[0] == questions[1]
 
 
-def test_scripted_experts_of_300_training_questions_have_read_every_paragraph():
+def test_scripted_experts_of_300_training_questions_have_read_every_paragraph() -> None:
     rows = list(read_records(HOTPOTQA / "train300_context.jsonl"))
     corpus = context_paragraphs(rows)
     text = {paragraph.title: cut_near(paragraph.text) for paragraph in corpus}
@@ -109,7 +110,7 @@ def test_scripted_experts_of_300_training_questions_have_read_every_paragraph():
         assert expert.source == "scripted"
 
 
-def test_replay_gives_every_query_of_the_experts_what_it_found():
+def test_replay_gives_every_query_of_the_experts_what_it_found() -> None:
     search = ReplaySearch(read_snippets(FIREACT / "search_snippets.jsonl"), cut=10_000)
     experts, _ = read_experts(FIREACT / "alpaca_format/hotpotqa.json")
     asked = [part for expert in experts for part in expert.rounds[:-1] if part.observation != "None"]

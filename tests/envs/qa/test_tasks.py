@@ -1,5 +1,7 @@
 import json
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +15,11 @@ from selfimprove.envs.qa.strategyqa import first_word
 from selfimprove.envs.qa.world import load_questions, score
 
 
-def question(task, gold):
+def question(task: Any, gold: Any) -> Question:
     return Question(id="q", task=task, question="?", gold=gold)
 
 
-def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
+def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path: Path) -> None:
     rows = [{"question": f"q{i}", "answer": f"a{i}", "type": "bridge"} for i in range(5)]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     dev = load_questions("hotpotqa", "dev", tmp_path)
@@ -31,7 +33,7 @@ def test_hotpotqa_splits_keep_the_files_order_and_index(tmp_path):
         load_questions("hotpotqa", "train", tmp_path)
 
 
-def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path):
+def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path: Path) -> None:
     rows = [{"question": q, "answer": "a"} for q in ("x", "y", "x")]
     (tmp_path / "dev_simplified.json").write_text(json.dumps(rows))
     ids = [q.id for q in load_questions("hotpotqa", "dev", tmp_path)]
@@ -40,7 +42,7 @@ def test_ids_survive_reordering_and_a_repeated_question_gets_its_own(tmp_path):
     assert {q.id for q in load_questions("hotpotqa", "dev", tmp_path)} == set(ids)
 
 
-def test_supporting_titles_each_once_in_the_order_of_the_facts():
+def test_supporting_titles_each_once_in_the_order_of_the_facts() -> None:
     row = {"id": "5a", "question": "q", "answer": "a", "supporting_facts": [["B", 0], ["A", 1], ["B", 2]]}
     assert read_question(row, "here").titles == ["B", "A"]
     assert read_question(row, "here").id == "hotpotqa-5a"
@@ -69,11 +71,11 @@ def test_supporting_titles_each_once_in_the_order_of_the_facts():
         ("no-one knows", "no", 0),
     ],
 )
-def test_strategyqa_first_word_decides(answer, gold, reward):
+def test_strategyqa_first_word_decides(answer: str, gold: str, reward: int) -> None:
     assert score(answer, question("strategyqa", gold)).reward == reward
 
 
-def test_strategyqa_reads_booleans(tmp_path):
+def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
     rows = [{"qid": "e0", "question": "Will it?", "answer": False}, {"question": "Is it?", "answer": True}]
     (tmp_path / "strategyqa_dev.json").write_text(json.dumps(rows))
     assert [q.gold for q in load_questions("strategyqa", "dev", tmp_path)] == ["no", "yes"]
@@ -115,12 +117,12 @@ def test_strategyqa_reads_booleans(tmp_path):
         ("B2", ""),
     ],
 )
-def test_mmlu_a_leading_letter_by_itself_decides(answer, letter):
+def test_mmlu_a_leading_letter_by_itself_decides(answer: str, letter: str) -> None:
     assert letter_of(answer) == letter
     assert score(answer, question("mmlu", "B")).reward == float(letter == "B")
 
 
-def test_mmlu_files_are_sorted_and_options_lettered(tmp_path):
+def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "virology_test.csv").write_text("Why?,no,yes,maybe,never,B\n")
     (tmp_path / "test" / "anatomy_test.csv").write_text('"What, then?",1,2,"3, or 4",5,D\nWhen?,1,2,3,4,A\n')
@@ -134,7 +136,7 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path):
         load_questions("mmlu", "dev", tmp_path)
 
 
-def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
+def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path: Path) -> None:
     (tmp_path / "bamboogle_test.csv").write_text('Question,Answer\nWhen?,"April 30, 1789"\nWho?,the Owl\n')
     questions = load_questions("bamboogle", "test", tmp_path)
     assert [q.gold for q in questions] == ["April 30, 1789", "the Owl"]
@@ -145,7 +147,7 @@ def test_bamboogle_reads_its_csv_and_scores_as_hotpotqa(tmp_path):
         load_questions("bamboogle", "test", tmp_path)
 
 
-def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path):
+def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no task 'squad'.*hotpotqa, strategyqa, bamboogle, mmlu"):
         load_questions("squad", "dev", tmp_path)
     for task in TASKS:
@@ -153,13 +155,13 @@ def test_an_unknown_task_is_an_error_that_lists_the_known_ones(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}', "[]", '["x"]', '[{"question": "q"}]', '[{"question": " "}]'])
-def test_a_malformed_file_is_one_sentence_that_names_it(tmp_path, content):
+def test_a_malformed_file_is_one_sentence_that_names_it(tmp_path: Path, content: str) -> None:
     (tmp_path / "dev_simplified.json").write_text(content)
     with pytest.raises(UserError, match=r"dev_simplified\.json"):
         load_questions("hotpotqa", "dev", tmp_path)
 
 
-def test_the_original_order_is_pythons_shuffle_by_233():
+def test_the_original_order_is_pythons_shuffle_by_233() -> None:
     expected = list(range(7405))
     random.Random(233).shuffle(expected)
     assert task_order(7405) == expected
@@ -167,7 +169,7 @@ def test_the_original_order_is_pythons_shuffle_by_233():
     assert task_order(4, shuffled=False) == [0, 1, 2, 3]
 
 
-def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside():
+def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside() -> None:
     splits = {"train": [Question(id="1", task="hotpotqa", question="Who  is IT?", gold="x")]}
     splits["test"] = [Question(id="2", task="hotpotqa", question="who is it?", gold="y")]
     assert duplicates(splits) == {"who is it?": ["train", "test"]}
@@ -175,7 +177,7 @@ def test_questions_that_stand_in_two_splits_are_found_case_and_spaces_aside():
 
 
 @given(st.text(max_size=30))
-def test_any_answer_is_scored_under_every_task(answer):
+def test_any_answer_is_scored_under_every_task(answer: str) -> None:
     for task, gold in zip(TASKS, ("Tolma", "Tolma", "yes", "Tolma", "A", "Tolma"), strict=True):
         mark = score(answer, question(task, gold))
         assert mark.reward in (0.0, 1.0)

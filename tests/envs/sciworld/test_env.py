@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,11 +48,11 @@ VALID = [
 ]
 
 
-def mapped(prediction):
+def mapped(prediction: Any) -> Any:
     return map_action(prediction, candidates(VALID, LOOK, CARRIED), VALID)
 
 
-def test_there_are_4639_games_in_the_packages_order():
+def test_there_are_4639_games_in_the_packages_order() -> None:
     assert len(GAMES) == 4639
     assert GAMES[0] == TaskVariation("boil", 0)
     assert GAMES[30] == TaskVariation("melt", 0)
@@ -62,7 +63,7 @@ def test_there_are_4639_games_in_the_packages_order():
 
 
 @needs_mirror
-def test_the_flat_index_is_agentgyms():
+def test_the_flat_index_is_agentgyms() -> None:
     index = json.loads((MIRROR / "game_index.json").read_text())
     assert index["n_games"] == len(GAMES)
     for task in index["tasks"]:
@@ -74,12 +75,12 @@ def test_the_flat_index_is_agentgyms():
 
 
 @pytest.mark.parametrize("task_id", [-1, 4639])
-def test_an_unknown_game_is_told_with_the_range_of_ids(task_id):
+def test_an_unknown_game_is_told_with_the_range_of_ids(task_id: int) -> None:
     with pytest.raises(UserError, match=f"no task {task_id}; its ids are 0 to 4638"):
         game(task_id)
 
 
-def test_the_loop_takes_the_first_variations_of_every_task_the_first_one_too():
+def test_the_loop_takes_the_first_variations_of_every_task_the_first_one_too() -> None:
     ids = ids_of_task_numbers(task_iteration=5)
     assert len(ids) == len(set(ids)) == 23 * 5
     assert ids[:5] == [90, 91, 92, 93, 94]  # task number 1: change-the-state-of-matter-of
@@ -88,11 +89,11 @@ def test_the_loop_takes_the_first_variations_of_every_task_the_first_one_too():
     assert len(ids_of_task_numbers(task_iteration=12)) == 22 * 12 + 10  # identify-life-stages-2 has ten
 
 
-def test_the_order_of_the_task_numbers_is_the_originals():
+def test_the_order_of_the_task_numbers_is_the_originals() -> None:
     assert TASK_NUMBERS == (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 18, 19, 20, 21, 22, 25, 26, 27, 28, 29, 0)
 
 
-def test_a_training_list_is_followed_and_what_it_lacks_is_named():
+def test_a_training_list_is_followed_and_what_it_lacks_is_named() -> None:
     ids = {"1": [100, 99, 98], "2": [4140]}
     assert ids_of_task_numbers(0, 2, 2, ids) == [100, 99, 4140]
     with pytest.raises(UserError, match="no task number 3; add the key '3'"):
@@ -102,7 +103,7 @@ def test_a_training_list_is_followed_and_what_it_lacks_is_named():
 
 
 @needs_mirror
-def test_the_suggested_training_list_gives_ids_that_are_not_tested_on():
+def test_the_suggested_training_list_gives_ids_that_are_not_tested_on() -> None:
     train = json.loads((MIRROR / "sciworld_train_suggested.json").read_text())["ids"]
     test = {
         int(row["item_id"].removeprefix("sciworld_")) for row in json.loads((MIRROR / "sciworld_test.json").read_text())
@@ -125,14 +126,16 @@ def test_the_suggested_training_list_gives_ids_that_are_not_tested_on():
         (0.5, False, 101, 0.5, 50, True),
     ],
 )
-def test_scores_are_percents_normalised_to_one(score, completed, moves, reward, raw, done):
+def test_scores_are_percents_normalised_to_one(
+    score: float, completed: bool, moves: int, reward: float, raw: int, done: bool
+) -> None:
     step = outcome("The door is now open.", score, completed, moves)
     assert (step.reward, step.info["raw_score"], step.done) == (reward, raw, done)
     assert step.info["valid"]
     assert not step.info["disaster"]
 
 
-def test_a_fatal_focus_counts_zero_and_ends_the_episode():
+def test_a_fatal_focus_counts_zero_and_ends_the_episode() -> None:
     step = outcome("You focus on the agent.", -1.0, False, 18)
     assert (step.reward, step.done) == (0.0, True)
     assert step.info["disaster"]
@@ -140,11 +143,11 @@ def test_a_fatal_focus_counts_zero_and_ends_the_episode():
 
 
 @pytest.mark.parametrize("said", ["No known action matches that input.", "Ambiguous request: Please enter the number"])
-def test_what_was_not_understood_is_told(said):
+def test_what_was_not_understood_is_told(said: str) -> None:
     assert not outcome(said, 0.0, False, 0).info["valid"]
 
 
-def test_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_rooms():
+def test_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_rooms() -> None:
     among = candidates(VALID, LOOK, CARRIED)
     assert {f"open door to {room}" for room in ROOMS} <= set(among)
     assert not {"close door to hallway", "look at door to hallway"} & set(among)
@@ -168,23 +171,23 @@ def test_candidates_drop_doors_and_unwise_focus_and_always_hold_the_ways_to_room
         ("focus on the apple", "focus on apple"),
     ],
 )
-def test_a_wording_is_mapped_to_the_action_with_most_shared_words(prediction, action):
+def test_a_wording_is_mapped_to_the_action_with_most_shared_words(prediction: str, action: str) -> None:
     assert mapped(prediction) == action
 
 
-def test_ties_go_to_the_shorter_action_then_by_the_alphabet():
+def test_ties_go_to_the_shorter_action_then_by_the_alphabet() -> None:
     assert map_action("use lamp", ["use lamp on b", "use lamp on a", "use lamp in box"]) == "use lamp on a"
     assert map_action("use lamp", ["use lamp on abc", "use lamp on z"]) == "use lamp on z"
 
 
 @pytest.mark.parametrize("among", [["pick up cup (containing red)"], ["pick up cup (containing red)", "look around"]])
-def test_punctuation_is_stripped_from_what_was_mapped(among):
+def test_punctuation_is_stripped_from_what_was_mapped(among: Any) -> None:
     assert map_action("pick up the cup", among) == "pick up cup containing red"
     assert map_action("mix the blue-violet paint", ["mix blue-violet paint"]) == "mix blue-violet paint"
 
 
 @pytest.mark.parametrize("prediction", ["close door to hallway", "check on agent", "put apple", "focus on ceiling"])
-def test_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction):
+def test_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction: str) -> None:
     """The original opened the door that was to be closed, and focused on what was not named."""
     among = ["open door to hallway", "focus on apple", "pick up apple"]
     assert map_action(prediction, among) == prediction
@@ -198,12 +201,12 @@ def test_a_mapping_that_would_reverse_or_focus_unasked_is_refused(prediction):
         ("Close door to hallway", ["open door to hallway"], "Close door to hallway"),
     ],
 )
-def test_what_is_refused_does_not_depend_on_capitals(prediction, among, action):
+def test_what_is_refused_does_not_depend_on_capitals(prediction: str, among: Any, action: str) -> None:
     assert map_action(prediction, among) == action
 
 
 @pytest.mark.parametrize("prediction", ["close door to hallway", "look at door to hallway"])
-def test_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction):
+def test_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction: str) -> None:
     assert prediction in VALID
     assert prediction not in candidates(VALID, LOOK, CARRIED)
     assert mapped(prediction) == prediction
@@ -220,12 +223,12 @@ def test_a_prediction_that_is_valid_stays_even_if_it_is_no_candidate(prediction)
         ("Switch the stove off", ["activate stove"]),
     ],
 )
-def test_a_prediction_whose_best_match_is_refused_stays_as_it_is(prediction, among):
+def test_a_prediction_whose_best_match_is_refused_stays_as_it_is(prediction: str, among: Any) -> None:
     assert map_action(prediction, among) == prediction
 
 
 @given(st.text(), st.lists(st.sampled_from(VALID)))
-def test_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(prediction, among):
+def test_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(prediction: str, among: Any) -> None:
     assert map_action(prediction, among) == map_action(prediction, among[::-1])
 
 
@@ -239,17 +242,17 @@ def test_any_text_is_mapped_the_same_whatever_the_order_of_the_valid_actions(pre
         ("reset task", "The next step is to reset task."),
     ],
 )
-def test_gold_actions_get_a_thought_of_their_kind(action, thought):
+def test_gold_actions_get_a_thought_of_their_kind(action: str, thought: str) -> None:
     assert gold_move(action) == (thought, action)
 
 
-def test_the_instruction_names_every_kind_of_action():
+def test_the_instruction_names_every_kind_of_action() -> None:
     kinds = "open close activate deactivate connect disconnect use look read move pick pour dunk mix go eat flush focus"
     for word in [*kinds.split(), "wait", "task", "inventory", "number", "Thought:", "Action:"]:
         assert word in INSTRUCTION
 
 
-def test_without_java_one_sentence_says_what_to_install(monkeypatch, tmp_path):
+def test_without_java_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: SimpleNamespace(origin="x"))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -260,7 +263,7 @@ def test_without_java_one_sentence_says_what_to_install(monkeypatch, tmp_path):
         SciWorldParams(jvms=1).world()
 
 
-def test_without_the_packages_one_sentence_says_what_to_run(monkeypatch):
+def test_without_the_packages_one_sentence_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sciworld_jvm.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="'make env-sciworld'"):
         SciWorldParams(jvms=1).world()

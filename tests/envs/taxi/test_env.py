@@ -4,6 +4,7 @@ import random
 import re
 from collections import deque
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +38,7 @@ def map_of(observation: str) -> list[str]:
     return observation.split("--- Current State ---\n\n")[1].split("\n")
 
 
-def test_the_episode_that_opens_the_file_is_what_happens():
+def test_the_episode_that_opens_the_file_is_what_happens() -> None:
     text = module.__doc__.split("::\n\n", 1)[1].split("\n\nActions are", 1)[0]
     text = re.sub(r"(?m)^    ", "", text)
     env = Taxi()
@@ -49,7 +50,7 @@ def test_the_episode_that_opens_the_file_is_what_happens():
     assert (last.reward, last.done) == (1, True)
 
 
-def test_text_is_the_completed_moves_then_the_map_then_the_list_of_actions():
+def test_text_is_the_completed_moves_then_the_map_then_the_list_of_actions() -> None:
     env = Taxi()
     assert env.reset(start(1, 0, RED, BLUE)) == (
         "You have already completed the following actions:\n\n\n--- Current State ---\n\n"
@@ -80,25 +81,25 @@ def test_text_is_the_completed_moves_then_the_map_then_the_list_of_actions():
         (Place(1, 1, BLUE, BLUE), 4, 3, "P"),
     ],
 )
-def test_later_symbols_cover_earlier_ones(here: Place, row: int, column: int, symbol: str):
+def test_later_symbols_cover_earlier_ones(here: Place, row: int, column: int, symbol: str) -> None:
     rows = picture(here.number).split("\n")
     assert len(rows) == 7
     assert rows[row + 1][2 * column + 1] == symbol
 
 
-def test_destination_is_invisible_under_the_taxi():
+def test_destination_is_invisible_under_the_taxi() -> None:
     for cell in product(range(5), range(5)):
         assert ("D" in picture(Place(*cell, RED, BLUE).number)) == (cell != (4, 3))
 
 
-def test_every_change_of_the_state_can_be_seen():
+def test_every_change_of_the_state_can_be_seen() -> None:
     """So the danger rule, which the original tests on the text, may be tested on the state."""
     for state, row in enumerate(moves()):
         for move in row:
             assert (picture(move.state) == picture(state)) == (move.state == state)
 
 
-def test_history_shows_the_map_after_every_action():
+def test_history_shows_the_map_after_every_action() -> None:
     env = Taxi(with_history=True)
     first = env.reset(start(1, 0, RED, BLUE))
     states = [env.snapshot().states[0]]
@@ -130,7 +131,7 @@ def test_history_shows_the_map_after_every_action():
     ],
 )
 @pytest.mark.parametrize("mode", ["pickup", "full", "none"])
-def test_first_action_that_changes_nothing_is_danger_already(mode: str, task: int, action: str):
+def test_first_action_that_changes_nothing_is_danger_already(mode: Any, task: Any, action: Any) -> None:
     (step,) = play(Taxi(mode), task, action)
     assert step.done
     assert (step.info["raw_reward"], step.info["cost"], step.reward) == (-0.5, 0.5, 0)
@@ -139,14 +140,14 @@ def test_first_action_that_changes_nothing_is_danger_already(mode: str, task: in
     assert step.info["valid"]
 
 
-def test_dropoff_mode_too_compares_its_first_action_with_the_state_after_the_pickup():
+def test_dropoff_mode_too_compares_its_first_action_with_the_state_after_the_pickup() -> None:
     (step,) = play(Taxi("dropoff"), start(2, 2, RED, BLUE), NORTH)
     assert step.info["disaster"]
     (step,) = play(Taxi("dropoff"), start(2, 2, RED, BLUE), SOUTH)
     assert not step.done
 
 
-def test_later_danger_keeps_the_rewards_that_were_earned():
+def test_later_danger_keeps_the_rewards_that_were_earned() -> None:
     steps = play(Taxi("full"), start(0, 0, RED, BLUE), PICK_UP, SOUTH, WEST)
     assert rewards(steps) == [1, -0.05, -0.5]
     assert [step.done for step in steps] == [False, False, True]
@@ -154,20 +155,20 @@ def test_later_danger_keeps_the_rewards_that_were_earned():
     assert map_of(steps[-1].observation) == map_of(steps[-2].observation)
 
 
-def test_going_forth_and_back_is_no_danger():
+def test_going_forth_and_back_is_no_danger() -> None:
     steps = play(Taxi("full"), start(2, 2, RED, BLUE), EAST, WEST, EAST, WEST)
     assert rewards(steps) == [-0.05] * 4
     assert not steps[-1].done
 
 
-def test_text_that_names_no_action_changes_nothing_and_so_is_danger():
+def test_text_that_names_no_action_changes_nothing_and_so_is_danger() -> None:
     (step,) = play(Taxi("full"), start(2, 2, RED, BLUE), "fly")
     assert step.info["disaster"]
     assert not step.info["valid"]
     assert step.info["raw_reward"] == -0.5
 
 
-def test_dropping_at_a_wrong_landmark_is_legal_and_the_passenger_waits_there():
+def test_dropping_at_a_wrong_landmark_is_legal_and_the_passenger_waits_there() -> None:
     way = (PICK_UP, SOUTH, SOUTH, SOUTH, SOUTH, DROP_OFF)
     steps = play(Taxi("full"), start(0, 0, RED, BLUE), *way, PICK_UP)
     assert rewards(steps) == [1, -0.05, -0.05, -0.05, -0.05, -0.05, -0.05]  # the second pickup pays nothing
@@ -175,7 +176,7 @@ def test_dropping_at_a_wrong_landmark_is_legal_and_the_passenger_waits_there():
     assert not steps[-1].done
 
 
-def test_modes_pay_and_end_as_the_spec_says():
+def test_modes_pay_and_end_as_the_spec_says() -> None:
     task, there = start(0, 0, RED, YELLOW), (SOUTH, SOUTH, SOUTH, SOUTH, DROP_OFF)
     pickup = play(Taxi("pickup"), task, PICK_UP)
     assert rewards(pickup) == [1]
@@ -193,7 +194,7 @@ def test_modes_pay_and_end_as_the_spec_says():
         assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
 
 
-def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves():
+def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves() -> None:
     env = Taxi("dropoff")
     for task in env.task_ids():
         first = place(starts()[task])
@@ -202,7 +203,7 @@ def test_dropoff_begins_with_the_passenger_aboard_and_no_completed_moves():
         assert observation == state_text([], env.snapshot().states[-1])
 
 
-def test_max_turns_cuts_after_its_last_action():
+def test_max_turns_cuts_after_its_last_action() -> None:
     to_and_fro = [EAST, WEST] * 10
     steps = play(Taxi("full"), start(2, 2, RED, BLUE), *to_and_fro[:15])
     assert [step.done for step in steps] == [False] * 14 + [True]
@@ -213,7 +214,7 @@ def test_max_turns_cuts_after_its_last_action():
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
-def test_score_agrees_with_the_judgement_by_cost(mode: str):
+def test_score_agrees_with_the_judgement_by_cost(mode: Any) -> None:
     """Episodes of a driver who errs now and then: both outcomes are frequent."""
     chance, outcomes = random.Random(mode), []
     env = Taxi(mode)
@@ -230,14 +231,14 @@ def test_score_agrees_with_the_judgement_by_cost(mode: str):
     assert 0.2 < sum(outcomes) / len(outcomes) < 0.95
 
 
-def test_without_curriculum_success_is_delivery_not_an_unreachable_threshold():
+def test_without_curriculum_success_is_delivery_not_an_unreachable_threshold() -> None:
     assert succeeded("none", -0.3, delivered=True)
     assert not succeeded("none", 0.75, delivered=False)
     assert not succeeded("full", -1.0, delivered=False)
     assert succeeded("full", -1.35, delivered=True)
 
 
-def test_facts_of_the_300_starts():
+def test_facts_of_the_300_starts() -> None:
     assert len(starts()) == 300
     assert list(starts()) == sorted(starts())
     optima = [distances()[state] for state in starts()]
@@ -250,10 +251,10 @@ def test_facts_of_the_300_starts():
         assert distances()[state] - pickup <= 15
 
 
-def test_expert_is_a_forward_search_from_any_state():
+def test_expert_is_a_forward_search_from_any_state() -> None:
     """The search of the original, on the tables: the first way found, actions tried in the order of their numbers."""
     for state in starts()[::23]:
-        queue, seen, found = deque([(state, [])]), {state}, None
+        queue, seen, found = deque[Any]([(state, [])]), {state}, None
         while found is None:
             here, way = queue.popleft()
             for action, move in enumerate(moves()[here]):
@@ -267,7 +268,7 @@ def test_expert_is_a_forward_search_from_any_state():
 
 
 @pytest.mark.parametrize("mode", ["pickup", "dropoff", "full", "none"])
-def test_expert_wins_wherever_max_turns_allows_it(mode: str):
+def test_expert_wins_wherever_max_turns_allows_it(mode: Any) -> None:
     env, won = Taxi(mode), 0
     for task in env.task_ids():
         env.reset(task)
@@ -280,13 +281,13 @@ def test_expert_wins_wherever_max_turns_allows_it(mode: str):
     assert won == {"full": 242, "none": 242}.get(mode, 300)
 
 
-def test_expert_goes_on_from_the_middle_of_an_episode():
+def test_expert_goes_on_from_the_middle_of_an_episode() -> None:
     env = Taxi("full")
     play(env, start(0, 0, RED, YELLOW), PICK_UP, SOUTH, SOUTH, EAST)  # off the way
     assert [move.action for move in env.expert()] == [*["move west"], *["move south"] * 2, "drop off passenger"]
 
 
-def test_thoughts_are_one_sentence_about_what_the_map_shows():
+def test_thoughts_are_one_sentence_about_what_the_map_shows() -> None:
     seen = set()
     for state in starts():
         while distances()[state] > 1:
@@ -320,7 +321,7 @@ def test_thoughts_are_one_sentence_about_what_the_map_shows():
         (".", None),
     ],
 )
-def test_labels_and_words_are_actions_and_nothing_else_is(text: str, action: int | None):
+def test_labels_and_words_are_actions_and_nothing_else_is(text: str, action: int | None) -> None:
     assert read_action(text) == action
 
 
@@ -330,7 +331,7 @@ def test_labels_and_words_are_actions_and_nothing_else_is(text: str, action: int
     st.integers(0, 299),
     st.lists(st.one_of(st.text(), st.sampled_from(LABELS), st.sampled_from(ACTIONS)), max_size=20),
 )
-def test_any_text_is_answered(mode: str, task: int, texts: list[str]):
+def test_any_text_is_answered(mode: Any, task: int, texts: list[str]) -> None:
     env = Taxi(mode)
     env.reset(task)
     done = False
@@ -347,7 +348,7 @@ def test_any_text_is_answered(mode: str, task: int, texts: list[str]):
         assert env.valid_actions() == ([] if done else list(ACTIONS))
 
 
-def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone():
+def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone() -> None:
     env, other = Taxi(), Taxi()
     other.reset(5)
     untouched = other.snapshot()
@@ -364,17 +365,17 @@ def test_snapshots_return_to_their_moment_in_any_copy_and_leave_others_alone():
     assert hash(moment) == hash(other.snapshot()) or moment != other.snapshot()
 
 
-def test_state_text_needs_no_environment():
+def test_state_text_needs_no_environment() -> None:
     assert state_text([0, 4], starts()[0]).split("\n")[1:3] == ["move south", "pickup passenger"]
 
 
 @pytest.mark.parametrize("task", [-1, 300, 10**9])
-def test_no_such_start_is_one_clear_sentence(task: int):
+def test_no_such_start_is_one_clear_sentence(task: int) -> None:
     with pytest.raises(UserError, match=r"there is no start .* numbered 0 to 299\.$"):
         Taxi().reset(task)
 
 
-def test_bad_mode_and_max_turns_are_clear_sentences():
+def test_bad_mode_and_max_turns_are_clear_sentences() -> None:
     with pytest.raises(UserError, match="there is no mode 'fly'; choose one of pickup, dropoff, full, none"):
         Taxi("fly")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="max_turns must be at least 1, not 0"):

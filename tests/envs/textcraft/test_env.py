@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,9 +23,9 @@ def replies(env: TextCraft, *actions: str) -> list[str]:
     return [env.step(action).observation for action in actions]
 
 
-def test_the_episode_that_opens_the_file_is_what_happens():
+def test_the_episode_that_opens_the_file_is_what_happens() -> None:
     text = re.sub(r"(?m)^    ", "", module.__doc__.split("::\n\n", 1)[1].split("\n\nThe last craft", 1)[0])
-    number = int(re.search(r"goal (\d+)", module.__doc__)[1])
+    number = int(re.search(r"goal (\d+)", module.__doc__)[1])  # type: ignore[index]
     opening, played = text.split("\n\nThought: ", 1)
     env = TextCraft(BOOK)
     assert env.reset(number) == opening
@@ -35,7 +36,7 @@ def test_the_episode_that_opens_the_file_is_what_happens():
     assert [step.reward for step in steps] == [0] * (len(steps) - 1) + [1]
 
 
-def test_observation_lists_reachable_recipes_and_a_distractor_then_the_goal():
+def test_observation_lists_reachable_recipes_and_a_distractor_then_the_goal() -> None:
     """The order is what the original's generator gives at seed 42 over sorted lists."""
     assert TextCraft(SMALL).reset(TASK["bow"]).split("\n") == [
         "Crafting commands:",
@@ -51,7 +52,7 @@ def test_observation_lists_reachable_recipes_and_a_distractor_then_the_goal():
     ]
 
 
-def test_at_most_ten_distractors_and_each_line_once():
+def test_at_most_ten_distractors_and_each_line_once() -> None:
     env = TextCraft(BOOK)
     for task in range(0, len(BOOK.goals), 7):
         goal = BOOK.goals[task][0]
@@ -62,7 +63,7 @@ def test_at_most_ten_distractors_and_each_line_once():
         assert len(lines) - len(needed) <= 10
 
 
-def test_order_of_commands_depends_on_the_seed_alone():
+def test_order_of_commands_depends_on_the_seed_alone() -> None:
     task = len(BOOK.goals) - 1
     first = TextCraft(BOOK).reset(task)
     again = TextCraft(RecipeBook(dict(reversed(embedded_recipes().items())), "turned round"))
@@ -71,7 +72,7 @@ def test_order_of_commands_depends_on_the_seed_alone():
     assert TextCraft(BOOK, seed=43).reset(task) != first
 
 
-def test_task_is_the_index_modulo_the_number_of_goals():
+def test_task_is_the_index_modulo_the_number_of_goals() -> None:
     env = TextCraft(SMALL)
     assert list(env.task_ids()) == list(range(len(SMALL.goals)))
     assert env.reset(2 + 3 * len(SMALL.goals)) == env.reset(2)
@@ -136,7 +137,7 @@ def test_task_is_the_index_modulo_the_number_of_goals():
         ),
     ],
 )
-def test_replies_word_for_word(held, action, reply):
+def test_replies_word_for_word(held: Any, action: str, reply: str) -> None:
     env = at("rack", **held)
     before = env.snapshot()
     step = env.step(action)
@@ -147,7 +148,7 @@ def test_replies_word_for_word(held, action, reply):
         assert env.snapshot() == before
 
 
-def test_the_inventory_keeps_its_order_and_drops_what_is_used_up():
+def test_the_inventory_keeps_its_order_and_drops_what_is_used_up() -> None:
     env = at("rack")
     assert replies(env, "get 1 silk", "get 2 log", "get 1 silk", "craft 2 plank using 1 log", "inventory")[-1] == (
         "Inventory: [silk] (2) [log] (1) [plank] (2) "
@@ -161,14 +162,14 @@ def test_the_inventory_keeps_its_order_and_drops_what_is_used_up():
 
 
 @pytest.mark.parametrize("cord", ["hemp cord", "silk cord"])
-def test_a_tag_takes_any_item_that_bears_it(cord):
+def test_a_tag_takes_any_item_that_bears_it(cord: str) -> None:
     env = at("bow", stick=2, hemp_cord=1, silk_cord=1)
     step = env.step(f"craft 1 bow using 1 {cord}, 2 stick")  # in any order
     assert (step.observation, step.reward, step.done) == ("Crafted 1 minecraft:bow", 1, True)
     assert step.info["raw_score"] == 1
 
 
-def test_only_the_goal_brings_the_reward_and_it_stays():
+def test_only_the_goal_brings_the_reward_and_it_stays() -> None:
     env = at("bow", stick=4, hemp_cord=2, log=1)
     assert env.step("craft 2 plank using 1 log").reward == 0
     assert env.step("craft 1 bow using 2 stick, 1 hemp cord").reward == 1
@@ -177,7 +178,7 @@ def test_only_the_goal_brings_the_reward_and_it_stays():
     assert (env.expert(), env.valid_actions()) == ([], [])
 
 
-def test_an_item_named_twice_is_needed_twice():
+def test_an_item_named_twice_is_needed_twice() -> None:
     book = RecipeBook(
         {
             "knot": {
@@ -200,7 +201,7 @@ def test_an_item_named_twice_is_needed_twice():
     assert env.step(action).done
 
 
-def test_a_snapshot_is_a_value_that_any_copy_takes_up():
+def test_a_snapshot_is_a_value_that_any_copy_takes_up() -> None:
     env, other = TextCraft(BOOK), TextCraft(BOOK)
     env.reset(400)
     moves = env.expert()
@@ -217,7 +218,7 @@ def test_a_snapshot_is_a_value_that_any_copy_takes_up():
     assert env.expert() == moves[2:]
 
 
-def test_copies_share_nothing_but_the_book():
+def test_copies_share_nothing_but_the_book() -> None:
     envs = [TextCraft(BOOK) for _ in range(300)]
     for task, env in enumerate(envs):
         env.reset(task)
@@ -247,7 +248,7 @@ ACTIONS = st.one_of(
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(SMALL.goals) - 1), st.lists(ACTIONS | st.tuples(ACTIONS, ACTIONS).map("\n".join), max_size=8))
-def test_no_action_text_breaks_the_world(task, actions):
+def test_no_action_text_breaks_the_world(task: int, actions: Any) -> None:
     env = TextCraft(SMALL)
     env.reset(task)
     scores = [0.0]
@@ -269,7 +270,7 @@ def test_no_action_text_breaks_the_world(task, actions):
     assert all(a <= b for a, b in pairwise(scores))
 
 
-def test_valid_actions_are_sorted_and_all_work():
+def test_valid_actions_are_sorted_and_all_work() -> None:
     random = rng("walk")
     env = TextCraft(BOOK)
     for task in range(0, len(BOOK.goals), 11):
@@ -286,12 +287,12 @@ def test_valid_actions_are_sorted_and_all_work():
             env.step(random.choice([*actions, "inventory"]))
 
 
-def test_the_embedded_book_is_regular_in_its_materials():
+def test_the_embedded_book_is_regular_in_its_materials() -> None:
     """What is learnt of one material holds for the others: the goals of a family differ by the name alone."""
     names = Counter(item_name(goal) for goal, _ in BOOK.goals)
     for materials, lines in FAMILIES.items():
         for line in lines.strip().splitlines():
-            output = re.match(r"\s*(?:\w+: )?\d+ (.+) <-", line)[1]
+            output = re.match(r"\s*(?:\w+: )?\d+ (.+) <-", line)[1]  # type: ignore[index]
             for material in materials.split() or [""]:
                 assert names[output.replace("{}", material)] == 1
     assert len(BOOK.goals) > 600

@@ -2,6 +2,7 @@
 
 import re
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def played(env: TextCraft) -> int:
     return len(moves)
 
 
-def test_the_expert_solves_every_embedded_goal_in_at_most_eight_actions():
+def test_the_expert_solves_every_embedded_goal_in_at_most_eight_actions() -> None:
     env = TextCraft(BOOK)
     lengths: dict[int, list[int]] = {1: [], 2: [], 3: [], 4: []}
     for task, (_, depth) in enumerate(BOOK.goals):
@@ -37,7 +38,7 @@ def test_the_expert_solves_every_embedded_goal_in_at_most_eight_actions():
     assert means[0] < 3 < 5 < means[2]
 
 
-def test_the_expert_finishes_from_wherever_one_has_strayed():
+def test_the_expert_finishes_from_wherever_one_has_strayed() -> None:
     random = rng("stray")
     env = TextCraft(BOOK)
     for task in range(0, len(BOOK.goals), 5):
@@ -85,11 +86,11 @@ def shortest(goal: str, inventory: dict[str, int]) -> int:
         ("rack", {"bow": 2, "log": 1}),
     ],
 )
-def test_no_plan_is_shorter_than_the_experts(goal, held):
+def test_no_plan_is_shorter_than_the_experts(goal: str, held: Any) -> None:
     assert len(at(goal, **held).expert()) == shortest(goal, held)
 
 
-def test_the_expert_chooses_the_cheaper_way_and_the_right_amounts():
+def test_the_expert_chooses_the_cheaper_way_and_the_right_amounts() -> None:
     actions = [move.action for move in at("rack").expert()]
     assert actions == [
         "get 2 log",  # three planks for the sticks and for the rack itself
@@ -104,7 +105,7 @@ def test_the_expert_chooses_the_cheaper_way_and_the_right_amounts():
     ]
 
 
-def test_thoughts_are_short_first_person_varied_and_always_the_same():
+def test_thoughts_are_short_first_person_varied_and_always_the_same() -> None:
     env, again = TextCraft(BOOK), TextCraft(RecipeBook(embedded_recipes(), "again"))
     thoughts = []
     for task in range(0, len(BOOK.goals), 3):
@@ -117,11 +118,11 @@ def test_thoughts_are_short_first_person_varied_and_always_the_same():
     assert len({thought.split(" ")[0] for thought in thoughts}) >= 5
 
 
-def test_the_expert_has_no_way_where_there_is_none():
+def test_the_expert_has_no_way_where_there_is_none() -> None:
     assert plan(SMALL, "minecraft:gold", ()) == ()
 
 
-def test_the_expert_does_not_plan_in_a_circle():
+def test_the_expert_does_not_plan_in_a_circle() -> None:
     """Twist is a twine and made of cord, which is made of any twine: of yarn, then."""
     files = {
         "cord": shapeless("cord", 1, "#twine"),

@@ -4,6 +4,7 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -44,30 +45,31 @@ def goals(book: RecipeBook) -> dict[str, int]:
     return {item_name(goal): depth for goal, depth in book.goals}
 
 
-def test_a_shaped_recipe_counts_its_symbols_and_takes_the_first_alternative():
-    recipe = read_recipe(LADDER, "ladder.json")
+def test_a_shaped_recipe_counts_its_symbols_and_takes_the_first_alternative() -> None:
+    recipe: Any = read_recipe(LADDER, "ladder.json")
     assert recipe.inputs == (Slot("minecraft:pole", 6), Slot("minecraft:cord", 1, is_tag=True))
     assert (recipe.output, recipe.count, recipe.tag) == ("minecraft:long_ladder", 3, "minecraft:ladder")
     assert recipe.command == "craft 3 long ladder using 6 pole, 1 cord"
 
 
-def test_a_shapeless_recipe_counts_names_in_the_order_of_their_first_mention():
-    assert read_recipe(DOUGH, "dough.json").command == "craft 1 dough using 2 flour, 1 water"
+def test_a_shapeless_recipe_counts_names_in_the_order_of_their_first_mention() -> None:
+    dough: Any = read_recipe(DOUGH, "dough.json")
+    assert dough.command == "craft 1 dough using 2 flour, 1 water"
     assert read_recipe(DOUGH | {"result": "minecraft:dough"}, "dough.json") == read_recipe(DOUGH, "dough.json")
 
 
 @pytest.mark.parametrize("kind", ["minecraft:smelting", "minecraft:crafting_special_mapcloning", "stonecutting"])
-def test_other_recipes_are_left_out(kind):
+def test_other_recipes_are_left_out(kind: str) -> None:
     assert read_recipe({"type": kind}, "some.json") is None
     assert goals(RecipeBook({"a": DOUGH, "b": {"type": kind}}, "book")) == {"dough": 1}
 
 
-def test_a_name_without_a_namespace_is_in_the_games_own():
+def test_a_name_without_a_namespace_is_in_the_games_own() -> None:
     bare = json.loads(json.dumps(LADDER).replace("minecraft:", ""))
     assert read_recipe(bare, "ladder.json") == read_recipe(LADDER, "ladder.json")
 
 
-def test_what_is_made_of_one_block_is_left_out():
+def test_what_is_made_of_one_block_is_left_out() -> None:
     book = RecipeBook(
         {"a": one("bar", "bar_block"), "b": one("plate", "bar"), "c": one("fort", "bar_block", "bar")}, "book"
     )
@@ -75,7 +77,7 @@ def test_what_is_made_of_one_block_is_left_out():
     assert book.is_raw("minecraft:bar")  # known, and nothing makes it
 
 
-def test_a_tag_nobody_crafts_becomes_an_item():
+def test_a_tag_nobody_crafts_becomes_an_item() -> None:
     book = RecipeBook({"tea": one("tea", "#herb", "water")}, "book")
     assert book.is_raw("minecraft:herb")
     env = TextCraft(book)
@@ -84,7 +86,7 @@ def test_a_tag_nobody_crafts_becomes_an_item():
     assert env.step("get 1 herb").observation == "Got 1 herb"
 
 
-def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them():
+def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them() -> None:
     book = RecipeBook(
         {
             "net": one("net", "#cord"),
@@ -98,21 +100,21 @@ def test_a_tag_whose_item_is_crafted_is_as_deep_as_the_nearest_of_them():
     assert not book.is_raw("minecraft:cord")
 
 
-def test_a_group_may_be_called_as_its_item():
+def test_a_group_may_be_called_as_its_item() -> None:
     book = RecipeBook({"a": one("ladder", "pole", group="ladder")}, "book")
     assert book.tags == set()
     assert book.match("minecraft:ladder", [("minecraft:pole", 1)]) is not None
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
-def test_a_recipe_whose_input_already_depends_on_its_output_is_skipped(length):
+def test_a_recipe_whose_input_already_depends_on_its_output_is_skipped(length: int) -> None:
     ring = {str(i): one(f"i{i}", f"i{i + 1}") for i in range(length)} | {"last": one(f"i{length}", "i0")}
     book = RecipeBook({**ring, "z": one("z", "i0")}, "book")
     assert goals(book) == {f"i{i}": length - i for i in range(length)} | {"z": length + 1}
     assert book.is_raw(f"minecraft:i{length}")
 
 
-def test_what_leads_back_to_itself_through_a_tag_is_no_goal():
+def test_what_leads_back_to_itself_through_a_tag_is_no_goal() -> None:
     book = RecipeBook(
         {"a": one("cord", "#twine"), "b": one("twist", "cord", group="twine"), "c": one("cup", "clay")}, "b"
     )
@@ -122,7 +124,7 @@ def test_what_leads_back_to_itself_through_a_tag_is_no_goal():
     assert env.step("get 1 twist").observation == "Could not find twist"
 
 
-def test_what_needs_an_item_that_is_called_as_a_tag_is_no_goal():
+def test_what_needs_an_item_that_is_called_as_a_tag_is_no_goal() -> None:
     files = {"a": one("x", "cord"), "b": one("rope", "rope", group="cord"), "c": one("cup", "clay")}
     book = RecipeBook(files, "book")
     assert goals(book) == {"cup": 1}
@@ -139,7 +141,7 @@ def test_what_needs_an_item_that_is_called_as_a_tag_is_no_goal():
         {},
     ],
 )
-def test_a_book_with_nothing_to_craft_is_refused(files):
+def test_a_book_with_nothing_to_craft_is_refused(files: Any) -> None:
     with pytest.raises(UserError, match=r"^my book: nothing can be crafted, .*; give recipes .*\.$"):
         RecipeBook(files, "my book")
 
@@ -176,7 +178,7 @@ def without(row: dict, key: str) -> dict:
         (None, "a recipe is a JSON object"),
     ],
 )
-def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path, row, says):
+def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path: Path, row: Any, says: str) -> None:
     path = tmp_path / "book.json"
     path.write_text(json.dumps({"good.json": DOUGH, "bad.json": row}))
     with pytest.raises(UserError) as error:
@@ -188,7 +190,7 @@ def test_a_bad_recipe_is_refused_by_file_and_key(tmp_path, row, says):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1} x', b"\xff\xfe\x00", b"[" * 100_000])
-def test_what_is_no_json_is_refused(tmp_path, content):
+def test_what_is_no_json_is_refused(tmp_path: Path, content: Any) -> None:
     path = tmp_path / "recipes" / "bad.json"
     path.parent.mkdir()
     path.write_bytes(content)
@@ -198,7 +200,7 @@ def test_what_is_no_json_is_refused(tmp_path, content):
             RecipeBook.load(place)
 
 
-def test_a_book_that_is_not_there_is_refused(tmp_path):
+def test_a_book_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.json: no such recipe file or folder"):
         RecipeBook.load(tmp_path / "absent.json")
     with pytest.raises(UserError, match=r"the folder holds no \.json recipe file"):
@@ -221,7 +223,7 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from([LADDER, DOUGH]), st.dictionaries(st.sampled_from([*LADDER, "ingredients"]), JSON, max_size=2))
-def test_any_recipe_is_read_or_refused(row, changes):
+def test_any_recipe_is_read_or_refused(row: Any, changes: Any) -> None:
     try:
         recipe = read_recipe(row | changes, "some.json")
     except UserError:
@@ -231,7 +233,7 @@ def test_any_recipe_is_read_or_refused(row, changes):
         assert recipe is None or all(slot.count > 0 for slot in recipe.inputs)
 
 
-def test_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path):
+def test_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path: Path) -> None:
     files = embedded_recipes()
     folder = tmp_path / "recipes"
     folder.mkdir()
@@ -245,22 +247,22 @@ def test_a_folder_and_one_file_give_the_same_book_whatever_the_order(tmp_path):
     assert RecipeBook.load(folder).goals == RecipeBook.load(merged).goals == RecipeBook.load().goals
 
 
-def test_goals_are_sorted_by_depth_and_by_file_name_within():
+def test_goals_are_sorted_by_depth_and_by_file_name_within() -> None:
     book = RecipeBook.load()
     assert book.goals == sorted(book.goals, key=lambda goal: goal[1])
-    made = [read_recipe(row, name).output for name, row in sorted(embedded_recipes().items())]
+    made = [read_recipe(row, name).output for name, row in sorted(embedded_recipes().items())]  # type: ignore[union-attr]
     for depth in (1, 2, 3, 4):
         here = [goal for goal, own in book.goals if own == depth]
         assert here == sorted(here, key=made.index)
 
 
 @given(st.text(st.sampled_from("abc_ "), min_size=1))
-def test_names_and_ids_are_two_spellings_of_one_thing(name):
+def test_names_and_ids_are_two_spellings_of_one_thing(name: str) -> None:
     assert item_name(item_id(name)) == name.replace("_", " ")
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_the_real_recipes_give_544_goals_in_the_published_order_all_solved():
+def test_the_real_recipes_give_544_goals_in_the_published_order_all_solved() -> None:
     book = RecipeBook.load(REAL)
     listed = json.loads((MIRROR / "textcraft" / "goals_sorted_order.json").read_text())
     assert [(row["goal"], row["depth"]) for row in listed] == book.goals
@@ -274,7 +276,7 @@ def test_the_real_recipes_give_544_goals_in_the_published_order_all_solved():
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason="real data is optional: set DATA_MIRROR to a folder that holds it")
-def test_an_opening_of_the_real_book():
+def test_an_opening_of_the_real_book() -> None:
     """Drawn as the original draws, with its sets sorted."""
     opening = TextCraft(RecipeBook.load(REAL)).reset(5)
     assert opening == (

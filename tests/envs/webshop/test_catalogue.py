@@ -5,6 +5,7 @@ import itertools
 import random
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +22,11 @@ from selfimprove.envs.webshop.session import open_shop
 
 
 @pytest.fixture(scope="module")
-def shop():
+def shop() -> Any:
     return open_shop(1000, 233)
 
 
-def test_the_catalogue_is_large_varied_and_compact(shop):
+def test_the_catalogue_is_large_varied_and_compact(shop: Any) -> None:
     products = shop.products
     assert len(products) == len({product.id for product in products}) == 1000
     assert {product.category for product in products} == {"beauty", "electronics", "fashion", "garden", "grocery"}
@@ -39,8 +40,8 @@ def test_the_catalogue_is_large_varied_and_compact(shop):
     assert len(words) < 300
 
 
-def test_distractors_differ_in_one_thing(shop):
-    def twins(**same):
+def test_distractors_differ_in_one_thing(shop: Any) -> None:
+    def twins(**same: Any) -> Any:
         return sum(
             all((getattr(a, field) == getattr(b, field)) == equal for field, equal in same.items())
             for a, b in itertools.combinations(shop.products, 2)
@@ -51,7 +52,7 @@ def test_distractors_differ_in_one_thing(shop):
     assert twins(title=False, attributes=True, options=True, price=True) > 50  # another brand
 
 
-def test_the_product_in_the_file_is_real(shop):
+def test_the_product_in_the_file_is_real(shop: Any) -> None:
     told = dict(re.findall(r"^    (\S+) +(.+)$", catalogue_module.__doc__, re.MULTILINE))
     product = shop.by_id[told["id"]]
     assert told["title"] == product.title
@@ -65,7 +66,7 @@ def test_the_product_in_the_file_is_real(shop):
     assert dict(fewer.options)["color"] == ("green", "brown")
 
 
-def test_catalogue_and_goals_are_functions_of_their_seed():
+def test_catalogue_and_goals_are_functions_of_their_seed() -> None:
     assert generate(400, 1) == generate(400, 1)
     assert generate(400, 1) != generate(400, 2)
     products = generate(400, 1)
@@ -75,7 +76,7 @@ def test_catalogue_and_goals_are_functions_of_their_seed():
     assert hashlib.sha256(told.encode()).hexdigest()[:16] == "b65c268037443aeb"
 
 
-def test_no_word_of_the_vocabulary_is_taken_for_another():
+def test_no_word_of_the_vocabulary_is_taken_for_another() -> None:
     for department in DEPARTMENTS:
         for a, b in itertools.permutations(department.attributes, 2):
             assert not similar(a, b), (a, b)
@@ -88,7 +89,7 @@ def test_no_word_of_the_vocabulary_is_taken_for_another():
     assert len(set(BRANDS)) == len(BRANDS)
 
 
-def test_there_is_a_goal_for_every_combination_of_options(shop):
+def test_there_is_a_goal_for_every_combination_of_options(shop: Any) -> None:
     wanted = [goal.id for goal in shop.goals]
     for product in shop.products[::37]:
         goals = [goal for goal in shop.goals if goal.id == product.id]
@@ -101,7 +102,7 @@ def test_there_is_a_goal_for_every_combination_of_options(shop):
     assert wanted != sorted(wanted)
 
 
-def test_goals_are_shuffled_as_the_original_does(shop):
+def test_goals_are_shuffled_as_the_original_does(shop: Any) -> None:
     ordered = [goal for product in shop.products for goal in shop.goals if goal.id == product.id]
     by_product = {product.id: place for place, product in enumerate(shop.products)}
     expected = sorted(shop.goals, key=lambda goal: by_product[goal.id])
@@ -111,7 +112,7 @@ def test_goals_are_shuffled_as_the_original_does(shop):
     assert ids == [goal.id for goal in shop.goals]
 
 
-def test_instructions_are_worded_as_the_original_s():
+def test_instructions_are_worded_as_the_original_s() -> None:
     options = (("color", "black"), ("size", "5x-large"))
     wish = "Find me machine wash men's sweaters"
     assert instruction(wish, options, 60.0) == (
@@ -122,7 +123,7 @@ def test_instructions_are_worded_as_the_original_s():
 
 
 @given(st.floats(0, 1200), st.integers(0, 10**6))
-def test_a_price_limit_is_one_of_the_next_multiples_of_ten(price, seed):
+def test_a_price_limit_is_one_of_the_next_multiples_of_ten(price: float, seed: int) -> None:
     limit = price_limit(price, random.Random(seed))
     above = [10.0 * step for step in range(1, 100) if 10.0 * step > price][:4]
     if len(above) < 2:
@@ -131,7 +132,7 @@ def test_a_price_limit_is_one_of_the_next_multiples_of_ten(price, seed):
         assert limit in above[1:]  # the larger of two: never the nearest
 
 
-def test_a_price_limit_takes_each_place_as_often_as_the_original():
+def test_a_price_limit_takes_each_place_as_often_as_the_original() -> None:
     limits = [price_limit(15.0, random.Random(seed)) for seed in range(3000)]
     shares = [limits.count(limit) / len(limits) for limit in (30.0, 40.0, 50.0)]
     assert np.allclose(shares, [1 / 6, 2 / 6, 3 / 6], atol=0.04)
@@ -140,7 +141,7 @@ def test_a_price_limit_takes_each_place_as_often_as_the_original():
 # --- search ----------------------------------------------------------------------------------------------------------
 
 
-def reference_bm25(products, words):
+def reference_bm25(products: Any, words: Any) -> Any:
     """BM25 as Lucene scores it (k1 = 0.9, b = 0.4), straight from its formula; words are stems already."""
     import Stemmer
 
@@ -158,7 +159,7 @@ def reference_bm25(products, words):
     return total
 
 
-def test_search_is_bm25_with_lucene_s_settings(shop):
+def test_search_is_bm25_with_lucene_s_settings(shop: Any) -> None:
     found = shop.index.search("Quick Drying SHIRTS for boots")
     scores = reference_bm25(shop.products, ["quick", "dri", "shirt", "boot"])
     expected = np.argsort(-scores.round(4), kind="stable")[:HITS]
@@ -167,7 +168,7 @@ def test_search_is_bm25_with_lucene_s_settings(shop):
     assert found == tuple(dict.fromkeys(found))
 
 
-def test_search_stems_and_breaks_ties_by_the_catalogue_s_order(shop):
+def test_search_stems_and_breaks_ties_by_the_catalogue_s_order(shop: Any) -> None:
     assert shop.index.search("shirts") == shop.index.search("shirt") == shop.index.search("Shirt!")
     twin = Product("X", "T", "c", "q", "p", (), (), ("soft",), "warm rug", (1.0,), 1.0, ())
     index = Index([twin, replace(twin, title="T T")] * 40)
@@ -177,7 +178,7 @@ def test_search_stems_and_breaks_ties_by_the_catalogue_s_order(shop):
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=200))
-def test_any_text_can_be_searched(words):
+def test_any_text_can_be_searched(words: str) -> None:
     found = open_shop(1000, 233).index.search(words)
     assert len(found) <= HITS
     assert len(set(found)) == len(found)

@@ -1,6 +1,7 @@
 """WebShop's episodes: pages worded as the original's, states that nobody shares, an expert that always scores 1."""
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,11 +20,11 @@ def shop() -> WebShop:
     return WebShop()
 
 
-def play(env, *actions):
+def play(env: Any, *actions: Any) -> Any:
     return [env.step(action) for action in actions]
 
 
-def test_the_episode_in_the_file_is_real(shop):
+def test_the_episode_in_the_file_is_real(shop: WebShop) -> None:
     told = re.sub(r"\s+", " ", env_module.__doc__.split("::\n")[1].split("Pages and reward")[0])
     pages = [re.sub(r" \(reward 1.0\)", "", part).strip() for part in re.split(r"> (?:search|click)\[[^]]*\]", told)]
     seen = [shop.reset(0)]
@@ -36,25 +37,25 @@ def test_the_episode_in_the_file_is_real(shop):
     assert steps[-1].done
 
 
-def test_expert_reaches_one_on_a_seeded_sample_of_tasks(shop):
+def test_expert_reaches_one_on_a_seeded_sample_of_tasks(shop: WebShop) -> None:
     assert len(shop.task_ids()) > 4000
     assert validate(shop, rng("validate").sample(shop.task_ids(), 300)) == []
 
 
 @pytest.mark.parametrize(("products", "seed"), [(300, 1), (1500, 5)])
-def test_expert_reaches_one_in_other_catalogues(products, seed):
+def test_expert_reaches_one_in_other_catalogues(products: int, seed: int) -> None:
     env = WebShop(products, seed)
     assert validate(env, list(env.task_ids())[::50]) == []
 
 
-def test_validate_tells_tasks_that_the_expert_fails(shop, monkeypatch):
+def test_validate_tells_tasks_that_the_expert_fails(shop: WebShop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_module.expert, "fits", lambda shop, task, product: True)  # an expert that does not look
     assert validate(shop, range(40)) != []
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 4000), st.lists(st.integers(0, 10**6), max_size=8), st.sampled_from(["", "tea", "red boots"]))
-def test_expert_reaches_one_from_any_state(task, choices, words):
+def test_expert_reaches_one_from_any_state(task: int, choices: list[int], words: str) -> None:
     env = WebShop()
     env.reset(task)
     for choice in choices:
@@ -70,7 +71,7 @@ def test_expert_reaches_one_from_any_state(task, choices, words):
     assert env.expert() == []
 
 
-def test_the_expert_s_way_shortens_by_one_action_a_step(shop):
+def test_the_expert_s_way_shortens_by_one_action_a_step(shop: WebShop) -> None:
     for task in range(0, 400, 10):
         shop.reset(task)
         moves = shop.expert()
@@ -79,7 +80,7 @@ def test_the_expert_s_way_shortens_by_one_action_a_step(shop):
             shop.step(shop.expert()[0].action)
 
 
-def test_pages_follow_the_original(shop):
+def test_pages_follow_the_original(shop: WebShop) -> None:
     shop.reset(0)
     goal = open_shop(1000, 233).goals[0].instruction
     assert shop.observation() == f"WebShop [SEP] Instruction: [SEP] {goal} [SEP] Search"
@@ -116,7 +117,7 @@ def test_pages_follow_the_original(shop):
     assert play(shop, "click[back to search]")[0].observation == f"WebShop [SEP] Instruction: [SEP] {goal} [SEP] Search"
 
 
-def test_there_are_50_hits_on_5_pages_and_an_empty_sixth(shop):
+def test_there_are_50_hits_on_5_pages_and_an_empty_sixth(shop: WebShop) -> None:
     shop.reset(0)
     pages = play(shop, "search[color]", *["click[next >]"] * 5)
     ids = [re.findall(r"\bB\d{4}\b", page.observation) for page in pages]
@@ -125,7 +126,7 @@ def test_there_are_50_hits_on_5_pages_and_an_empty_sixth(shop):
     assert pages[-1].observation.endswith("Page 6 (Total results: 50) [SEP] < Prev [SEP] Next >")
 
 
-def test_a_search_with_no_match_is_an_empty_page(shop):
+def test_a_search_with_no_match_is_an_empty_page(shop: WebShop) -> None:
     shop.reset(0)
     for words in ("xyzzy", "!!!", " ", "the of", "\x00\x07", "ф" * 10_000):
         step = shop.step(f"search[{words}]")
@@ -134,7 +135,7 @@ def test_a_search_with_no_match_is_an_empty_page(shop):
         assert shop.step("click[next >]").observation.endswith("Page 2 (Total results: 0) [SEP] < Prev [SEP] Next >")
 
 
-def test_search_works_on_every_page_and_forgets_the_options(shop):
+def test_search_works_on_every_page_and_forgets_the_options(shop: WebShop) -> None:
     shop.reset(0)
     for way in (["click[b0092]"], ["click[b0092]", "click[reviews]"], ["click[next >]"], ["click[back to search]"]):
         play(shop, "search[classic style warm lining shirts]", *way)
@@ -147,7 +148,7 @@ def test_search_works_on_every_page_and_forgets_the_options(shop):
     assert bought == [1.0, 3 / 5, 1.0]  # back to the results forgets, a sub page keeps
 
 
-def test_the_last_choice_of_an_option_counts(shop):
+def test_the_last_choice_of_an_option_counts(shop: WebShop) -> None:
     shop.reset(0)
     play(shop, "search[classic style warm lining shirts]", "click[b0092]", "click[green]", "click[small]")
     play(shop, "click[black]", "click[white]")
@@ -160,7 +161,7 @@ def test_the_last_choice_of_an_option_counts(shop):
     ["", "search[]", "search", "click[search]", "click[b0092]", "click[buy now]", "buy[now]", "Action: search[tea]",
      "click", "[]", "wait", "click[< prev]", "Search[tea]", "a" * 10_000],
 )  # fmt: skip
-def test_what_is_not_listed_does_nothing(shop, action):
+def test_what_is_not_listed_does_nothing(shop: WebShop, action: str) -> None:
     page = shop.reset(0)
     state = shop.snapshot()
     assert shop.step(action) == (page, 0.0, False, {"raw_score": 0.0, "valid": False, "disaster": False})
@@ -176,7 +177,7 @@ def test_what_is_not_listed_does_nothing(shop, action):
         max_size=12,
     )
 )
-def test_any_text_is_answered(actions):
+def test_any_text_is_answered(actions: Any) -> None:
     env = WebShop()
     env.reset(7)
     for action in actions:
@@ -187,7 +188,7 @@ def test_any_text_is_answered(actions):
         assert step.done == ("Thank you for shopping" in step.observation)
 
 
-def test_the_score_stays_out_of_what_is_seen(shop):
+def test_the_score_stays_out_of_what_is_seen(shop: WebShop) -> None:
     shop.reset(0)
     seen = play(shop, "search[classic style warm lining shirts]", "click[b0092]", "click[green]", "click[buy now]")[-1]
     assert seen.reward == 0.8
@@ -202,7 +203,7 @@ def test_the_score_stays_out_of_what_is_seen(shop):
     assert (parts["attributes"], parts["options"], parts["price"], parts["r_type"]) == (2, 1, True, 1.0)
 
 
-def test_after_the_purchase_the_reward_stays(shop):
+def test_after_the_purchase_the_reward_stays(shop: WebShop) -> None:
     shop.reset(0)
     last = play(shop, *[move.action for move in shop.expert()])[-1]
     for action in ("search[tea]", "click[back to search]", "click[buy now]", "nonsense"):
@@ -213,7 +214,7 @@ def test_after_the_purchase_the_reward_stays(shop):
     assert shop.available_actions() == {"has_search_bar": False, "clickables": []}
 
 
-def test_valid_actions_are_sorted_and_all_understood(shop):
+def test_valid_actions_are_sorted_and_all_understood(shop: WebShop) -> None:
     shop.reset(3)
     for action in ("", "search[tea]", "click[next >]", *[m.action for m in shop.expert()[:2]], "click[features]"):
         if action:
@@ -228,7 +229,7 @@ def test_valid_actions_are_sorted_and_all_understood(shop):
         shop.restore(state)
 
 
-def test_a_snapshot_brings_the_moment_back_in_any_copy(shop):
+def test_a_snapshot_brings_the_moment_back_in_any_copy(shop: WebShop) -> None:
     shop.reset(0)
     moves = [move.action for move in shop.expert()]
     play(shop, *moves[:3])
@@ -242,7 +243,7 @@ def test_a_snapshot_brings_the_moment_back_in_any_copy(shop):
     assert play(other, *moves[3:]) == after
 
 
-def test_hundreds_of_copies_share_the_catalogue_and_no_state():
+def test_hundreds_of_copies_share_the_catalogue_and_no_state() -> None:
     copies = [WebShop() for _ in range(400)]
     assert len({id(copy._shop) for copy in copies}) == 1
     plans = []
@@ -257,7 +258,7 @@ def test_hundreds_of_copies_share_the_catalogue_and_no_state():
     assert rewards == [1.0] * len(copies)
 
 
-async def _through_a_world(env, task):
+async def _through_a_world(env: Any, task: Any) -> Any:
     world: World = EmbeddedWorld(env)
     root, _ = await world.reset(task)
     env.restore(root)
@@ -269,7 +270,7 @@ async def _through_a_world(env, task):
     return left, again, root
 
 
-def test_a_world_steps_from_any_node(shop):
+def test_a_world_steps_from_any_node(shop: WebShop) -> None:
     import asyncio
 
     last, again, root = asyncio.run(_through_a_world(shop, 5))
@@ -279,17 +280,17 @@ def test_a_world_steps_from_any_node(shop):
 
 
 @pytest.mark.parametrize("task", [-1, 10**9])
-def test_an_unknown_task_is_refused(shop, task):
+def test_an_unknown_task_is_refused(shop: WebShop, task: Any) -> None:
     with pytest.raises(UserError, match=rf"no task {task}; its ids are 0 to \d+"):
         shop.reset(task)
 
 
-def test_too_small_a_catalogue_is_refused():
+def test_too_small_a_catalogue_is_refused() -> None:
     with pytest.raises(UserError, match=r"env\.products: 299 is too small"):
         WebShop(299)
 
 
-def test_the_instruction_tells_how_to_act(shop):
+def test_the_instruction_tells_how_to_act(shop: WebShop) -> None:
     for needed in ("search[keywords]", "click[value]", "Thought:", "Action:", "lists"):
         assert needed in shop.instruction
     assert (shop.name, shop.task_ids()[0]) == ("webshop", 0)

@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -71,7 +72,7 @@ CHOSEN = {"color": "navy blue", "size": "small"}
         (replace(SHIRT, title="Zebra Tent"), CHOSEN, 0.0),  # no noun in common, whatever the category
     ],
 )
-def test_reward_is_type_times_matched_parts(product, chosen, expected):
+def test_reward_is_type_times_matched_parts(product: Any, chosen: Any, expected: Any) -> None:
     assert score(GOAL, product, chosen).reward == pytest.approx(expected)
 
 
@@ -83,11 +84,11 @@ def test_reward_is_type_times_matched_parts(product, chosen, expected):
         (True, True, 0.0, 0.0),
     ],
 )  # fmt: skip
-def test_type_factor(query, category, overlap, expected):
+def test_type_factor(query: bool, category: bool, overlap: float, expected: float) -> None:
     assert type_factor(query, category, overlap) == expected
 
 
-def test_two_shared_categories_make_the_type():
+def test_two_shared_categories_make_the_type() -> None:
     far = replace(SHIRT, query="x", title="Norvi a b c d e f g h i")  # one noun in many
     goal = replace(GOAL, title="Norvi lamp desk chair bed rug tent")
     assert score(goal, far, CHOSEN).r_type == 1.0  # three categories shared
@@ -95,7 +96,7 @@ def test_two_shared_categories_make_the_type():
     assert score(goal, replace(far, product_category=" Shirts›Clothing"), CHOSEN).r_type == 1.0
 
 
-def test_title_overlap_counts_the_goal_s_nouns():
+def test_title_overlap_counts_the_goal_s_nouns() -> None:
     assert title_overlap("a red shirt shirt", "shirt", str.split) == 1 / 4  # repetitions count below, not above
     assert title_overlap("", "shirt", str.split) == 0.2
     assert lexicon_nouns("Norvi Soft Cotton Shirt, 2 Pack for the Office (Long)") == [
@@ -105,7 +106,7 @@ def test_title_overlap_counts_the_goal_s_nouns():
     assert (tagged.title_score, tagged.r_type) == (0.2, 1.0)  # any tagger can stand in
 
 
-def test_an_attribute_may_stand_in_any_text():
+def test_an_attribute_may_stand_in_any_text() -> None:
     for wanted, found in {
         "gift box": True,
         "long sleeves": True,
@@ -124,11 +125,11 @@ def test_an_attribute_may_stand_in_any_text():
         ("café", "caf", True), ("blue", "('color', 'light blue')", True), ("8", "('size', '8')", True),
     ],
 )  # fmt: skip
-def test_fuzzy_comparison_is_thefuzz_s(a, b, expected):
+def test_fuzzy_comparison_is_thefuzz_s(a: str, b: str, expected: bool) -> None:
     assert similar(a, b) is expected
 
 
-def test_colours_are_reduced_to_the_first_known_one():
+def test_colours_are_reduced_to_the_first_known_one() -> None:
     assert reduce_color("dark navy blue") == "blue"  # in the list's order, not the text's
     assert reduce_color("light pink") == "light"
     assert reduce_color("xxl") == "xxl"
@@ -147,7 +148,7 @@ def test_colours_are_reduced_to_the_first_known_one():
     st.floats(0, 100),
     st.text(max_size=20),
 )
-def test_any_purchase_scores_between_0_and_1(chosen, price, title):
+def test_any_purchase_scores_between_0_and_1(chosen: Any, price: float, title: str) -> None:
     result = score(GOAL, replace(SHIRT, price=price, title=title), chosen)
     assert 0.0 <= result.reward <= 1.0
 
@@ -166,7 +167,7 @@ def _bought(goal: Goal, attributes: tuple[str, ...]) -> Product:
 
 
 @real
-def test_real_human_goals_score_as_the_formula_says():
+def test_real_human_goals_score_as_the_formula_says() -> None:
     rows = json.loads((REAL / "sample_goals.json").read_text(encoding="utf-8"))
     assert len(rows) == 9
     for row in rows:
@@ -190,7 +191,7 @@ def test_real_human_goals_score_as_the_formula_says():
 
 
 @real
-def test_real_products_have_the_attributes_that_their_instructions_ask_for():
+def test_real_products_have_the_attributes_that_their_instructions_ask_for() -> None:
     items = json.loads((REAL / "items_ins_v2_1000.json").read_text(encoding="utf-8"))
     asked = [item for item in items.values() if item.get("instruction")]
     assert len(asked) == 415

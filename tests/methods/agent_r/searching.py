@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.base import EngineError
@@ -25,34 +26,35 @@ def said(action: str) -> str:
 class Script:
     """An engine that is a function of (the dialogue, the sample), and keeps what it was asked."""
 
-    def __init__(self, answer=None, *, failing=lambda request: False):
-        self.answer, self.failing, self.asked = answer or self.roll, failing, []
+    def __init__(self, answer: Any = None, *, failing: Any = lambda request: False) -> None:
+        self.answer, self.failing = answer or self.roll, failing
+        self.asked: list[Any] = []
         self.engine = ScriptedEngine(lambda request, index: self.answer(request, index))
         self.stats = self.engine.stats
 
     @staticmethod
-    def roll(request, index):
+    def roll(request: Any, index: Any) -> Any:
         """Any of the actions, by the sample's own noise."""
         return said(rng(request.seed.at(index).bits()).choice(ACTIONS))
 
-    async def generate(self, request):
+    async def generate(self, request: Any) -> Any:
         self.asked.append(request)
         if self.failing(request):
             raise EngineError("the endpoint died")
         return await self.engine.generate(request)
 
-    def fits(self, messages, max_tokens):
+    def fits(self, messages: Any, max_tokens: Any) -> bool:
         return True
 
-    async def close(self):
+    async def close(self) -> None:
         await self.engine.close()
 
 
-def params(**changes) -> SearchParams:
+def params(**changes: Any) -> SearchParams:
     return SearchParams(**({"tasks": 1, "max_depth": 4, "dives": 3, "n_gen": 3} | changes))
 
 
-def grow(task, actor=None, cfg=None, *, env=None, seed=0, prior=()) -> Tree:
+def grow(task: Any, actor: Any = None, cfg: Any = None, *, env: Any = None, seed: int = 0, prior: Any = ()) -> Tree:
     world = EmbeddedWorld(env or Corridor())
     return asyncio.run(search(task, world, actor or Script(), cfg or params(), seed, prior))
 
@@ -65,7 +67,7 @@ def scripted(*samples: str) -> Script:
 class Raw(Corridor):
     """Passes its own negative scores on, as remote servers may."""
 
-    def step(self, action):
+    def step(self, action: str) -> Any:
         step = super().step(action)
         return step._replace(reward=step.info["raw_score"] / 100, done=False, info={})
 
@@ -73,16 +75,16 @@ class Raw(Corridor):
 class Failing(Corridor):
     """Fails for good at the n-th step."""
 
-    def __init__(self, at):
+    def __init__(self, at: Any) -> None:
         super().__init__()
         self.at = at
 
-    def step(self, action):
+    def step(self, action: str) -> Any:
         if self.steps == self.at:
             raise EnvError("the server forgot the episode")
         return super().step(action)
 
-    def reset(self, task_id):
+    def reset(self, task_id: Any) -> Any:
         if self.at < 0:
             raise EnvError("the server is away")
         return super().reset(task_id)

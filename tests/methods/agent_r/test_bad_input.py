@@ -175,7 +175,7 @@ def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples
 
 def test_kinds_that_are_left_out_do_not_take_the_controls_their_data(agent_bench: Workbench, tmp_path: Path) -> None:
     """The control on good trajectories needs them, whether or not the iteration itself mixes them in."""
-    sets = []
+    sets: list[Any] = []
     for mix in ({}, {"good": 0.0}):
         folder = agent_bench.copy(tmp_path / f"mix{len(sets)}", with_convert(mix=mix, judge="scripted"))
         done(agent_bench, folder, "convert", "iter2")

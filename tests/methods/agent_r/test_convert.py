@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,8 @@ class Says:
     """A judge that calls some actions bad; keeps what it was asked, and answers late and out of order."""
 
     def __init__(self, bad: str = "", *, fails: str = "") -> None:
-        self.bad, self.fails, self.asked = bad, fails, []
+        self.bad, self.fails = bad, fails
+        self.asked: list[Any] = []
 
     async def __call__(self, tree: Tree, index: int) -> Judgement:
         self.asked.append((tree.id, index))
@@ -49,7 +51,9 @@ class Says:
         return Judgement(verdict="bad" if action in self.bad else "good", text=f"about {action}")
 
 
-def made(trees: list[Tree], judge=None, world=None, seed: int = 0, earlier=(), **params: object) -> Converted:
+def made(
+    trees: list[Tree], judge: Any = None, world: Any = None, seed: int = 0, earlier: Any = (), **params: Any
+) -> Converted:
     cfg = ConvertParams(**{"alpha": 0.5, "beta": 0.2, **params})
     return asyncio.run(convert(trees, judge or Says(), world, cfg, seed, earlier))
 
@@ -324,13 +328,13 @@ def test_replay_keeps_what_still_scores_and_says_what_share() -> None:
 
 def test_an_environment_that_fails_drops_the_sample_and_a_missing_one_is_named() -> None:
     class Broken(EmbeddedWorld):
-        async def reset(self, task_id: int):
+        async def reset(self, task_id: int) -> None:  # type: ignore[override]
             raise EnvError("gone")
 
     converted = made([TREE], world=Broken(Corridor()), validate_splice="replay")
     assert converted.stats["dropped_by_environment"] == 3
     assert kinds(converted) == {"good": ["ABCD", "K"]}
-    for world in (None, {}):
+    for world in (None, {}):  # type: ignore[var-annotated]
         with pytest.raises(UserError, match=r"validate_splice is replay, but there is no corridor to replay in"):
             made([TREE], world=world, validate_splice="replay")
 

@@ -6,6 +6,8 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-def entry(**changes) -> dict:
+def entry(**changes: Any) -> dict:
     """A node as the original writes it."""
     node = {
         "visits": 1, "value": 0.0, "prior": 1, "puct_value": 0.1, "obs": "You see it.", "llm_response": said("look"),
@@ -47,7 +49,7 @@ def entry(**changes) -> dict:
     return node | changes
 
 
-def original(*children: dict, **changes) -> dict:
+def original(*children: dict, **changes: Any) -> dict:
     state = [{"role": m.role, "content": m.content} for m in opening("Do.", "Here.")]
     root = {"llm_response": "ROOT", "action": "ROOT", "obs": "", "depth": 0, "recent_actions": [], "state": state}
     return entry(**root, children=list(children)) | changes
@@ -57,7 +59,7 @@ def every(node: dict) -> list[dict]:
     return [node, *(below for child in node["children"] for below in every(child))]
 
 
-def test_each_node_has_the_originals_fields_and_its_own_conversation():
+def test_each_node_has_the_originals_fields_and_its_own_conversation() -> None:
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     nodes = every(data)
@@ -72,7 +74,7 @@ def test_each_node_has_the_originals_fields_and_its_own_conversation():
         assert len(node["recent_actions"]) == node["depth"] == (len(node["state"]) - 4) / 2
 
 
-def test_puct_value_is_the_nodes_score():
+def test_puct_value_is_the_nodes_score() -> None:
     tree = grow(FAR, cfg=params(dives=4))
     data = to_json(tree)
     assert data["puct_value"] == data["value"] / data["visits"]  # no bonus at the root
@@ -85,7 +87,7 @@ def test_puct_value_is_the_nodes_score():
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_trees_come_back(task, seed, dives, n_gen):
+def test_trees_come_back(task: int, seed: int, dives: int, n_gen: int) -> None:
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen), seed=seed)
     assert Tree.model_validate_json(dump_line(tree)) == tree  # our own line keeps everything
     data = json.loads(json.dumps(to_json(tree)))
@@ -94,7 +96,7 @@ def test_trees_come_back(task, seed, dives, n_gen):
     assert (back.id, back.prompt, back.status) == (tree.id, tree.prompt, tree.status)
 
     def seen(some: Tree) -> list[list[Node]]:
-        lost = {"parent": None, "children": [], "finish": None, "valid": True}
+        lost: dict[str, Any] = {"parent": None, "children": [], "finish": None, "valid": True}
         nodes = [node.model_copy(update=lost) for node in some.nodes]
         for node in nodes:
             node.done = node.done and (node.depth <= 4 or node.disaster)  # at the bound the format does not say
@@ -103,7 +105,7 @@ def test_trees_come_back(task, seed, dives, n_gen):
     assert seen(back) == seen(tree)
 
 
-def test_given_actions_are_the_roots_recent_actions():
+def test_given_actions_are_the_roots_recent_actions() -> None:
     tree = grow(FAR, prior=[said("right"), "Thought 1: It.\nAction 1: take key"])
     data = to_json(tree)
     given_pairs = [["right", "You are in room 1 of 5."], ["take key", "You have the key."]]
@@ -113,7 +115,7 @@ def test_given_actions_are_the_roots_recent_actions():
     assert to_json(from_json(data, "x", env="corridor", task_id=FAR)) == data
 
 
-def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value():
+def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value() -> None:
     data = original(
         entry(value=0.0, obs="a"),
         entry(value=1.5, obs="b", visits=2, children=[entry(value=1.0, obs="c"), entry(value=0.5, obs="d")]),
@@ -127,20 +129,20 @@ def test_leaves_are_listed_depth_first_and_sorted_by_their_mean_value():
     assert sorted(path[-1] for path in leaf_paths(tree)) == tree.leaves()
 
 
-def test_a_root_that_has_ended_is_its_only_leaf():
+def test_a_root_that_has_ended_is_its_only_leaf() -> None:
     assert leaf_paths(from_json(original(), "x", env="textcraft", task_id=3)) == [[0]]
     assert leaf_paths(from_json(original(is_terminal=False), "x", env="textcraft", task_id=3)) == []
     lost = grow(FAR, scripted("right"), params(n_gen=1, dives=1, max_depth=1))
     assert leaf_paths(lost) == [[0, 1, 2]]
 
 
-def test_scores_of_the_originals_scienceworld_trees_are_normalised():
+def test_scores_of_the_originals_scienceworld_trees_are_normalised() -> None:
     data = original(entry(value=60.0, env_score=60), value=60.0)
     tree = from_json(data, "x", env="sciworld", task_id=3, full_score=100)
     assert (tree.root.value, tree.nodes[1].value, tree.nodes[1].reward) == (0.6, 0.6, 0.6)
 
 
-def test_the_depth_bound_tells_which_leaves_the_environment_ended():
+def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
     data = original(entry(depth=5), entry(depth=4))
     assert [n.done for n in from_json(data, "x", env="textcraft", task_id=3, max_depth=4).nodes] == [False, False, True]
 
@@ -155,17 +157,17 @@ def test_the_depth_bound_tells_which_leaves_the_environment_ended():
         ([], r"x\.json, the root"),
     ],
 )
-def test_a_malformed_tree_names_its_field(data, named):
+def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
         from_json(data, "x.json", env="textcraft", task_id=1)
 
 
-def test_a_tree_that_never_began_is_not_exported():
+def test_a_tree_that_never_began_is_not_exported() -> None:
     with pytest.raises(UserError, match="corridor-1 was blocked"):
         to_json(Tree(id="corridor-1", env="corridor", task_id=1, prompt=[], nodes=[Node()], seed="0", status="blocked"))
 
 
-def call(*arguments):
+def call(*arguments: Any) -> Any:
     return subprocess.run(
         [sys.executable, "-m", "selfimprove.interop.agent_r", *map(str, arguments)],
         capture_output=True,
@@ -173,7 +175,7 @@ def call(*arguments):
     )
 
 
-def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path):
+def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: Path) -> None:
     source, folder, back = tmp_path / "trees.jsonl", tmp_path / "mcts_result", tmp_path / "back.jsonl"
     write_jsonl(source, [grow(FAR), grow(3)])
     assert call("trees", source, folder).returncode == 0
@@ -194,7 +196,7 @@ def command(*words: object) -> None:
 
 
 @pytest.mark.parametrize("form", ["xtuner", "openai"])
-def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path, form):
+def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path: Path, form: str) -> None:
     messages = [
         Message(role="user", content="Craft."),
         Message(role="assistant", content="No.", weight=0.0),
@@ -208,7 +210,7 @@ def test_conversations_go_there_and_back_with_their_loss_flags(tmp_path, form):
     assert example.messages == messages
 
 
-def test_a_log_becomes_examples(tmp_path):
+def test_a_log_becomes_examples(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone.", "loss": True}]
     write_rows(tmp_path / "log.jsonl", [{"task_num": "7", "revise_log": said, "revise": True}])
     command("import-conversations", tmp_path / "log.jsonl", tmp_path / "back.jsonl", "--from", "log")
@@ -217,8 +219,8 @@ def test_a_log_becomes_examples(tmp_path):
     assert example.source == "7"
 
 
-def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path):
-    def turn(model):
+def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path: Path) -> None:
+    def turn(model: Any) -> Turn:
         return Turn(model=model, attempts=[Attempt(text="Action: x", reward=0.5)], chosen=0, observation="so")
 
     episodes = [

@@ -32,7 +32,7 @@ async def judge(tree: Tree, index: int) -> Judgement:
     return Judgement(verdict="bad" if action == "x" else "good", text=f"Thinking about {action}.\nJudgement: So.")
 
 
-CONVERTED = asyncio.run(convert([TREE], judge, None, ConvertParams(mix={"good": 0.0}), 0))
+CONVERTED = asyncio.run(convert([TREE], judge, None, ConvertParams(mix={"good": 0.0}), 0))  # type: ignore[arg-type]
 (ROW,) = CONVERTED.rows
 (EXAMPLE,) = CONVERTED.own
 
@@ -162,7 +162,7 @@ def test_what_xtuner_has_no_place_for_is_refused() -> None:
         ([("user", "a", 0.0), ("system", "b", 0.0), ("assistant", "c", 1.0)], "no place for a later system message"),
         ([("user", "a", 1.0), ("assistant", "c", 1.0)], "message 1: XTuner's format has no place for a learnt user"),
     ):
-        example = Example(id="e", messages=[Message(role=r, content=c, weight=w) for r, c, w in messages])
+        example = Example(id="e", messages=[Message(role=r, content=c, weight=w) for r, c, w in messages])  # type: ignore[arg-type]
         with pytest.raises(UserError, match=said):
             to_xtuner(example)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -104,7 +105,7 @@ def test_any_text_is_read_without_failing(text: str) -> None:
 
 
 @given(st.text(max_size=200), st.sampled_from(VERDICTS), st.sampled_from(["Judgement", "Judgment"]))
-def test_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason, verdict, word) -> None:
+def test_an_answer_in_the_form_asked_for_is_read_whatever_its_reasons(reason: str, verdict: Any, word: str) -> None:
     assert parse_verdict(answer(reason, verdict).replace("Judgement", word)) == verdict
     assert parse_verdict(f"{word}: Not good.\n{reason}\n{word}: {verdict}") == verdict
 
@@ -163,14 +164,14 @@ class Fitting(ScriptedEngine):
 
     def __init__(self, reply: str, room: int) -> None:
         self.asked: list = []
-        super().__init__(lambda request, _: self.asked.append(request) or reply)
+        super().__init__(lambda request, _: self.asked.append(request) or reply)  # type: ignore[func-returns-value]
         self.room = room
 
-    def fits(self, messages, max_tokens):
+    def fits(self, messages: Any, max_tokens: Any) -> bool:
         return sum(len(m.content) for m in messages) + max_tokens <= self.room
 
 
-def ask(engine: Fitting, tree: Tree, index: int, **params: object) -> Judgement:
+def ask(engine: Fitting, tree: Tree, index: Any, **params: Any) -> Judgement:
     return asyncio.run(ActorJudge(engine, ConvertParams(**params), 5)(tree, index))
 
 
@@ -230,12 +231,12 @@ def test_noise_is_named_by_tree_and_node() -> None:
     assert len({request.seed for request in engine.asked}) == 4
 
 
-def walk(verdicts: str, branch: int) -> tuple[str, list[str], bool]:
+def walk(verdicts: Any, branch: int) -> tuple[str, list[str], bool]:
     """The path kept (as its verdicts' letters), the verdicts asked for, found."""
     names = {"g": "good", "b": "bad", "u": "uncertain"}
 
-    async def judge(index: int) -> Judgement:
-        return Judgement(verdict=names[verdicts[index]], text="")
+    async def judge(index: Any) -> Judgement:
+        return Judgement(verdict=names[verdicts[index]], text="")  # type: ignore[arg-type]
 
     done = asyncio.run(transition_point(range(len(verdicts)), branch, judge))
     return "".join(verdicts[i] for i in done.path), [j.verdict for j in done.judgements], done.found
@@ -266,7 +267,7 @@ def test_what_is_kept_ends_with_the_first_bad_step_at_or_after_the_branch(verdic
     assert len(asked) == len(kept)
 
 
-def played(env, task_id: int, *actions: str) -> Tree:
+def played(env: Any, task_id: int, *actions: str) -> Tree:
     """A tree of a single path."""
     observation = env.reset(task_id)
     nodes = [Node()]
@@ -279,7 +280,7 @@ def played(env, task_id: int, *actions: str) -> Tree:
     )  # fmt: skip
 
 
-def verdicts_of(env, tree: Tree) -> list[str]:
+def verdicts_of(env: Any, tree: Tree) -> list[str]:
     judge = ScriptedJudge({env.name: env})
     return [asyncio.run(judge(tree, i)).verdict for i in range(1, len(tree.nodes))]
 

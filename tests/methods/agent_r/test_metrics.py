@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from tests.methods.agent_r.trees import PROMPT, by_hand, grown
 
 
 def episode(
-    said: str, reward: float = 0.0, *, given: int = 0, task: int = 1, env: str = "corridor", status: str = "unsolved"
+    said: str, reward: Any = 0.0, *, given: int = 0, task: int = 1, env: Any = "corridor", status: Any = "unsolved"
 ) -> Episode:
     """One letter an action: ``w`` waits, ``x`` is invalid; the first ``given`` are a given beginning."""
     turns = [
@@ -146,7 +147,7 @@ def test_outcomes_of_two_runs_are_compared_task_by_task() -> None:
 
 
 def played(task: int, *actions: str) -> Episode:
-    def answer(request, index):
+    def answer(request: Any, index: Any) -> str:
         return f"Thought: t\nAction: {actions[request.seed.turn]}"
 
     cfg = EvaluateParams(max_turns=len(actions))
@@ -215,11 +216,11 @@ def test_search_metrics_of_searched_trees() -> None:
         ("A", {}),
     ],
 )
-def test_loops_of_blocks_are_counted_by_length_and_repetitions(said, found):
+def test_loops_of_blocks_are_counted_by_length_and_repetitions(said: str, found: Any) -> None:
     every = {length: found.get(length, []) for length in (1, 2, 3, 4)}
     assert repeated_blocks(said.split()) == every
 
 
 @given(st.lists(st.sampled_from("ABC"), max_size=30))
-def test_blocks_of_one_action_are_the_repeated_runs(actions):
+def test_blocks_of_one_action_are_the_repeated_runs(actions: Any) -> None:
     assert repeated_blocks(actions)[1] == repeated_runs(actions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -18,17 +19,17 @@ from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, params, said
 
 
-def speaking(*actions: str, failing=lambda request: False) -> Script:
+def speaking(*actions: str, failing: Any = lambda request: False) -> Script:
     """Says one action a turn, and the last one ever after."""
     return Script(lambda request, index: said(actions[min(request.seed.turn, len(actions) - 1)]), failing=failing)
 
 
-def assess(task, actor, *, env=None, bad=(), **changes) -> Episode:
+def assess(task: Any, actor: Any, *, env: Any = None, bad: Any = (), **changes: Any) -> Episode:
     cfg = EvaluateParams(**({"max_turns": 10} | changes))
     return asyncio.run(play(task, EmbeddedWorld(env or Corridor()), actor, cfg, 7, bad))
 
 
-def test_plays_until_done():
+def test_plays_until_done() -> None:
     actor = speaking("right", "take key", "right", "right", "open door", "left")
     one = assess(FAR, actor)
     assert [turn.attempt.answer for turn in one.turns] == ["right", "take key", "right", "right", "open door"]
@@ -43,20 +44,20 @@ def test_plays_until_done():
     assert len(last.messages) == 4 + 2 * 4
 
 
-def test_ends_after_max_turns_with_the_last_score():
+def test_ends_after_max_turns_with_the_last_score() -> None:
     one = assess(FAR, speaking("right", "take key", "look"), max_turns=4)
     assert (len(one.turns), one.rewards[-1], one.status) == (4, 0.5, "unsolved")
     assert [turn.attempt.valid for turn in one.turns] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("env", [Corridor, Raw])
-def test_a_negative_score_is_zero_and_stops(env):
+def test_a_negative_score_is_zero_and_stops(env: Any) -> None:
     one = assess(NEAR, speaking("take key", "jump", "open door"), env=env())
     assert one.rewards == [0.5, 0]
     assert one.status == "unsolved"
 
 
-def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
+def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone() -> None:
     env = Corridor()
     one = assess(NEAR, speaking("take key", "wait", "wait", "look"), env=env, max_turns=3)
     assert [(turn.observation, turn.attempt.reward) for turn in one.turns[1:]] == [("ok.", 0.5)] * 2
@@ -64,7 +65,7 @@ def test_trap_8_wait_counts_a_step_and_leaves_the_world_alone():
     assert len(one.turns) == 3
 
 
-def test_revision_evaluation_goes_on_from_given_replies():
+def test_revision_evaluation_goes_on_from_given_replies() -> None:
     actor = speaking("take key", "open door")
     bad = [said("right"), "Thought 1: Back.\nAction 1: left"]
     one = assess(NEAR, actor, bad=bad, max_turns=2)  # the given steps are none of the policy's
@@ -78,15 +79,15 @@ def test_revision_evaluation_goes_on_from_given_replies():
     assert one.id == assess(NEAR, speaking("look"), bad=bad).id != assess(NEAR, actor, bad=bad[:1]).id
 
 
-def test_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy():
+def test_a_beginning_that_ends_the_episode_leaves_no_step_to_the_policy() -> None:
     actor = speaking("take key")
     one = assess(NEAR, actor, bad=[said("jump"), said("left")])
     assert (actor.asked, len(one.turns), one.rewards, one.status) == ([], 1, [0.0], "unsolved")
 
 
-def test_trap_3_a_long_history_is_cut_for_the_model_only():
+def test_trap_3_a_long_history_is_cut_for_the_model_only() -> None:
     class Narrow(Script):
-        def fits(self, messages, max_tokens):
+        def fits(self, messages: Any, max_tokens: Any) -> bool:
             return len(messages) <= 8
 
     actor = Narrow(lambda request, index: said("left"))
@@ -100,14 +101,14 @@ def test_trap_3_a_long_history_is_cut_for_the_model_only():
     assert evaluate_metrics([one])["shortened_prompts"]["mean"] == 3 / 6
 
 
-def test_replies_that_the_token_limit_ended_are_counted():
+def test_replies_that_the_token_limit_ended_are_counted() -> None:
     one = assess(FAR, speaking("left"), max_turns=4)
     assert evaluate_metrics([one])["cut_completions"]["mean"] == 0
     one.turns[1].attempt.finish = "length"
     assert evaluate_metrics([one])["cut_completions"]["mean"] == 1 / 4
 
 
-def test_a_failure_blocks_the_episode_and_keeps_the_turns_before():
+def test_a_failure_blocks_the_episode_and_keeps_the_turns_before() -> None:
     one = assess(FAR, speaking("right", failing=lambda request: request.seed.turn == 2))
     assert (one.status, len(one.turns), one.error) == ("blocked", 2, "the endpoint died")
     lost = assess(FAR, speaking("right"), env=Failing(1))
@@ -117,7 +118,7 @@ def test_a_failure_blocks_the_episode_and_keeps_the_turns_before():
     assert Episode.model_validate_json(dump_line(away)) == away
 
 
-def test_search_and_evaluation_act_alike():
+def test_search_and_evaluation_act_alike() -> None:
     """The path of a tree, played: the same actions, observations and scores."""
     world = EmbeddedWorld(Corridor())
     tree = asyncio.run(search(FAR, world, Script(), params(n_gen=4), 1))
@@ -130,8 +131,8 @@ def test_search_and_evaluation_act_alike():
         ]
 
 
-def test_acting_leaves_the_moment_before_as_it_was():
-    async def twice():
+def test_acting_leaves_the_moment_before_as_it_was() -> None:
+    async def twice() -> Any:
         world = EmbeddedWorld(Corridor())
         _, (start,) = await begin(world, FAR)
         first = await act(world, start, said("right"))

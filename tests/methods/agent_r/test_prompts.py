@@ -1,5 +1,7 @@
 """The opening and the cutting of an over-long dialogue (docs/agent-r.md, A2 and A5)."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,15 +14,15 @@ from selfimprove.methods.agent_r.prompts import opening, trim
 class Narrow(ScriptedEngine):
     """Holds at most ``room`` characters, and the completion's."""
 
-    def __init__(self, room):
+    def __init__(self, room: Any) -> None:
         super().__init__(lambda request, index: "")
         self.room = room
 
-    def fits(self, messages, max_tokens):
+    def fits(self, messages: Any, max_tokens: Any) -> bool:
         return sum(len(message.content) for message in messages) + max_tokens <= self.room
 
 
-def dialogue(pairs):
+def dialogue(pairs: Any) -> Any:
     start = opening("Do.", "Here.")
     for k in range(pairs):
         start += [Message(role="assistant", content=f"a{k}"), Message(role="user", content=f"o{k}")]
@@ -30,7 +32,7 @@ def dialogue(pairs):
 HEAD = sum(len(message.content) for message in opening("Do.", "Here."))
 
 
-def test_the_opening_is_the_originals():
+def test_the_opening_is_the_originals() -> None:
     assert [(m.role, m.content) for m in opening("Do.", "Here,\nnow.")] == [
         ("system", "You are a helpful assistant."),
         ("user", "Do."),
@@ -43,7 +45,7 @@ def test_the_opening_is_the_originals():
 @pytest.mark.parametrize(
     ("room", "shown"), [(99, [0, 1, 2]), (12, [0, 1, 2]), (11, [1, 2]), (7, [2]), (4, [2]), (3, [])]
 )
-def test_trap_3_the_oldest_action_goes_with_its_own_observation(room, shown):
+def test_trap_3_the_oldest_action_goes_with_its_own_observation(room: int, shown: Any) -> None:
     messages = dialogue(3)
     kept = trim(messages, Narrow(HEAD + 5 + room), 5)
     assert [m.content for m in kept[4:]] == [text for k in shown for text in (f"a{k}", f"o{k}")]
@@ -52,7 +54,7 @@ def test_trap_3_the_oldest_action_goes_with_its_own_observation(room, shown):
 
 
 @given(st.integers(0, 4), st.integers(0, 80))
-def test_trap_3_short_histories_are_cut_without_harm(pairs, room):
+def test_trap_3_short_histories_are_cut_without_harm(pairs: int, room: int) -> None:
     messages, engine = dialogue(pairs), Narrow(room)
     kept = trim(messages, engine, 5)
     assert kept == messages[:4] + messages[len(messages) - (len(kept) - 4) :]

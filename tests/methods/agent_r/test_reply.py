@@ -1,5 +1,7 @@
 """One parser for search and evaluation (docs/agent-r.md, A3)."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ from selfimprove.methods.agent_r.reply import clean_observation, parse_action, s
         ("\x00\x07\x1b[2J", "\x00\x07\x1b[2J"),
     ],
 )
-def test_agent_r_action_parsing(reply, action):
+def test_agent_r_action_parsing(reply: str, action: str) -> None:
     assert parse_action(reply) == action
 
 
@@ -47,7 +49,7 @@ def test_agent_r_action_parsing(reply, action):
         ("Action: " + "\n" * 9_991 + "z", "z"),
     ],
 )
-def test_agent_r_action_parsing_of_ten_thousand_characters(reply, action):
+def test_agent_r_action_parsing_of_ten_thousand_characters(reply: str, action: str) -> None:
     assert len(reply) == 10_000
     assert parse_action(reply) == action
 
@@ -62,7 +64,7 @@ def test_agent_r_action_parsing_of_ten_thousand_characters(reply, action):
         ("\n", ""),
     ],
 )
-def test_the_stored_reply_keeps_the_colon(reply, stored):
+def test_the_stored_reply_keeps_the_colon(reply: str, stored: str) -> None:
     assert stored_reply(reply) == stored
 
 
@@ -76,14 +78,14 @@ pieces = st.lists(
 
 
 @given(pieces)
-def test_any_reply_has_an_action_of_one_line_that_stands_in_it(reply):
+def test_any_reply_has_an_action_of_one_line_that_stands_in_it(reply: Any) -> None:
     action = parse_action(reply)
     assert "\n" not in action
     assert action in reply
 
 
 @given(pieces)
-def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply):
+def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply: Any) -> None:
     stored = stored_reply(reply)
     assert stored_reply(stored) == stored
     assert "Action 1:" not in stored
@@ -91,13 +93,13 @@ def test_storing_twice_is_storing_once_and_leaves_no_numbered_marker(reply):
 
 
 @given(st.text(alphabet="look.\n\t "), st.text(alphabet="go 1.\n"), st.sampled_from(["Action:", "Action 1:"]))
-def test_a_reply_and_its_stored_form_act_alike(thought, action, marker):
+def test_a_reply_and_its_stored_form_act_alike(thought: str, action: str, marker: str) -> None:
     reply = f"Thought 1: {thought}{marker} {action}"
     assert parse_action(stored_reply(reply)) == parse_action(reply)
 
 
 @given(st.text())
-def test_an_observation_is_one_line_of_the_same_length(text):
+def test_an_observation_is_one_line_of_the_same_length(text: str) -> None:
     cleaned = clean_observation(text)
     assert len(cleaned) == len(text)
     assert all(new == (" " if old in "\n\t" else old) for old, new in zip(text, cleaned, strict=True))

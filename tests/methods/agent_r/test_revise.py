@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,7 +125,9 @@ def test_ids_stay_as_generated() -> None:
 
 
 @given(st.integers(0, 4), st.integers(1, 5), st.integers(1, 5), st.data())
-def test_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(shared, good, bad, data) -> None:
+def test_any_splice_keeps_the_bad_steps_asked_for_and_the_good_rest(
+    shared: int, good: int, bad: int, data: Any
+) -> None:
     stem = "sssss"[:shared]
     tree = by_hand({stem + "ggggg"[:good]: 1.0, stem + "bbbbb"[:bad]: 0.0})
     good_path = tree.path(leaf_of(tree, stem + "ggggg"[:good]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,17 +20,17 @@ from tests.methods.agent_r.corridor import Corridor
 from tests.methods.agent_r.searching import FAR, NEAR, Failing, Raw, Script, grow, params, said, scripted
 
 
-def descendants(tree, index):
+def descendants(tree: Any, index: Any) -> Iterator[Any]:
     for child in tree.nodes[index].children:
         yield child
         yield from descendants(tree, child)
 
 
-def test_what_the_model_was_not_shown_is_counted_at_every_node():
+def test_what_the_model_was_not_shown_is_counted_at_every_node() -> None:
     actor = scripted("right", "left", "look")
     whole = grow(FAR, actor)
     assert search_metrics([whole])["shortened_prompts"]["mean"] == 0
-    actor.fits = lambda messages, max_tokens: len(messages) <= 4 + 2 * 2
+    actor.fits = lambda messages, max_tokens: len(messages) <= 4 + 2 * 2  # type: ignore[method-assign]
     tree = grow(FAR, actor)
     assert [node.omitted for node in tree.nodes] == [max(0, 2 * (node.depth - 1) - 4) for node in tree.nodes]
     short = sum(node.depth > 3 for node in tree.nodes[1:])
@@ -46,7 +48,7 @@ def hand_made(*children: Node) -> Tree:
     return Tree(id="t", env="corridor", task_id=0, prompt=[], nodes=nodes, seed="0/t")
 
 
-def test_uct_is_the_mean_reward_and_the_bonus():
+def test_uct_is_the_mean_reward_and_the_bonus() -> None:
     root, child = Node(visits=7, value=2.0), Node(parent=0, visits=3, value=1.5)
     assert uct(child, root, 0.25) == 0.5 + 0.25 * math.sqrt(math.log(7) / 3)
     assert uct(child, root, 0.0) == 0.5
@@ -56,7 +58,7 @@ def test_uct_is_the_mean_reward_and_the_bonus():
     assert uct(Node(parent=0, visits=2, value=1.0), Node(), 0.25) == 0.5  # ln 0: no bonus
 
 
-def test_unvisited_children_go_before_the_best_and_all_of_them_tie():
+def test_unvisited_children_go_before_the_best_and_all_of_them_tie() -> None:
     best = Node(parent=0, visits=2, value=2.0)
     assert best_children(hand_made(best, Node(parent=0), Node(parent=0)), 0, 0.25) == [2, 3]
     good, better = Node(parent=0, visits=2, value=1.0), Node(parent=0, visits=3, value=1.6)
@@ -65,8 +67,8 @@ def test_unvisited_children_go_before_the_best_and_all_of_them_tie():
     assert best_children(hand_made(good, better, good.model_copy()), 0, 9.0) == [1, 3]
 
 
-def test_ties_are_uniform_and_seeded():
-    chosen = Counter()
+def test_ties_are_uniform_and_seeded() -> None:
+    chosen: Counter[Any] = Counter()
     for seed in range(300):
         tree = grow(FAR, scripted("right", "left", "look"), params(dives=1, max_depth=1), seed=seed)
         chosen[next(i for i in (1, 2, 3) if tree.nodes[i].children)] += 1
@@ -74,7 +76,7 @@ def test_ties_are_uniform_and_seeded():
     assert grow(FAR, seed=5) == grow(FAR, seed=5)
 
 
-def test_terminal_children_are_never_selected_and_ended_nodes_turn_terminal():
+def test_terminal_children_are_never_selected_and_ended_nodes_turn_terminal() -> None:
     ended = Node(parent=0, visits=1, value=1.0, terminal=True)
     assert best_children(hand_made(ended, Node(parent=0, visits=4)), 0, 0.25) == [2]
     assert best_children(hand_made(ended), 0, 0.25) == []
@@ -88,7 +90,7 @@ def test_terminal_children_are_never_selected_and_ended_nodes_turn_terminal():
 
 @given(st.integers(0, 24), st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
-def test_every_tree_adds_up(task, seed, dives, n_gen, max_depth):
+def test_every_tree_adds_up(task: int, seed: int, dives: int, n_gen: int, max_depth: int) -> None:
     tree = grow(task, cfg=params(dives=dives, n_gen=n_gen, max_depth=max_depth), seed=seed)
     assert 1 <= tree.dives <= dives
     assert tree.dives == dives or tree.root.terminal
@@ -123,7 +125,7 @@ def test_every_tree_adds_up(task, seed, dives, n_gen, max_depth):
 # --- expansion --------------------------------------------------------------------------------------------------------
 
 
-def test_the_samples_of_a_node_are_one_request():
+def test_the_samples_of_a_node_are_one_request() -> None:
     actor = Script()
     tree = grow(FAR, actor, params(n_gen=5, temperature=0.7, top_p=0.9, max_tokens=50, stop=["\n\n"]))
     expanded = [node for node in tree.nodes if node.children]
@@ -134,7 +136,7 @@ def test_the_samples_of_a_node_are_one_request():
     assert len({str(request.seed) for request in actor.asked}) == len(actor.asked)
 
 
-def test_a_node_is_asked_with_its_own_conversation():
+def test_a_node_is_asked_with_its_own_conversation() -> None:
     actor = Script()
     tree = grow(FAR, actor, params(dives=4))
     conversations = {
@@ -143,7 +145,7 @@ def test_a_node_is_asked_with_its_own_conversation():
     assert {tuple((m.role, m.content) for m in request.messages) for request in actor.asked} == conversations
 
 
-def test_replies_with_the_same_text_are_one_child_the_first():
+def test_replies_with_the_same_text_are_one_child_the_first() -> None:
     samples = [said("right"), "Thought 1: So be it.\nAction 1: right  ", said("left"), said("right")]
     actor = Script(lambda request, index: samples[index])
     tree = grow(FAR, actor, params(n_gen=4, dives=1, max_depth=1))
@@ -153,7 +155,7 @@ def test_replies_with_the_same_text_are_one_child_the_first():
     assert len(grow(FAR, other, params(n_gen=2)).root.children) == 2  # another text, though the same action
 
 
-def test_terminal_children_are_backed_up_at_once():
+def test_terminal_children_are_backed_up_at_once() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "open door"), params(dives=1, max_depth=9))
     # Dive: the root's jump ends; then the one chosen next; every further jump is backed up to the root.
     jumps = [node for node in tree.nodes if node.disaster]
@@ -161,7 +163,7 @@ def test_terminal_children_are_backed_up_at_once():
     assert tree.root.visits == len(tree.leaves()) >= len(jumps)
 
 
-def test_backup_reaches_the_root_and_closes_what_has_ended():
+def test_backup_reaches_the_root_and_closes_what_has_ended() -> None:
     nodes = [
         Node(children=[1, 2]),
         Node(parent=0, children=[3]),
@@ -178,7 +180,7 @@ def test_backup_reaches_the_root_and_closes_what_has_ended():
     ]
 
 
-def test_the_depth_bound_allows_one_action_more_and_keeps_the_score():
+def test_the_depth_bound_allows_one_action_more_and_keeps_the_score() -> None:
     tree = grow(FAR, scripted("right", "take key", "left"), params(max_depth=3, dives=30))
     deepest = [node for node in tree.nodes if node.depth == 4]
     assert max(node.depth for node in tree.nodes) == 4
@@ -188,7 +190,7 @@ def test_the_depth_bound_allows_one_action_more_and_keeps_the_score():
     assert not any(node.terminal for node in tree.nodes if node.depth == 3 and not node.children)
 
 
-def test_a_disaster_counts_as_zero_and_ends():
+def test_a_disaster_counts_as_zero_and_ends() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2))
     fallen = [node for node in tree.nodes if node.action == "jump"]
     assert fallen
@@ -196,19 +198,19 @@ def test_a_disaster_counts_as_zero_and_ends():
     assert not any(node.disaster for node in tree.nodes if node.action != "jump")
 
 
-def test_a_negative_score_is_clamped_whoever_passes_it_on():
+def test_a_negative_score_is_clamped_whoever_passes_it_on() -> None:
     tree = grow(NEAR, scripted("take key", "jump", "left"), params(dives=2), env=Raw())
     assert any(node.disaster for node in tree.nodes)
     assert all(node.terminal and node.reward == 0 for node in tree.nodes if node.action == "jump")
 
 
-def test_embedded_worlds_step_from_snapshots_and_never_replay():
+def test_embedded_worlds_step_from_snapshots_and_never_replay() -> None:
     env = Corridor()
     tree = grow(FAR, scripted("right", "take key", "look"), params(dives=5), env=env)
     assert (env.resets, env.steps) == (1, len(tree.nodes) - 1)
 
 
-def test_a_root_with_given_actions_goes_on_from_them():
+def test_a_root_with_given_actions_goes_on_from_them() -> None:
     given_replies = [said("right"), "Thought 1: The key.\nAction 1: take key"]
     actor = Script()
     tree = grow(FAR, actor, prior=given_replies)
@@ -221,7 +223,7 @@ def test_a_root_with_given_actions_goes_on_from_them():
     assert tree.id != grow(FAR).id
 
 
-def test_given_actions_that_end_the_episode_leave_nothing_to_search():
+def test_given_actions_that_end_the_episode_leave_nothing_to_search() -> None:
     actor = Script()
     tree = grow(NEAR, actor, prior=[said("take key"), said("open door"), said("left")])
     assert (actor.asked, len(tree.nodes), tree.dives) == ([], 1, 0)
@@ -236,7 +238,7 @@ def test_given_actions_that_end_the_episode_leave_nothing_to_search():
     )
 
 
-def test_wait_is_answered_by_the_driver():
+def test_wait_is_answered_by_the_driver() -> None:
     env = Corridor()
     tree = grow(FAR, scripted("wait"), params(n_gen=1, dives=1, max_depth=2), env=env)
     assert [(n.observation, n.reward, n.valid, n.done) for n in tree.nodes[1:]] == [("ok.", 0.0, True, False)] * 3
@@ -248,7 +250,7 @@ def test_wait_is_answered_by_the_driver():
 # --- trouble ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions():
+def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions() -> None:
     whole = grow(FAR)
     tree = grow(FAR, Script(failing=lambda request: request.seed.turn == 2))
     assert (tree.status, tree.error) == ("blocked", "the endpoint died")
@@ -258,20 +260,20 @@ def test_a_failing_engine_blocks_its_tree_and_keeps_the_whole_expansions():
 
 
 @pytest.mark.parametrize(("at", "nodes"), [(-1, 1), (0, 1), (2, 1), (3, 4), (5, 4), (6, 7)])
-def test_a_failing_environment_blocks_its_tree_and_keeps_the_whole_expansions(at, nodes):
+def test_a_failing_environment_blocks_its_tree_and_keeps_the_whole_expansions(at: int, nodes: int) -> None:
     tree = grow(FAR, scripted("right", "left", "look"), env=Failing(at))
     assert (tree.status, len(tree.nodes)) == ("blocked", nodes)
     assert tree.error == ("the server is away" if at < 0 else "the server forgot the episode")
     assert Tree.model_validate_json(dump_line(tree)) == tree
 
 
-def test_an_unknown_task_is_the_users_error():
+def test_an_unknown_task_is_the_users_error() -> None:
     with pytest.raises(UserError, match="no task 99"):
         grow(99)
 
 
 @pytest.mark.parametrize("reply", ["", "\n", "\x00\x1b\x07", "x" * 10_000, "Action: left\nAction: right", "Action:"])
-def test_replies_of_any_kind_are_acted_on(reply):
+def test_replies_of_any_kind_are_acted_on(reply: str) -> None:
     tree = grow(FAR, Script(lambda request, index: reply), params(n_gen=2, dives=1))
     assert len(tree.nodes) == 6  # one child a node: both samples have the same text
     assert Tree.model_validate_json(dump_line(tree)) == tree

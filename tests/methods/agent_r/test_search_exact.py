@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ WIDE = params(max_depth=2, dives=2, n_gen=3, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("agent_r") / "model", context=512)
 
 
@@ -36,12 +37,12 @@ def engine_of(folder: Path) -> TransformersEngine:
     return TransformersEngine(cfg, folder, threads=1)
 
 
-def forest(engine, tasks, *, concurrency, world=None) -> list[Tree]:
+def forest(engine: Any, tasks: Any, *, concurrency: Any, world: Any = None) -> list[Tree]:
     world = world or EmbeddedWorld(Corridor())
     return asyncio.run(play_all(tasks, lambda task: search(task, world, engine, WIDE, 3), concurrency=concurrency))
 
 
-def test_a_tree_does_not_depend_on_what_else_runs(folder):
+def test_a_tree_does_not_depend_on_what_else_runs(folder: Path) -> None:
     alone = forest(engine_of(folder), range(3), concurrency=1)
     crowded = forest(engine_of(folder), [*range(20, 25), *range(2, -1, -1), *range(3, 20)], concurrency=50)
     assert [dump_line(tree) for tree in alone] == [dump_line(tree) for tree in crowded[7:4:-1]]
@@ -52,30 +53,30 @@ def test_a_tree_does_not_depend_on_what_else_runs(folder):
 class Copy:
     """A live copy of the corridor, which only goes on from where it stands."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.env = Corridor()
 
-    async def reset(self, task_id):
+    async def reset(self, task_id: Any) -> Any:
         await asyncio.sleep(0)
         return self.env.reset(task_id)
 
-    async def step(self, action):
+    async def step(self, action: Any) -> Any:
         await asyncio.sleep(0)
         return self.env.step(action)
 
-    async def close(self):
+    async def close(self) -> None:
         pass
 
 
 def replaying(slots: int) -> ReplayWorld:
-    async def make():
+    async def make() -> Copy:
         return Copy()
 
     return ReplayWorld(Corridor.name, Corridor.instruction, make, slots)
 
 
 @pytest.mark.parametrize("slots", [1, 5])
-def test_replayed_worlds_give_the_same_trees(folder, slots):
+def test_replayed_worlds_give_the_same_trees(folder: Path, slots: int) -> None:
     world = replaying(slots)
     snapshots = forest(engine_of(folder), range(6), concurrency=6)
     assert [dump_line(tree) for tree in forest(engine_of(folder), range(6), concurrency=6, world=world)] == [
@@ -88,7 +89,7 @@ def test_replayed_worlds_give_the_same_trees(folder, slots):
         assert asyncio.run(search(task, replaying(slots), Script(), deep, 5)) == grow(task, cfg=deep, seed=5)
 
 
-def test_the_benchmarks_order_of_work_grows_the_same_trees():
+def test_the_benchmarks_order_of_work_grows_the_same_trees() -> None:
     """One sample after another, the environment rebuilt for each: what ``bench.search`` compares with."""
     for task in (NEAR, FAR):
         env, actor = Corridor(), Script()
@@ -99,7 +100,7 @@ def test_the_benchmarks_order_of_work_grows_the_same_trees():
         assert env.steps > len(tree.nodes)
 
 
-def test_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
+def test_a_killed_search_resumes_to_the_same_tree(folder: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     with Journal(whole) as journal:
         trees = forest(JournaledEngine(engine_of(folder), journal, "actor"), range(4), concurrency=4)
@@ -114,8 +115,8 @@ def test_a_killed_search_resumes_to_the_same_tree(folder, tmp_path):
         assert [dump_line(tree) for tree in again] == [dump_line(tree) for tree in trees]
 
 
-def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made():
-    keys, places = {}, {}
+def test_a_nodes_noise_is_named_by_its_replies_not_by_when_it_was_made() -> None:
+    keys, places = dict[Any, Any](), dict[Any, Any]()
     for exploration in (0.0, 5.0):
         actor = Script()
         tree = grow(FAR, actor, params(dives=8, max_depth=3, exploration=exploration))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from selfimprove.methods.agent_r.params import ConvertParams
@@ -12,7 +14,7 @@ from tests.methods.agent_r.trees import by_hand, grown, leaf_of, letters
 PATHS = {"aa": 0.7, "ab": 0.0, "ba": 0.9, "bb": 0.7, "c": 0.5}
 
 
-def picked(tree: Tree, seed: int = 0, **params: object) -> tuple[list[str], list[str]]:
+def picked(tree: Tree, seed: Any = 0, **params: Any) -> tuple[list[str], list[str]]:
     """Good leaves and pairs, in letters."""
     selection = select(tree, ConvertParams(**params), seed)
     name = {leaf: letters(tree, tree.path(leaf)) for leaf in ranked_leaves(tree)}

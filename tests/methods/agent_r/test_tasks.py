@@ -35,7 +35,7 @@ MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")
 COUNTS = {"demonstrations": 4, "train": 10, "dev": 3, "test": 8}
 
 
-def splits(seed: int = 3, **params: object) -> dict:
+def splits(seed: Any = 3, **params: Any) -> dict:
     return build_splits(TaskParams(**{**COUNTS, **params}), Corridor(), seed=seed)
 
 
@@ -133,7 +133,7 @@ def test_a_missing_list_and_ids_the_environment_lacks_are_named(tmp_path: Path) 
         splits(files=write(tmp_path, train=[1, 2], test=[3, 25, 99]))
 
 
-def chosen(split: list[int], **params: object) -> list[int]:
+def chosen(split: list[int], **params: Any) -> list[int]:
     return select(split, SearchParams(**{"tasks": 3, **params}))
 
 
@@ -224,7 +224,7 @@ class Sciences(Corridor):
 
     name = "sciworld"
 
-    def task_ids(self) -> range:
+    def task_ids(self) -> range:  # type: ignore[override]
         return range(4639)
 
     def ids_of_games(self, *chosen: Any) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.scripted import ScriptedEngine
@@ -18,7 +19,7 @@ PROMPT = opening("Find the way.", "You stand at a fork.")
 ACTIONS = ("right", "left", "take key", "open door", "jump", "look")
 
 
-def convert_params(**changes: object) -> ConvertParams:
+def convert_params(**changes: Any) -> ConvertParams:
     return ConvertParams(**changes)
 
 
@@ -64,7 +65,7 @@ def grown(tasks: Sequence[int], *, seed: int = 0, dives: int = 6, n_gen: int = 4
     """Real trees of the corridor; the actor rolls dice, with a liking for what the expert would do."""
     env = Corridor()
 
-    def answer(request, index):
+    def answer(request: Any, index: Any) -> str:
         dice = rng(request.seed.at(index).bits())
         return f"Thought: So be it.\nAction: {dice.choice((*ACTIONS, 'right', 'left', 'take key'))}"
 

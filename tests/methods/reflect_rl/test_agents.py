@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,20 +22,20 @@ ENV = listed_env().make()
 KEY = SeedKey(1, "61--0")
 
 
-def played(kind: str, answer=None, env=ENV, task: int = 61, episode: int = 0) -> RLEpisode:
+def played(kind: Any, answer: Any = None, env: Any = ENV, task: int = 61, episode: int = 0) -> RLEpisode:
     cfg = Agent(kind=kind, engine="chat" if answer else None)
     agent = make_agent(cfg, ScriptedEngine(answer) if answer else None)
     return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
 
 
-def test_the_expert_succeeds_where_max_turns_allows():
+def test_the_expert_succeeds_where_max_turns_allows() -> None:
     one = played("expert")
     assert (one.status, one.id) == ("solved", "taxi-61-full-0")
     assert [step.command for step in one.steps][-1] == "drop off passenger"
     assert one.cost == pytest.approx(0.05 * (len(one.steps) - 2) - 2)
 
 
-def test_chance_is_named_by_the_key_and_nothing_else():
+def test_chance_is_named_by_the_key_and_nothing_else() -> None:
     one, same = played("random"), played("random")
     assert one == same
     agent = make_agent(Agent(kind="random"), None)
@@ -42,7 +43,7 @@ def test_chance_is_named_by_the_key_and_nothing_else():
     assert others == set(ENV.labels)
 
 
-def test_direct_is_one_request_a_step():
+def test_direct_is_one_request_a_step() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -57,7 +58,7 @@ def test_direct_is_one_request_a_step():
     assert "The actions you can take now is:\nAction 0" in requests[0].messages[1].content
 
 
-def test_react_keeps_one_dialogue_and_alternates():
+def test_react_keeps_one_dialogue_and_alternates() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -73,7 +74,7 @@ def test_react_keeps_one_dialogue_and_alternates():
     assert len(requests[4].messages) == 2
 
 
-def test_chat_asks_each_step_anew():
+def test_chat_asks_each_step_anew() -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -85,7 +86,7 @@ def test_chat_asks_each_step_anew():
     assert len({request.seed for request in requests}) == 4
 
 
-def test_an_answer_without_a_label_is_an_invalid_action():
+def test_an_answer_without_a_label_is_an_invalid_action() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
     cfg = Agent(kind="direct", engine="chat")
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
@@ -94,7 +95,7 @@ def test_an_answer_without_a_label_is_an_invalid_action():
     assert one.status == "unsolved"
 
 
-def test_an_engine_that_fails_blocks_the_episode():
+def test_an_engine_that_fails_blocks_the_episode() -> None:
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -102,7 +103,7 @@ def test_an_engine_that_fails_blocks_the_episode():
     assert (one.status, one.error, one.steps) == ("blocked", "the endpoint is down", [])
 
 
-def test_every_task_is_played_at_each_level_several_times():
+def test_every_task_is_played_at_each_level_several_times() -> None:
     cfg = EvaluateParams(eval_reps=2, levels=["pickup", "full"])
     asked = evaluation_episodes(ENV, [5, 3], cfg)
     assert asked == [
@@ -117,7 +118,7 @@ def test_every_task_is_played_at_each_level_several_times():
         evaluation_episodes(ENV, [], EvaluateParams())
 
 
-def test_agents_name_their_episodes_as_models_do():
+def test_agents_name_their_episodes_as_models_do() -> None:
     from selfimprove.methods.reflect_rl.rollout import play
 
     cfg = EvaluateParams(max_tokens=5)

@@ -28,7 +28,7 @@ def made() -> list[TeacherTrajectory]:
     return [one for one in found if one is not None]
 
 
-def test_five_sets_of_the_same_steps(made):
+def test_five_sets_of_the_same_steps(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     assert tuple(sets) == DATA_SETS
     steps = [step for one in made for step in one.steps]
@@ -38,7 +38,7 @@ def test_five_sets_of_the_same_steps(made):
     assert sets["sft_policy_positive"] == sets["sft_policy"][: len(whole)]
 
 
-def test_each_set_is_asked_as_in_play_and_learns_its_answer(made):
+def test_each_set_is_asked_as_in_play_and_learns_its_answer(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     steps = [step for one in made for step in one.steps]
     for number, step in enumerate(steps):
@@ -49,12 +49,12 @@ def test_each_set_is_asked_as_in_play_and_learns_its_answer(made):
             "sft_policy": (policy_prompt(ENV.instruction, state, step.reflection), step.label),
         }
         for name, (prompt, answer) in asked.items():
-            *given, said = sets[name][number].messages
+            *given, said = sets[name][number].messages  # type: ignore[index]
             assert given == prompt
             assert (said.role, said.content, said.weight) == ("assistant", answer, 1)
 
 
-def test_failed_trajectories_are_not_learnt(made):
+def test_failed_trajectories_are_not_learnt(made: list[TeacherTrajectory]) -> None:
     failed = made[0].model_copy(update={"status": "unsolved"})
     with pytest.raises(UserError, match=r"sft_reflection_positive is empty.*play more tasks"):
         convert([failed, *made[1:]], ENV.instruction, SPACED)
@@ -62,7 +62,7 @@ def test_failed_trajectories_are_not_learnt(made):
     assert sets == convert(made, ENV.instruction, SPACED)
 
 
-def test_what_never_varies_is_one_token(made):
+def test_what_never_varies_is_one_token(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     rows = texts(sets, made, ENV.instruction, SPACED)
     fixed = [row["text"] for row in rows if row.get("fixed")]
@@ -73,7 +73,7 @@ def test_what_never_varies_is_one_token(made):
     assert counts["examples"]["sft"] == len(sets["sft"])
 
 
-def test_lists_that_vary_are_read_by_the_tokenizer():
+def test_lists_that_vary_are_read_by_the_tokenizer() -> None:
     env = listed_env(name="alfworld").make()
     (one,) = [
         asyncio.run(teach(TeachingTask(task_id=env.task_ids()[0]), env, ScriptedTeacher(), GenerateParams(), seed=1))

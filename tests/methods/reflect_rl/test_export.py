@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,12 +41,12 @@ def run(*arguments: object) -> str:
     return result.output
 
 
-def taught(env, *jobs: TeachingTask) -> list[TeacherTrajectory]:
+def taught(env: Any, *jobs: TeachingTask) -> list[TeacherTrajectory]:
     made = [asyncio.run(teach(job, env, ScriptedTeacher(), GenerateParams(), seed=1)) for job in jobs]
     return [one for one in made if one is not None]
 
 
-def test_tasks_carry_their_trajectories(tmp_path: Path):
+def test_tasks_carry_their_trajectories(tmp_path: Path) -> None:
     others = {"core/bus.py": "# A bus that nobody takes.\n" * 20}
     plant(tmp_path / "repo/eventlib", FILES | others)
     write_tasks(tmp_path / TASKS_FILE, [task_for("core/hub.py"), task_for("README.md")])
@@ -73,8 +74,8 @@ def test_tasks_carry_their_trajectories(tmp_path: Path):
 
 def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_read_back(
     tmp_path: Path,
-):
-    told = [
+) -> None:
+    told = [  # type: ignore[var-annotated]
         {"model_name": "gpt-4", "filename": None, "info": info, "trajectory": []} for info in ("positive", "negative0")
     ]
     task = task_for("core/hub.py", trajectories=told)
@@ -90,7 +91,7 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
     assert [one.info for one in merged.trajectories] == [*infos, "positive", "negative3"]
 
 
-def test_reflected_states_as_one_list(tmp_path: Path):
+def test_reflected_states_as_one_list(tmp_path: Path) -> None:
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
         env = listed_env(name=name).make()
         (one,) = taught(env, TeachingTask(task_id=env.task_ids()[0], negative=0))
@@ -103,7 +104,7 @@ def test_reflected_states_as_one_list(tmp_path: Path):
 
 
 @given(LINE, LINE, LINE, st.sampled_from(list(MARKERS.values())))
-def test_text_rows_go_there_and_back(pre, reflection, label, markers):
+def test_text_rows_go_there_and_back(pre: Any, reflection: Any, label: Any, markers: Any) -> None:
     state = State(pre, "\n0. go\n", ("0",))
     for example in (
         policy_example("x", "", state, reflection, label.strip(), markers),
@@ -113,7 +114,7 @@ def test_text_rows_go_there_and_back(pre, reflection, label, markers):
         assert from_text(to_text(example), "x", markers).messages == example.messages
 
 
-def test_sets_are_exported_and_imported(tmp_path: Path):
+def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
     example = policy_example("x", "Drive.\n", State("s", "\n0. go\n", ("0",)), "R.", "0")
     write_jsonl(tmp_path / "set.jsonl", [example])
     run("sft", tmp_path / "set.jsonl", tmp_path / "rows.jsonl")
@@ -125,12 +126,12 @@ def test_sets_are_exported_and_imported(tmp_path: Path):
 
 
 @pytest.mark.parametrize("row", [{}, {"text": 3}, {"text": "no marker at all"}])
-def test_a_text_without_a_marker_is_an_error(row):
+def test_a_text_without_a_marker_is_an_error(row: Any) -> None:
     with pytest.raises(UserError, match=r"rows\.jsonl, line 4: no text with '# Action:'"):
         from_text(row, "rows.jsonl, line 4")
 
 
-def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path: Path):
+def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", {**FILES, ".hidden.py": "x = 1\n" * 9, "logo.png": "pixels " * 9})
     plant(tmp_path / "repos/other", {"a.py": "x = 1\n" * 9, "tests/test_a.py": "x = 1\n" * 9})
     (tmp_path / "repos/other/away.py").symlink_to("/etc/passwd")
@@ -146,7 +147,7 @@ def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path:
         run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
 
 
-def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path):
+def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path) -> None:
     write_tasks(tmp_path / "data.json", [task_for("core/hub.py", f"Where is {i}?") for i in range(10)])
     assert run("split", tmp_path / "data.json", tmp_path / "parts", "--seed", "3").splitlines() == [
         "train: 7 tasks", "validate: 2 tasks", "test: 1 tasks",
@@ -155,7 +156,7 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
     assert tuple(parts) == tuple(split_tasks(read_tasks(tmp_path / "data.json"), 3))
 
 
-def test_logs_as_the_original_writes_them(tmp_path: Path):
+def test_logs_as_the_original_writes_them(tmp_path: Path) -> None:
     step = {"step": 0, "Q_value": -1.0, "logprob": math.log(0.25), "entropy": 1.0, "cost": 0.05, "prompt": "p",
             "generation": "1"}  # fmt: skip
     row = {"iter": 1, "level": "pickup", "loss": [0.5, None], "critic_loss": None, "cost": -1.0, "succ": 0.5,

@@ -59,7 +59,7 @@ def made(
 
 
 @pytest.mark.parametrize("name", ["taxi", "alfworld"])
-def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
+def test_a_complete_trajectory_reflects_and_acts_to_the_end(name: str) -> None:
     env = listed_env(name=name, max_turns=20).make()
     one = made(TeachingTask(task_id=env.task_ids()[5]), env)
     assert (one.info, one.status) == ("positive", "solved")
@@ -73,7 +73,7 @@ def test_a_complete_trajectory_reflects_and_acts_to_the_end(name):
     assert played.success
 
 
-def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
+def test_a_negative_replays_errs_and_learns_only_what_corrects(explore: EnumeratedEnv) -> None:
     one = made(TeachingTask(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
     assert [step.reflection for step in one.steps[:2]] == ["", ""]
@@ -89,17 +89,17 @@ def test_a_negative_replays_errs_and_learns_only_what_corrects(explore):
     assert texts
 
 
-def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore):
+def test_negatives_of_a_task_are_distinct_and_end_with_the_alternatives(explore: EnumeratedEnv) -> None:
     found = [
         asyncio.run(teach(TeachingTask(task_id=0, negative=k), explore, ScriptedTeacher(), CFG, seed=3))
         for k in range(3)
     ]
     assert found[2] is None  # only two other files are listed there
-    assert {one.steps[1].done for one in found[:2]} == {"cat bus.py", "cat log.py"}
+    assert {one.steps[1].done for one in found[:2]} == {"cat bus.py", "cat log.py"}  # type: ignore[union-attr]
     assert asyncio.run(teach(TeachingTask(task_id=1, negative=0), explore, ScriptedTeacher(), CFG, seed=3)) is None
 
 
-def test_exploring_acts_by_chance_and_learns_the_oracles_action():
+def test_exploring_acts_by_chance_and_learns_the_oracles_action() -> None:
     env, steps, wrong = taxi(), 0, 0
     for task in range(60):
         one = made(TeachingTask(task_id=task, negative=0), env)
@@ -115,14 +115,14 @@ def test_exploring_acts_by_chance_and_learns_the_oracles_action():
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_the_oracle_acts_as_often_as_the_params_say(probability):
+def test_the_oracle_acts_as_often_as_the_params_say(probability: float) -> None:
     cfg = GenerateParams(oracle_prob=probability, max_turns=20)
     some = [made(TeachingTask(task_id=task, negative=0), taxi(), cfg=cfg) for task in range(20)]
     always = all(step.done is None for one in some for step in one.steps)
     assert always == (probability == 1)
 
 
-def test_levels_of_the_exploring_episodes_take_turns():
+def test_levels_of_the_exploring_episodes_take_turns() -> None:
     cfg = GenerateParams(tasks=2, negative_tasks=2, negatives=2, levels=["full", "dropoff"])
     asked = teaching_tasks([7, 8, 9], cfg)
     assert [(job.task_id, job.info, job.level) for job in asked] == [
@@ -137,7 +137,7 @@ def test_levels_of_the_exploring_episodes_take_turns():
     assert "X" in aboard.steps[0].pre
 
 
-def test_no_secret_is_in_what_is_trained_on():
+def test_no_secret_is_in_what_is_trained_on() -> None:
     env = taxi()
     teacher = ChatTeacher(ScriptedEngine(_telltale), "telltale", CFG)
     for who in (ScriptedTeacher(), teacher):
@@ -165,7 +165,7 @@ def _telltale(request: Request, sample: int) -> str:
     return "The situation is difficult."
 
 
-def test_a_telltale_is_asked_again_with_other_noise():
+def test_a_telltale_is_asked_again_with_other_noise() -> None:
     seen = []
 
     def answer(request: Request, sample: int) -> str:
@@ -180,7 +180,7 @@ def test_a_telltale_is_asked_again_with_other_noise():
     assert len(set(seen[:3])) == 3
 
 
-def test_a_chat_teacher_is_asked_in_two_turns(explore):
+def test_a_chat_teacher_is_asked_in_two_turns(explore: EnumeratedEnv) -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -201,7 +201,7 @@ def test_a_chat_teacher_is_asked_in_two_turns(explore):
     assert (one.status, one.filename) == ("unsolved", "README.md")  # 1 was `id README.md`
 
 
-def test_a_negative_is_one_dialogue_too(explore):
+def test_a_negative_is_one_dialogue_too(explore: EnumeratedEnv) -> None:
     requests: list[Request] = []
 
     def answer(request: Request, sample: int) -> str:
@@ -215,7 +215,7 @@ def test_a_negative_is_one_dialogue_too(explore):
     assert second.messages[2].content == "bus.py says nothing of it."
 
 
-def test_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
+def test_a_resumed_teacher_is_not_asked_again(tmp_path: Path, explore: EnumeratedEnv) -> None:
     asked = 0
 
     def answer(request: Request, sample: int) -> str:
@@ -235,7 +235,7 @@ def test_a_resumed_teacher_is_not_asked_again(tmp_path, explore):
     assert asked == calls == 4
 
 
-def test_a_teacher_that_fails_blocks_its_trajectory_only(explore):
+def test_a_teacher_that_fails_blocks_its_trajectory_only(explore: EnumeratedEnv) -> None:
     def answer(request: Request, sample: int) -> str:
         raise EngineError("the endpoint is down")
 
@@ -243,7 +243,7 @@ def test_a_teacher_that_fails_blocks_its_trajectory_only(explore):
     assert (one.status, one.error) == ("blocked", "the endpoint is down")
 
 
-def test_same_seed_same_words_other_seed_other_words():
+def test_same_seed_same_words_other_seed_other_words() -> None:
     env = taxi()
     one, same = (asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=1)) for _ in range(2))
     other = asyncio.run(teach(TeachingTask(task_id=4), env, ScriptedTeacher(), CFG, seed=2))
@@ -275,7 +275,7 @@ def test_same_seed_same_words_other_seed_other_words():
         ("", None),
     ],
 )
-def test_labels_are_read_exactly_or_not_at_all(text, label):
+def test_labels_are_read_exactly_or_not_at_all(text: str, label: str | None) -> None:
     assert read_label(text, ("0", "1", "3", "12", "b")) == label
 
 
@@ -299,7 +299,7 @@ def test_labels_are_read_exactly_or_not_at_all(text, label):
         ("3: right", "3"),
     ],
 )
-def test_the_label_is_the_first_whole_number_after_the_word_action(text, label):
+def test_the_label_is_the_first_whole_number_after_the_word_action(text: str, label: str | None) -> None:
     assert read_label(text, ("0", "1", "2", "3", "4", "5")) == label
 
 
@@ -319,10 +319,10 @@ def test_the_label_is_the_first_whole_number_after_the_word_action(text, label):
         ("I think", None),
     ],
 )
-def test_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text, label):
+def test_a_letter_is_a_label_only_alone_or_right_after_action_and_a_colon(text: str, label: str | None) -> None:
     assert read_label(text, LABELS["full"]) == label
 
 
 @given(st.text())
-def test_whatever_is_said_is_a_listed_label_or_none(text):
+def test_whatever_is_said_is_a_listed_label_or_none(text: str) -> None:
     assert read_label(text, ("0", "12", "z")) in (None, "0", "12", "z")

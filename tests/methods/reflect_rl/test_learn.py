@@ -265,11 +265,12 @@ def test_killed_at_any_moment_a_run_ends_with_the_same_bytes(folder: Path, tmp_p
         "ppo": {**PARAMS, "algorithm": "ppo", "critic": {"kind": "mlp", "every": 4, "shared": True}},
         "fork": {**PARAMS, "critic": {"every": 3}, "launcher": {"kind": "fork", "processes": 2}},
     }
-    runs, kills = [], ({"kill_at_step": 1}, {"kill_at_seal": 2}, {"kill_at_step": 5}, {"kill_at_step": 6}, {})
+    runs: list[Any] = []
+    kills: Any = ({"kill_at_step": 1}, {"kill_at_seal": 2}, {"kill_at_step": 5}, {"kill_at_step": 6}, {})
     for kind, settings in kinds.items():
         for name, deaths in (("whole", ({},)), ("killed", kills)):
             place = tmp_path / f"{kind}-{name}"
-            runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]
+            runs += [{"model": str(folder), "out": str(place), "params": settings, **death} for death in deaths]  # type: ignore[var-annotated]
     results = go(tmp_path, runs)
     assert [(killed, code) for killed, code, _ in results] == [(0, 0), *[(9, None)] * 4, (0, 0)] * 3
     # After the kill within checkpoint 2 all begins anew; then from 4, which was whole.
@@ -314,7 +315,7 @@ def test_asked_to_end_it_saves_first_and_a_damaged_checkpoint_is_not_gone_on_fro
 
 def test_two_processes_play_and_learn_as_one_does(folder: Path, tmp_path: Path) -> None:
     jobs = [
-        make_job(folder, tmp_path / launcher["kind"], params(launcher=launcher, critic={"every": 2}, max_steps=3))
+        make_job(folder, tmp_path / launcher["kind"], params(launcher=launcher, critic={"every": 2}, max_steps=3))  # type: ignore[operator]
         for launcher in ({"kind": "single"}, {"kind": "fork", "processes": 2})
     ]
     for job in jobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,20 +31,20 @@ def points(*steps: float, success: float | None = 1.0) -> list[Point]:
     return [Point(step, success, 0.0, None) for step in steps]
 
 
-def test_a_childs_offset_is_its_parents_plus_limit_over_accumulation():
+def test_a_childs_offset_is_its_parents_plus_limit_over_accumulation() -> None:
     parent = Log(points(1, 2, 3, 4, 5, 6), accumulation=2, limit=4)
     child = Log(points(1, 2, 3), accumulation=1, limit=2)
     grandchild = Log(points(1, 2), accumulation=1)
     assert [point.step for point in stitch([parent, child, grandchild])] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
-def test_an_ancestor_counts_only_up_to_where_its_child_took_over():
+def test_an_ancestor_counts_only_up_to_where_its_child_took_over() -> None:
     parent = Log(points(1, 2, 3, success=0.0), limit=2)
     assert [(p.step, p.success) for p in stitch([parent, Log(points(1, success=1.0))])] == [(1, 0), (2, 0), (3, 1)]
 
 
 @given(st.lists(MAYBE, max_size=30), st.integers(0, 6))
-def test_the_mean_is_centred_and_skips_what_is_missing(values, half):
+def test_the_mean_is_centred_and_skips_what_is_missing(values: Any, half: int) -> None:
     means = centred_mean(values, 2 * half + 1)
     assert len(means) == len(values)
     for i, mean in enumerate(means):
@@ -53,7 +54,7 @@ def test_the_mean_is_centred_and_skips_what_is_missing(values, half):
         assert means == values
 
 
-def test_a_step_in_the_values_stays_where_it_is():
+def test_a_step_in_the_values_stays_where_it_is() -> None:
     """The original's curves lag by one sample."""
     values = [0.0] * 10 + [1.0] * 10
     means = centred_mean(values, 5)
@@ -63,7 +64,7 @@ def test_a_step_in_the_values_stays_where_it_is():
         centred_mean(values, 4)
 
 
-def test_curves_are_read_and_written_as_tables(tmp_path: Path):
+def test_curves_are_read_and_written_as_tables(tmp_path: Path) -> None:
     file = tmp_path / "curves.csv"
     file.write_text("step,success,cost,loss\n1,0.5,-1,\n2,1.0,-2,0.25\n")
     found = read_curve(file)
@@ -91,7 +92,7 @@ def original(folder: Path, steps: int, succ: float, save_steps: int, **setting: 
     return folder
 
 
-def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
+def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path) -> None:
     original(tmp_path / "001_rl_finetune", 6, 0.0, 2, gradient_accumulation_steps=2)
     sft = tmp_path / "000_supervised_pretrain/checkpoint-9"
     sft.mkdir(parents=True)
@@ -106,7 +107,7 @@ def test_the_originals_runs_are_followed_to_their_ancestors(tmp_path: Path):
     assert curve[0].loss == 0.5
 
 
-def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path):
+def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: Path) -> None:
     run = original(tmp_path / "003_rl_finetune", 1000, 1.0, 100, gradient_accumulation_steps=1)
     assert [point.step for point in stitch(read_original(run))] == list(range(1, 1001))
     again = json.loads((run / "checkpoint-200/logs.json").read_text())
@@ -117,7 +118,7 @@ def test_a_thousand_iterations_of_the_original_are_a_thousand_points(tmp_path: P
     assert len(curve) == 999  # iteration 100 was not logged
 
 
-def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path):
+def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no checkpoint-K"):
         read_original(tmp_path)
     run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, load_dir="results/001_rl_finetune/checkpoint-2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,15 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep
 from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
 
 
-def episode(task: int, success: bool, costs=(1.0,), level: str = "", valid: bool = True, **more) -> RLEpisode:
+def episode(
+    task: int, success: bool, costs: Any = (1.0,), level: str = "", valid: bool = True, **more: Any
+) -> RLEpisode:
     status: Status = more.pop("status", "solved" if success else "unsolved")
     steps = [RLStep(prompt="", label="0", cost=cost, valid=valid) for cost in costs]
     return RLEpisode(id="", env="taxi", task_id=task, level=level, status=status, steps=steps, seed="", **more)
 
 
-def test_errors_are_over_tasks_not_over_episodes():
+def test_errors_are_over_tasks_not_over_episodes() -> None:
     played = [episode(1, True) for _ in range(50)] + [episode(2, False) for _ in range(50)]
     metrics = evaluate_metrics(played)
     assert metrics["success"] == {"mean": 0.5, "se": 0.5, "n": 2}  # of 100 independent episodes it would be 0.05
@@ -26,7 +30,7 @@ def test_errors_are_over_tasks_not_over_episodes():
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8))
-def test_figures_are_those_of_the_outcomes(results):
+def test_figures_are_those_of_the_outcomes(results: list[list[bool]]) -> None:
     played = [episode(task, won, [0.5, 1.0]) for task, row in enumerate(results) for won in row]
     metrics, averaged = evaluate_metrics(played), average(outcomes("taxi", played))
     for name in ("success", "cost", "steps"):
@@ -35,7 +39,7 @@ def test_figures_are_those_of_the_outcomes(results):
     assert metrics["success"] == mean_and_error(sum(row) / 3 for row in results)
 
 
-def test_levels_have_figures_of_their_own():
+def test_levels_have_figures_of_their_own() -> None:
     played = [episode(1, True, level="pickup"), episode(1, False, level="full"), episode(2, True, level="full")]
     metrics = evaluate_metrics(played)
     assert metrics["levels"]["pickup"]["success"]["mean"] == 1
@@ -46,7 +50,7 @@ def test_levels_have_figures_of_their_own():
     assert "success_pickup" not in outcomes("taxi", played)[1].values
 
 
-def test_invalid_and_blocked_are_shares():
+def test_invalid_and_blocked_are_shares() -> None:
     played = [
         episode(1, True, [1.0, 1.0, 1.0]),
         episode(1, False, [1.0], valid=False),
@@ -59,7 +63,7 @@ def test_invalid_and_blocked_are_shares():
     assert metrics["success"]["mean"] == 0.25
 
 
-def test_rows_over_the_same_tasks_compare_in_pairs():
+def test_rows_over_the_same_tasks_compare_in_pairs() -> None:
     one = outcomes("taxi", [episode(1, True), episode(2, True)])
     other = outcomes("taxi", [episode(1, False), episode(2, True)])
     assert compare(one, other)["success"] == {"mean": 0.5, "se": 0.5, "n": 2}

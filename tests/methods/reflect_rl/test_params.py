@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from selfimprove.core.errors import UserError
@@ -48,14 +50,14 @@ def load(**changes: object) -> ReflectRLParams:
     return load_section({name: params(**changes)}, name, ReflectRLParams, "params.yaml")
 
 
-def test_rows_stand_in_the_tables_order():
+def test_rows_stand_in_the_tables_order() -> None:
     loaded = load()
     assert list(reflect_rl_rows(loaded)) == ["chance", "policy", "more_sft", "rl_only", "no_reflection", "reflect_rl"]
     assert reflect_rl_rows(loaded)["policy"] == "SFT only"
     assert main_row(loaded) == "reflect_rl"
 
 
-def test_trap_a_reflector_is_implied_by_naming_it():
+def test_trap_a_reflector_is_implied_by_naming_it() -> None:
     loaded = load()
     assert loaded.reflector_of("reflect_rl") == loaded.reflector_of("policy") == loaded.reflector_of("more_sft")
     assert loaded.reflector_of("reflect_rl") == "reflector"
@@ -64,19 +66,19 @@ def test_trap_a_reflector_is_implied_by_naming_it():
     )
 
 
-def test_a_run_inherits_its_start_from_its_parent():
+def test_a_run_inherits_its_start_from_its_parent() -> None:
     runs = {"a": {"init": "plain"}, "b": {"init": "a"}, "c": {"init": "b"}}
     assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
 
 
-def test_the_reflector_and_the_evaluations_may_have_engines_of_their_own():
+def test_the_reflector_and_the_evaluations_may_have_engines_of_their_own() -> None:
     remote = {"engine": "openai", "base_url": "http://x", "model": "m"}
     for reflector in (ENGINE, VLLM, remote):
         engines = {"policy": ENGINE, "reflector": reflector, "teacher": {"engine": "scripted"}, "fast": VLLM}
         assert load(engines=engines, evaluate={"engine": "fast", "reflector": "reflector"}).evaluate.engine == "fast"
 
 
-def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new():
+def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -> None:
     for env in (
         {"name": "taxi", "mode": "pickup", "max_files": 300},
         {"name": "alfworld", "backend": "textworld", "games": "x", "thing": None},
@@ -143,8 +145,8 @@ RUN = {"init": "policy", "reflector": "reflector"}
         ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: is for env.name autoexplore"),
     ],
 )
-def test_reflect_rl_bad_input_params(changes, said):
-    base = {"controls": {}} if "iterations" in changes else {}
+def test_reflect_rl_bad_input_params(changes: Any, said: str) -> None:
+    base: dict[str, Any] = {"controls": {}} if "iterations" in changes else {}
     with pytest.raises(UserError) as refused:
         load(**base, **changes)
     assert said in str(refused.value)

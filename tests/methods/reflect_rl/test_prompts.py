@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -49,13 +50,13 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder, "text")
 
 
-def test_the_reflection_model_reads_all_but_the_actions():
+def test_the_reflection_model_reads_all_but_the_actions() -> None:
     (message,) = reflection_prompt("Drive.\n", STATE)
     assert message.role == "user"
     assert message.content == "Drive.\n# Task\nFind it.\n # Analyze:\n"
 
 
-def test_policies_read_the_specs_text():
+def test_policies_read_the_specs_text() -> None:
     with_reflection = policy_prompt("Drive.\n", STATE, "It is a.py.")[0].content
     assert with_reflection == (
         "Drive.\n# Task\nFind it.\n # Analyze:\nIt is a.py."
@@ -67,30 +68,30 @@ def test_policies_read_the_specs_text():
     assert policy_prompt("Drive.\n", STATE, "")[0].content == with_reflection.replace("It is a.py.", "")
 
 
-def test_sentencepiece_markers_lose_their_leading_space():
+def test_sentencepiece_markers_lose_their_leading_space() -> None:
     stripped = MARKERS["stripped"]
     assert reflection_prompt("", STATE, stripped)[0].content.endswith("Find it.\n# Analyze:\n")
     assert policy_prompt("", STATE, "R", stripped)[0].content.endswith("a.py\n# Action:\n")
 
 
 @given(st.text(), st.text(), st.sampled_from(list(MARKERS.values())))
-def test_a_reflection_is_cut_at_the_act_marker(before, after, markers):
+def test_a_reflection_is_cut_at_the_act_marker(before: str, after: str, markers: Any) -> None:
     cut = cut_reflection(before + markers.act + after, markers)
     assert markers.act.strip("\n") not in cut
     assert cut == cut.strip()
     assert before.strip().startswith(cut)
 
 
-def test_a_marker_without_its_newline_ends_a_reflection_too():
+def test_a_marker_without_its_newline_ends_a_reflection_too() -> None:
     assert cut_reflection("It is near. # Action:3") == "It is near."
 
 
-def test_a_marker_without_its_leading_blank_ends_a_reflection_too():
+def test_a_marker_without_its_leading_blank_ends_a_reflection_too() -> None:
     assert cut_reflection("The way is free.\n# Action:\n0") == "The way is free."
     assert cut_reflection("# Action:\n0") == ""
 
 
-def test_under_text_the_tokens_are_the_plain_completions(gpt2):
+def test_under_text_the_tokens_are_the_plain_completions(gpt2: ChatFormat) -> None:
     for reflection, label in ((None, "137"), ("The file may help.", "0"), ("", "b")):
         example = policy_example("x", "Drive.\n", STATE, reflection, label)
         whole = "".join(message.content for message in example.messages)
@@ -102,7 +103,7 @@ def test_under_text_the_tokens_are_the_plain_completions(gpt2):
     assert gpt2.encode(example.messages).ids[:-1] == gpt2._tokens.encode(whole, add_special_tokens=False).ids
 
 
-def test_what_is_asked_is_what_was_trained_token_for_token(gpt2):
+def test_what_is_asked_is_what_was_trained_token_for_token(gpt2: ChatFormat) -> None:
     example = policy_example("x", "", STATE, "R", "1")
     asked = gpt2.encode(example.messages[:1], add_generation_prompt=True).ids
     encoded = gpt2.encode(example.messages)
@@ -114,7 +115,7 @@ def test_what_is_asked_is_what_was_trained_token_for_token(gpt2):
     assert example.messages[1].weight == 1
 
 
-def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2):
+def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2: ChatFormat) -> None:
     messages = [Message(role="user", content=" <|endoftext|> \n"), Message(role="assistant", content=" x ")]
     ids = gpt2.encode(messages).ids
     assert ids.count(gpt2.end_id) == 1
@@ -122,7 +123,7 @@ def test_text_renders_contents_as_they_are_and_cannot_be_forged(gpt2):
     assert "text" in NAMED_TEMPLATES
 
 
-def test_overlong_prompts_lose_their_left_side_never_the_answer(gpt2):
+def test_overlong_prompts_lose_their_left_side_never_the_answer(gpt2: ChatFormat) -> None:
     example = policy_example("x", "", STATE._replace(pre="word " * 300), "R", "1")
     whole = gpt2.encode(example.messages)
     limit = 60

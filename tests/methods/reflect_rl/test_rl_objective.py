@@ -72,7 +72,7 @@ def test_at_the_policy_that_acted_ppo_and_policy_gradient_agree() -> None:
         logprob = old.clone().requires_grad_()
         loss(logprob).backward()
         gradients.append(logprob.grad)
-    assert torch.allclose(*gradients)
+    assert torch.allclose(*gradients)  # type: ignore[arg-type]
 
 
 def test_ppo_without_a_critic_and_other_contradictions_are_refused() -> None:

@@ -82,7 +82,7 @@ def test_steps_whose_prompts_lost_their_left_side_or_whose_reflection_was_cut_ar
         (whole + 1, asked + 99, "stop", (1, 0)),
         (whole + 1, asked + 100, "length", (0, 1)),
     ):
-        reflector = Scripted(lambda prompt: "", reflector_room, finish)
+        reflector = Scripted(lambda prompt: "", reflector_room, finish)  # type: ignore[arg-type]
         metrics = evaluate_metrics([run(Scripted(lambda prompt: "1", policy_room), reflector)])
         assert (metrics["shortened_prompts"]["mean"], metrics["cut_completions"]["mean"]) == counted
 

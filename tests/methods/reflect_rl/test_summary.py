@@ -45,7 +45,7 @@ def results(tmp_path: Path) -> Path:
         rows = [Outcome(id=f"taxi-{i}", values={"success": win, "cost": 1 - win}) for i, win in enumerate(wins)]
         write_jsonl(folder / "outcomes.jsonl", rows)
         metrics = {key: mean_and_error(row.values[key] for row in rows) for key in ("success", "cost")}
-        metrics |= {"steps": mean_and_error([7.0]), "invalid": mean_and_error([0.0]), "levels": {"full": {}}}
+        metrics |= {"steps": mean_and_error([7.0]), "invalid": mean_and_error([0.0]), "levels": {"full": {}}}  # type: ignore[dict-item]
         (folder / "metrics.json").write_text(json.dumps(metrics))
         trained = {"real_tokens": 1000, "iterations" if name in PARAMS.iterations else "steps": 4}
         if name != "chance":
@@ -56,7 +56,7 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_row_is_compared_with_reflect_rl_in_pairs(results):
+def test_every_row_is_compared_with_reflect_rl_in_pairs(results: Path) -> None:
     summary = summarise_reflect_rl(PARAMS, results)
     assert summary["order"] == ["chance", "policy", "more_sft", "reflect_rl", "longer"]
     assert summary["last"] == "reflect_rl"
@@ -69,7 +69,7 @@ def test_every_row_is_compared_with_reflect_rl_in_pairs(results):
     assert results_table("reflect_rl", summary).row_count == 5
 
 
-def test_a_run_goes_on_where_its_parent_stopped(results):
+def test_a_run_goes_on_where_its_parent_stopped(results: Path) -> None:
     found = curves(PARAMS, results)
     assert [point.step for point in found["reflect_rl"]] == [1, 2, 3, 4]
     assert [point.step for point in found["longer"]] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -79,7 +79,7 @@ def test_a_run_goes_on_where_its_parent_stopped(results):
     assert first[0].cost == pytest.approx(-1.5)
 
 
-def test_steps_count_updates_where_gradients_are_accumulated(results):
+def test_steps_count_updates_where_gradients_are_accumulated(results: Path) -> None:
     told = PARAMS.model_dump(mode="json")
     told["iterations"]["reflect_rl"]["rl"]["gradient_accumulation_steps"] = 2
     found = curves(ReflectRLParams.model_validate(told), results)
@@ -87,7 +87,7 @@ def test_steps_count_updates_where_gradients_are_accumulated(results):
     assert [point.step for point in found["longer"]] == [0.5, 1, 1.5, 2, 3, 4, 5, 6]
 
 
-def test_three_curves_are_drawn(results, tmp_path):
+def test_three_curves_are_drawn(results: Path, tmp_path: Path) -> None:
     summary = summarise_reflect_rl(PARAMS, results)
     draw({"reflect_rl": summary}, tmp_path / "report")
     names = sorted(path.name for path in (tmp_path / "report").iterdir())

@@ -22,13 +22,13 @@ from tests.envs.autoexplore.conftest import FILES, plant, task_for
 TAXI = listed_env().make()
 
 
-def test_without_counts_the_split_is_7_2_1():
+def test_without_counts_the_split_is_7_2_1() -> None:
     splits = build_splits(TaskParams(), TAXI, seed=1)
     assert {name: len(ids) for name, ids in splits.items()} == {"train": 210, "dev": 60, "test": 30}
 
 
 @given(st.integers(0, 2**32), st.integers(1, 100), st.integers(0, 100), st.integers(1, 100))
-def test_splits_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
+def test_splits_are_disjoint_and_drawn_by_the_seed(seed: int, train: int, dev: int, test: int) -> None:
     cfg = TaskParams(train=train, dev=dev, test=test)
     splits = build_splits(cfg, TAXI, seed=seed)
     everything = [task for ids in splits.values() for task in ids]
@@ -37,7 +37,7 @@ def test_splits_are_disjoint_and_drawn_by_the_seed(seed, train, dev, test):
     assert set(everything) <= set(TAXI.task_ids())
 
 
-def test_the_split_is_one_shuffle():
+def test_the_split_is_one_shuffle() -> None:
     """Other sizes give the same order, so that growing a split keeps what was in it."""
     small = build_splits(TaskParams(train=50, dev=10, test=10), TAXI, seed=4)
     large = build_splits(TaskParams(train=90, dev=10, test=10), TAXI, seed=4)
@@ -45,34 +45,34 @@ def test_the_split_is_one_shuffle():
     assert build_splits(TaskParams(), TAXI, seed=4) != build_splits(TaskParams(), TAXI, seed=5)
 
 
-def test_few_data_takes_the_first_of_the_training_tasks():
+def test_few_data_takes_the_first_of_the_training_tasks() -> None:
     whole = build_splits(TaskParams(), TAXI, seed=1)
     few = build_splits(TaskParams(few_data=7), TAXI, seed=1)
     assert few == {**whole, "train": whole["train"][:7]}
 
 
-def test_kitchens_to_be_tested_in_are_other_kitchens():
+def test_kitchens_to_be_tested_in_are_other_kitchens() -> None:
     env = listed_env(name="alfworld").make()
     splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=1)
     assert set(splits["train"]) <= set(TRAIN)
     assert set(splits["dev"]) | set(splits["test"]) <= set(VALID)
 
 
-def test_too_many_tasks_are_refused():
+def test_too_many_tasks_are_refused() -> None:
     with pytest.raises(UserError, match="310 tasks of taxi are asked for, it has 300; ask for fewer"):
         build_splits(TaskParams(train=200, dev=100, test=10), TAXI, seed=1)
     with pytest.raises(ValueError, match=r"train, dev and test, or none"):
         TaskParams(train=5)
 
 
-def test_tasks_are_made_from_what_the_repositories_say(tmp_path: Path):
+def test_tasks_are_made_from_what_the_repositories_say(tmp_path: Path) -> None:
     plant(tmp_path / "eventlib", FILES)
     tasks = playable_tasks(AutoExploreParams(repos=str(tmp_path))).tasks
     assert "core/hub.py" in {task.filename for task in tasks}
     assert all(task.optimal_path[-1].startswith("id ") for task in tasks)
 
 
-def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
+def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", FILES)
     asked = [task_for("core/hub.py"), task_for("core/hub.py"), task_for("gone.py"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", asked)
@@ -84,7 +84,7 @@ def test_a_file_of_tasks_is_filtered_and_merged(tmp_path: Path):
         playable_tasks(env, tmp_path / "given.json")
 
 
-def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path):
+def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Path) -> None:
     plant(tmp_path / "repos/eventlib", {**FILES, "logo.png": "pixels " * 9})
     asked = [task_for("core/hub.py"), task_for("gone.py"), task_for("logo.png"), task_for("README.md", " ")]
     write_tasks(tmp_path / "given.json", [*asked, task_for("a.py").model_copy(update={"root": "nowhere"})])
@@ -94,7 +94,7 @@ def test_a_file_with_a_bad_target_loses_that_task_and_says_how_many(tmp_path: Pa
     assert (found.read, found.dropped) == (5, {"no question": 1, "no such repository": 1, "no such target": 2})
 
 
-def test_splits_are_read_back_and_others_refused(tmp_path: Path):
+def test_splits_are_read_back_and_others_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.jsonl", to_rows("taxi", [3, 1]))
     assert load_split(tmp_path / "train.jsonl", "taxi") == [3, 1]
     with pytest.raises(UserError, match=r"train\.jsonl, line 1: no task of alfworld"):

@@ -1,19 +1,21 @@
 """Small hand-made episodes for the RISE tests."""
 
+from typing import Any
+
 from selfimprove.core.records import Attempt, Episode, Turn
 from selfimprove.methods.rise.prompts import feedback, opening
 
 QUESTION = "How many clips?"
 
 
-def attempt(reward, text=None, answer=None, **more):
+def attempt(reward: Any, text: Any = None, answer: Any = None, **more: Any) -> Attempt:
     """An attempt; by default its text and answer follow from the reward."""
     if answer is None and reward is not None and reward >= 0:
         answer = "72" if reward == 1 else "70"
     return Attempt(text=text if text is not None else f"try {reward}", reward=reward, answer=answer, **more)
 
 
-def episode(*turns, id="p1", status=None, **more):
+def episode(*turns: Any, id: str = "p1", status: Any = None, **more: Any) -> Episode:
     """An episode of turns; a turn is a list of attempts (the best is chosen, ties to the earliest) or one attempt."""
     made = []
     for turn in turns:
@@ -35,6 +37,6 @@ def episode(*turns, id="p1", status=None, **more):
     )
 
 
-def run(*rewards, id="p1", **more):
+def run(*rewards: Any, id: str = "p1", **more: Any) -> Any:
     """An episode of one distinct attempt a turn, by rewards."""
     return episode(*(attempt(reward, text=f"try {i}: {reward}") for i, reward in enumerate(rewards)), id=id, **more)

@@ -1,6 +1,7 @@
 """Collection and evaluation of one problem (docs/rise.md, R12 to R17, R32 and R33)."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from selfimprove.methods.rise.params import ConvertParams, EvaluateParams, Gener
 from selfimprove.methods.rise.prompts import FAILURE, SUCCESS, opening
 
 ENV = make_env("gsm8k")
-(PROBLEM,) = ENV.load([(1, {"question": "3 + 4?", "answer": "#### 7"})], "rows")
+(PROBLEM,) = ENV.load([(1, {"question": "3 + 4?", "answer": "#### 7"})], "rows")  # type: ignore[arg-type]
 RIGHT, WRONG, UNREADABLE = r"so \boxed{7}", r"so \boxed{8}", "hm"
 NO = FAILURE.format(question="3 + 4?")
 PLAY = Play(ENV, True, 5)
@@ -25,43 +26,44 @@ PLAY = Play(ENV, True, 5)
 class Script:
     """An engine that answers from a table turn -> samples, and remembers what it was asked."""
 
-    def __init__(self, *turns, failing=()):
-        self.turns, self.failing, self.asked = turns, failing, []
+    def __init__(self, *turns: Any, failing: Any = ()) -> None:
+        self.turns, self.failing = turns, failing
+        self.asked: list[Any] = []
         self.engine = ScriptedEngine(self.answer)
         self.stats = self.engine.stats
 
-    def answer(self, request, index):
+    def answer(self, request: Any, index: Any) -> Any:
         samples = self.turns[request.seed.turn]
         return samples[index % 1000 if index < 1000 else len(samples) - 1]
 
-    async def generate(self, request) -> list[Completion]:
+    async def generate(self, request: Any) -> list[Completion]:
         self.asked.append(request)
         if request.seed.turn in self.failing:
             raise EngineError("the endpoint died")
         return await self.engine.generate(request)
 
-    def fits(self, messages, max_tokens):
+    def fits(self, messages: Any, max_tokens: Any) -> Any:
         return self.engine.fits(messages, max_tokens)
 
-    async def close(self):
+    async def close(self) -> None:
         await self.engine.close()
 
 
-def gather(engines, models, samples, **more):
+def gather(engines: Any, models: Any, samples: Any, **more: Any) -> Any:
     cfg = GenerateParams(tasks=1, max_turns=len(models), models=models, num_of_samples=samples, **more)
     return asyncio.run(collect(PROBLEM, engines, PLAY, cfg))
 
 
-def assess(engine, turns=3, **more):
+def assess(engine: Any, turns: int = 3, **more: Any) -> Any:
     cfg = EvaluateParams(max_turns=turns, parallel_samples=more.pop("parallel_samples", 1), **more)
     return asyncio.run(evaluate(PROBLEM, engine, PLAY, cfg))
 
 
-def contents(request):
+def contents(request: Any) -> Any:
     return [message.content for message in request.messages[3:]]
 
 
-def test_each_turn_has_its_model_and_its_samples():
+def test_each_turn_has_its_model_and_its_samples() -> None:
     student, teacher = Script([WRONG]), Script(None, [RIGHT] * 3)
     one = gather({"student": student, "teacher": teacher}, ["student", "teacher"], [1, 3])
     assert [(turn.model, len(turn.attempts)) for turn in one.turns] == [("student", 1), ("teacher", 3)]
@@ -71,39 +73,39 @@ def test_each_turn_has_its_model_and_its_samples():
     assert (one.status, one.gold, one.rewards) == ("solved", "#### 7", [0, 1])
 
 
-def test_self_distillation_takes_the_best_of_n():
+def test_self_distillation_takes_the_best_of_n() -> None:
     student = Script([UNREADABLE], [WRONG, UNREADABLE, RIGHT, WRONG])
     one = gather({"student": student}, ["student", "student"], [1, 4])
     assert [turn.chosen for turn in one.turns] == [0, 2]
     assert [attempt.reward for attempt in one.turns[1].attempts] == [0, -1, 1, 0]  # the others stay in the log
 
 
-def test_ties_go_to_the_earliest():
+def test_ties_go_to_the_earliest() -> None:
     student = Script([UNREADABLE, r"a \boxed{8}", r"b \boxed{9}"], [RIGHT, RIGHT + "!"])
     one = gather({"s": student}, ["s", "s"], [3, 2])
     assert [turn.chosen for turn in one.turns] == [1, 0]
     assert contents(student.asked[1]) == [r"a \boxed{8}", NO]
 
 
-def test_collection_stops_at_the_first_right_attempt():
+def test_collection_stops_at_the_first_right_attempt() -> None:
     student = Script([WRONG], [RIGHT], [WRONG])
     one = gather({"s": student}, ["s"] * 3, [1] * 3)
     assert len(one.turns) == len(student.asked) == 2
     assert [turn.observation for turn in one.turns] == [NO, SUCCESS]
 
 
-def test_collection_ends_after_max_turns():
+def test_collection_ends_after_max_turns() -> None:
     one = gather({"s": Script([WRONG], [UNREADABLE])}, ["s"] * 2, [1] * 2)
     assert (one.status, one.rewards) == ("unsolved", [0, -1])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing):
+def test_trap_8_a_failed_turn_blocks_its_episode_and_keeps_the_turns_before(failing: int) -> None:
     one = gather({"s": Script([WRONG], [RIGHT], failing=(failing,))}, ["s"] * 2, [1] * 2)
     assert (one.status, len(one.turns), one.error) == ("blocked", failing, "the endpoint died")
 
 
-def test_dialogue_limit_holds_in_collection():
+def test_dialogue_limit_holds_in_collection() -> None:
     student = Script(*[[f"{WRONG} {t}"] for t in range(4)])
     gather({"s": student}, ["s"] * 4, [1] * 4, dialogue_limit=4)
     assert contents(student.asked[3]) == [f"{WRONG} 2", NO]
@@ -120,10 +122,12 @@ def test_dialogue_limit_holds_in_collection():
         ({"window": 2}, [0, 0, 2, 4, 6]),
     ],
 )
-def test_an_example_is_trained_on_the_prompt_that_the_model_saw(limits, omitted, remove_duplication):
+def test_an_example_is_trained_on_the_prompt_that_the_model_saw(
+    limits: Any, omitted: Any, remove_duplication: bool
+) -> None:
     student = Script([WRONG], [WRONG], [UNREADABLE], [" " + WRONG + "\n"], [RIGHT])  # turns 2 and 4 repeat the first
     if "pairs" in limits:  # so many fit the engine's context
-        student.fits = lambda messages, max_tokens: len(messages) <= 3 + 2 * limits["pairs"]
+        student.fits = lambda messages, max_tokens: len(messages) <= 3 + 2 * limits["pairs"]  # type: ignore[method-assign]
     one = gather(
         {"s": student},
         ["s"] * 5,
@@ -142,7 +146,7 @@ def test_an_example_is_trained_on_the_prompt_that_the_model_saw(limits, omitted,
     assert collection_metrics([one], 2)["shortened_prompts"]["mean"] == 0  # what a window of 2 hides
 
 
-def test_what_a_turn_of_an_evaluation_did_not_see_is_counted():
+def test_what_a_turn_of_an_evaluation_did_not_see_is_counted() -> None:
     student = Script(*[[WRONG]] * 4)
     for limits, omitted, shortened in (
         ({"context_window": 4}, [0, 0, 0, 0], 0),
@@ -157,7 +161,7 @@ def test_what_a_turn_of_an_evaluation_did_not_see_is_counted():
         assert metrics["shortened_prompts"]["mean"] == shortened
 
 
-def test_completions_that_the_token_limit_ended_are_counted_once():
+def test_completions_that_the_token_limit_ended_are_counted_once() -> None:
     student = Script([WRONG, RIGHT, WRONG], [WRONG])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     for attempt in (sequential.turns[0].attempt, parallel.turns[0].attempts[0], sequential.turns[1].attempt):
@@ -167,13 +171,13 @@ def test_completions_that_the_token_limit_ended_are_counted_once():
     assert collection_metrics([sequential])["cut_completions"]["mean"] == 1
 
 
-def test_trap_9_degenerate_samples_are_dropped_all_of_them():
+def test_trap_9_degenerate_samples_are_dropped_all_of_them() -> None:
     stuck = "no " * 151
     one = gather({"s": Script([stuck, stuck, WRONG, stuck])}, ["s"], [4])
     assert [attempt.text for attempt in one.turns[0].attempts] == [WRONG]
 
 
-def test_resampling_has_noise_of_its_own_and_an_end():
+def test_resampling_has_noise_of_its_own_and_an_end() -> None:
     stuck = "no " * 151
     student = Script([stuck, stuck])
     one = gather({"s": student}, ["s"], [2], resamples=2)
@@ -183,7 +187,7 @@ def test_resampling_has_noise_of_its_own_and_an_end():
     assert gather({"s": second}, ["s"], [2]).turns[0].attempt.text == WRONG
 
 
-def test_without_an_oracle_every_turn_is_played_and_called_incorrect():
+def test_without_an_oracle_every_turn_is_played_and_called_incorrect() -> None:
     student = Script([RIGHT], [RIGHT + "!"], [WRONG])
     sequential, _ = assess(student, context_window=2)
     assert sequential.rewards == [1, 1, 0]  # true rewards are logged
@@ -191,7 +195,7 @@ def test_without_an_oracle_every_turn_is_played_and_called_incorrect():
     assert contents(student.asked[2]) == [RIGHT + "!", NO]
 
 
-def test_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
+def test_the_two_runs_of_a_problem_are_named_and_have_a_status_each() -> None:
     sequential, parallel = assess(Script([WRONG, WRONG], [RIGHT], [WRONG]), parallel_samples=2)
     assert (sequential.run, sequential.status) == ("sequential", "solved")  # at the second turn
     assert (parallel.run, parallel.status) == ("parallel", "unsolved")  # of first attempts, none is right
@@ -201,7 +205,7 @@ def test_the_two_runs_of_a_problem_are_named_and_have_a_status_each():
     assert [(one.status, one.error) for one in gone] == [("blocked", "the endpoint died")] * 2
 
 
-def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
+def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same() -> None:
     table = [[WRONG], [RIGHT], [WRONG]]
     free, stopped = assess(Script(*table)), assess(Script(*table), oracle=True)
     assert [len(run.turns) for run in (free[0], stopped[0])] == [3, 2]
@@ -213,13 +217,13 @@ def test_with_an_oracle_the_run_stops_when_right_and_p1_is_the_same():
 
 
 @pytest.mark.parametrize(("window", "shown"), [(1, []), (2, [1]), (3, [0, 1]), (5, [0, 1])])
-def test_evaluation_shows_the_window(window, shown):
+def test_evaluation_shows_the_window(window: int, shown: Any) -> None:
     student = Script(*[[f"{WRONG} {t}"] for t in range(3)])
     assess(student, context_window=window)
     assert contents(student.asked[2]) == [text for t in shown for text in (f"{WRONG} {t}", NO)]
 
 
-def test_trap_7_the_first_sample_enters_the_history_never_the_best():
+def test_trap_7_the_first_sample_enters_the_history_never_the_best() -> None:
     student = Script([WRONG, RIGHT, RIGHT], [UNREADABLE])
     sequential, parallel = assess(student, turns=2, parallel_samples=3)
     assert contents(student.asked[1]) == [WRONG, NO]
@@ -229,7 +233,7 @@ def test_trap_7_the_first_sample_enters_the_history_never_the_best():
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_in_evaluation_is_recorded_and_counted(failing):
+def test_a_failure_in_evaluation_is_recorded_and_counted(failing: int) -> None:
     sequential, parallel = assess(Script([RIGHT] * 3, [RIGHT], failing=(failing,)), turns=2, parallel_samples=3)
     assert (sequential.status, len(sequential.turns)) == ("blocked", failing)
     metrics = evaluate_metrics([sequential], [parallel], ENV.equivalent, turns=2)
@@ -238,28 +242,28 @@ def test_a_failure_in_evaluation_is_recorded_and_counted(failing):
     assert metrics["blocked"]["mean"] == 1
 
 
-def test_limit_and_offset_choose_the_first_of_the_split():
+def test_limit_and_offset_choose_the_first_of_the_split() -> None:
     split = list("abcdef")
-    base = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
-    assert GenerateParams(tasks=4, **base).select(split) == list("abcd")
-    assert GenerateParams(tasks=4, offset=2, limit=2, **base).select(split) == list("cd")
+    base: dict[str, Any] = {"max_turns": 1, "models": ["s"], "num_of_samples": [1]}
+    assert GenerateParams(tasks=4, **base).select(split) == list("abcd")  # type: ignore[arg-type]
+    assert GenerateParams(tasks=4, offset=2, limit=2, **base).select(split) == list("cd")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"generate\.tasks"):
-        GenerateParams(tasks=4, offset=3, **base).select(split)
+        GenerateParams(tasks=4, offset=3, **base).select(split)  # type: ignore[arg-type]
 
 
 class Small(Script):
     """Holds at most ``room`` messages."""
 
-    def __init__(self, room, *turns):
+    def __init__(self, room: Any, *turns: Any) -> None:
         super().__init__(*turns)
         self.room = room
 
-    def fits(self, messages, max_tokens):
+    def fits(self, messages: Any, max_tokens: Any) -> bool:
         return len(messages) <= self.room
 
 
 @pytest.mark.parametrize(("room", "shown"), [(9, [0, 1, 2]), (8, [1, 2]), (6, [2]), (4, []), (1, [])])
-def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room, shown):
+def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room: int, shown: Any) -> None:
     table = [[f"{WRONG} {t}"] for t in range(4)]
     student = Small(room, *table)
     gather({"s": student}, ["s"] * 4, [1] * 4)

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,13 +27,13 @@ CRITERIA = ["all", "better", "best", "success"]
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory):
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("tokenizer")
     train_tokenizer(folder)
     return ChatFormat.load(folder)
 
 
-def config(**changes):
+def config(**changes: Any) -> SimpleNamespace:
     defaults = {
         "criteria": "all",
         "reward_temperature": 0.4,
@@ -45,7 +46,7 @@ def config(**changes):
     return SimpleNamespace(**(defaults | changes))
 
 
-def finals(converted):
+def finals(converted: Any) -> Any:
     return [one.messages[-1].content for one in converted.examples]
 
 
@@ -64,13 +65,13 @@ def finals(converted):
         ([], [], [], [], []),
     ],
 )
-def test_criteria(rewards, all_, better, best, success):
-    assert [keep(rewards, criteria) for criteria in CRITERIA] == [all_, better, best, success]
+def test_criteria(rewards: Any, all_: Any, better: Any, best: Any, success: Any) -> None:
+    assert [keep(rewards, criteria) for criteria in CRITERIA] == [all_, better, best, success]  # type: ignore[arg-type]
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=8))
-def test_to_26_how_the_criteria_nest(rewards):
-    kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}
+def test_to_26_how_the_criteria_nest(rewards: list[float]) -> None:
+    kept = {criteria: keep(rewards, criteria) for criteria in CRITERIA}  # type: ignore[arg-type]
     stop = rewards.index(1) + 1 if 1 in rewards else len(rewards)
     assert kept["all"] == list(range(stop))
     assert set(kept["better"]) <= set(kept["all"])
@@ -80,12 +81,12 @@ def test_to_26_how_the_criteria_nest(rewards):
     assert keep(rewards[:stop], "best") == kept["best"]
 
 
-def test_an_unknown_criterion_is_refused():
+def test_an_unknown_criterion_is_refused() -> None:
     with pytest.raises(ValueError):
-        keep([0.0], "single_best")
+        keep([0.0], "single_best")  # type: ignore[arg-type]
 
 
-def test_dedup_strips_and_drops_empty_and_seen():
+def test_dedup_strips_and_drops_empty_and_seen() -> None:
     assert dedup(["a", " a\n", "", "  ", "b", "a", "A"]) == [0, 4, 6]
     one = episode(attempt(0, "same"), attempt(0, " same "), attempt(-1, "  "), attempt(1, "right"))
     examples = convert([one], config(remove_duplication=True), seed=0).examples
@@ -96,7 +97,7 @@ def test_dedup_strips_and_drops_empty_and_seen():
     assert len(convert([one], config(), seed=0).examples) == 4
 
 
-def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
+def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat: Any) -> None:
     ids = chat.content_ids(Message(role="assistant", content="  ab\n"))
     one = episode(
         [attempt(-1, " worse "), attempt(0, "  ab\n", token_ids=ids, finish="stop")],
@@ -117,7 +118,7 @@ def test_dedup_strips_what_the_data_set_holds_and_keeps_ids_as_generated(chat):
 
 
 @given(st.lists(st.text(alphabet="ab \n\t", max_size=4), max_size=6))
-def test_no_trained_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts):
+def test_no_trained_attempt_of_a_deduplicated_data_set_has_outer_whitespace(texts: list[str]) -> None:
     one = episode(*(attempt(0, text) for text in [*texts, "right"]))
     rows = to_dataset(convert([one], config(remove_duplication=True), seed=0).examples)
     said = [row["conversations"][-1]["value"] for row in rows]
@@ -125,20 +126,20 @@ def test_no_trained_attempt_of_a_deduplicated_data_set_has_outer_whitespace(text
     assert len(rows) == len({text.strip() for text in [*texts, "right"]} - {""})
 
 
-def test_criteria_look_at_what_dedup_left():
+def test_criteria_look_at_what_dedup_left() -> None:
     one = episode(attempt(0, "x"), attempt(-1, "x "), attempt(0, "y"))
     assert len(select(one, "better", False)) == 2  # y beats the repeated x
     assert len(select(one, "better", True)) == 1  # y does not beat the first x
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=3), max_size=10))
-def test_dedup_is_idempotent(texts):
+def test_dedup_is_idempotent(texts: list[str]) -> None:
     left = [texts[i] for i in dedup(texts)]
     assert dedup(left) == list(range(len(left)))
     assert {text.strip() for text in left} == {text.strip() for text in texts} - {""}
 
 
-def test_only_success_drops_whole_trajectories():
+def test_only_success_drops_whole_trajectories() -> None:
     episodes = [run(0, 0, id="lost"), run(0, 1, id="won"), run(id="blocked", status="blocked")]
     converted = convert(episodes, config(only_success=True), seed=0)
     assert [example.source for example in converted.examples] == ["won", "won"]
@@ -146,7 +147,7 @@ def test_only_success_drops_whole_trajectories():
     assert len(convert(episodes, config(), seed=0).examples) == 4
 
 
-def test_weights_are_exponential_and_only_on_the_last_message():
+def test_weights_are_exponential_and_only_on_the_last_message() -> None:
     assert weights([1, 0, -1], 0.4) == pytest.approx([12.1825, 1.0, 0.0821], abs=5e-5)
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     assert [example.messages[-1].weight for example in examples] == [math.exp(r / 0.4) for r in (-1, 0, 1)]
@@ -155,13 +156,13 @@ def test_weights_are_exponential_and_only_on_the_last_message():
             for message in e.messages[-1:]} == {1.0}  # fmt: skip
 
 
-def test_unusable_temperatures_are_refused():
+def test_unusable_temperatures_are_refused() -> None:
     for temperature in (0.0, -1.0, float("nan"), 1e-4):
         with pytest.raises(UserError, match=r"convert\.reward_temperature"):
             weights([1.0], temperature)
 
 
-def test_baselines():
+def test_baselines() -> None:
     episodes = (run(0, 1, id="a"), run(-1, -1, id="b"))
     samples = [(e.id, s.index, s.reward) for e in episodes for s in select(e, "all", False)]
     assert reward_baselines(samples, "none") == [0, 0, 0, 0]
@@ -171,12 +172,12 @@ def test_baselines():
     assert [e.messages[-1].weight for e in converted.examples] == pytest.approx([math.exp(-1.25), math.exp(1.25)])
 
 
-def test_only_the_chosen_attempt_is_trained_on_and_ties_go_to_the_earliest():
+def test_only_the_chosen_attempt_is_trained_on_and_ties_go_to_the_earliest() -> None:
     one = episode([attempt(0, "first"), attempt(0, "second"), attempt(-1, "third")], [attempt(0, "p"), attempt(1, "q")])
     assert finals(convert([one], config(), seed=0)) == ["first", "q"]
 
 
-def test_shuffle_is_seeded_and_ids_follow_the_final_order():
+def test_shuffle_is_seeded_and_ids_follow_the_final_order() -> None:
     episodes = [run(0, 1, id=f"p{i}") for i in range(30)]
     plain = convert(episodes, config(), seed=1).examples
     one, same, other = (convert(episodes, config(shuffle=True), seed=seed).examples for seed in (1, 1, 2))
@@ -187,7 +188,7 @@ def test_shuffle_is_seeded_and_ids_follow_the_final_order():
     assert [e.id for e in one] == [e.id for e in plain] == [f"identity_{i}" for i in range(60)]
 
 
-def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
+def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat: Any) -> None:
     ids = chat.content_ids(Message(role="assistant", content="ab"))
     one = episode(attempt(0, "ab", token_ids=[*ids, *ids], finish="length"), attempt(1, "ba", token_ids=ids))
     last = convert([one], config(), seed=0).examples[-1]
@@ -201,14 +202,14 @@ def test_final_attempt_keeps_its_ids_and_the_prefix_is_the_prompt(chat):
 
 
 @pytest.mark.parametrize("omitted", [3, 10])
-def test_a_turn_that_left_out_what_there_was_not_is_refused(omitted):
+def test_a_turn_that_left_out_what_there_was_not_is_refused(omitted: int) -> None:
     one = run(0, 0, 0, 0, 1)
     one.turns[4].omitted = omitted
     with pytest.raises(UserError, match=f"episode p1, turn 5: its prompt left out {omitted} of 8 earlier messages"):
         convert([one], config(), seed=0)
 
 
-def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
+def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion() -> None:
     episodes = [
         run(id="never", status="blocked"),
         episode(attempt(0, "a"), attempt(None, "blocked"), id="later", status="blocked"),
@@ -219,7 +220,7 @@ def test_failed_turns_and_blocked_episodes_do_not_stop_the_conversion():
     assert converted.stats["blocked"] == 2
 
 
-def test_token_statistics_and_histogram(chat):
+def test_token_statistics_and_histogram(chat: Any) -> None:
     episodes = [run(0, 1, id="a"), run(-1, 0, id="b")]
     converted = convert(episodes, config(), seed=0, chat=chat, max_length=10**6)
     encoded = [chat.encode(e.messages) for e in converted.examples]
@@ -238,7 +239,7 @@ def test_token_statistics_and_histogram(chat):
     assert long.histogram == [{"reward": -1, "count": 1}, {"reward": 0, "count": 2}, {"reward": 1, "count": 1}]
 
 
-def test_trap_16_counters_add_up_and_effective_weight_is_logged():
+def test_trap_16_counters_add_up_and_effective_weight_is_logged() -> None:
     episodes = [run(0, 0, 1, id="a"), episode(attempt(0, "x"), attempt(0, "x"), id="b")]
     stats = convert(episodes, config(criteria="better", remove_duplication=True), seed=0).stats
     assert (
@@ -253,7 +254,7 @@ def test_trap_16_counters_add_up_and_effective_weight_is_logged():
     assert stats["weight"]["effective_examples"] == pytest.approx(sum(w) ** 2 / sum(x * x for x in w))
 
 
-def test_accumulated_examples_join_as_they_are_with_new_ids():
+def test_accumulated_examples_join_as_they_are_with_new_ids() -> None:
     earlier = convert([run(0, 1, id="old")], config(reward_temperature=1.0), seed=0).examples
     converted = convert([run(1, id="new")], config(shuffle=True), seed=3, earlier=earlier)
     assert sorted(e.source for e in converted.examples) == ["new", "old", "old"]
@@ -261,7 +262,7 @@ def test_accumulated_examples_join_as_they_are_with_new_ids():
     assert {e.messages[-1].weight for e in converted.examples} == {1.0, math.exp(1.0), math.exp(2.5)}
 
 
-def test_control_single_turn_holds_the_same_right_answers_as_first_attempts():
+def test_control_single_turn_holds_the_same_right_answers_as_first_attempts() -> None:
     episodes = [run(0, 1, id="taught"), run(1, id="alone"), run(0, 0, id="lost"), run(id="gone", status="blocked")]
     examples = single_turn(episodes, seed=0, shuffle=False)
     assert [(e.source, [m.role for m in e.messages[3:]]) for e in examples] == [
@@ -273,7 +274,7 @@ def test_control_single_turn_holds_the_same_right_answers_as_first_attempts():
     assert single_turn(episodes, seed=0) == single_turn(episodes, seed=0)
 
 
-def test_control_unweighted_is_the_same_data_at_weight_one():
+def test_control_unweighted_is_the_same_data_at_weight_one() -> None:
     examples = convert([run(-1, 0, 1)], config(), seed=0).examples
     plain = unweighted(examples)
     assert [[m.weight for m in e.messages] for e in plain] == [
@@ -283,7 +284,7 @@ def test_control_unweighted_is_the_same_data_at_weight_one():
     assert plain == convert([run(-1, 0, 1)], config(weighted=False), seed=0).examples
 
 
-def test_nothing_left_is_said_in_one_sentence():
+def test_nothing_left_is_said_in_one_sentence() -> None:
     with pytest.raises(UserError, match="no example left of 1 episodes"):
         convert([run(0, 0)], config(only_success=True), seed=0)
 
@@ -292,7 +293,9 @@ rewards = st.lists(st.sampled_from([-1.0, 0.0, 1.0, None]), max_size=5)
 
 
 @given(st.lists(rewards, min_size=1, max_size=5), st.sampled_from(CRITERIA), st.booleans(), st.booleans())
-def test_any_episodes_convert_and_every_example_ends_in_a_kept_attempt(runs, criteria, remove, only):
+def test_any_episodes_convert_and_every_example_ends_in_a_kept_attempt(
+    runs: Any, criteria: Any, remove: bool, only: bool
+) -> None:
     episodes = [
         episode(*(attempt(reward, f"try {reward}") for reward in one), id=f"p{i}") for i, one in enumerate(runs)
     ]

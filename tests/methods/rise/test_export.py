@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +28,7 @@ TWO_TURNS = episode(
 )
 
 
-def test_log_has_the_originals_schema_and_our_fields():
+def test_log_has_the_originals_schema_and_our_fields() -> None:
     log = to_log([TWO_TURNS, run(0)])
     assert list(log) == ["0", "1"]
     entry = log["0"]
@@ -44,14 +46,14 @@ def test_log_has_the_originals_schema_and_our_fields():
     assert entry["answers"] == {"0": [None, "70"], "1": ["71", "72"]}
 
 
-def test_dialogue_is_the_last_prompt_without_the_last_action():
+def test_dialogue_is_the_last_prompt_without_the_last_action() -> None:
     dialogue = to_log([TWO_TURNS])["0"]["dialogue"]
     assert [m["role"] for m in dialogue] == ["user", "agent", "user", "agent", "user"]
     assert dialogue[3]["content"] == r"\boxed{70}"
     assert dialogue[-1]["content"] == TWO_TURNS.turns[0].observation
 
 
-def test_trap_8_blocked_turns_are_logged_as_the_original_does():
+def test_trap_8_blocked_turns_are_logged_as_the_original_does() -> None:
     first = run(id="p", status="blocked")
     entry = to_log([first])["0"]
     assert entry["max_reward"] is None
@@ -83,13 +85,13 @@ def test_trap_8_blocked_turns_are_logged_as_the_original_does():
         assert from_log(to_log([one]), "log") == [one]
 
 
-def original(*episodes):
+def original(*episodes: Any) -> Any:
     """The log as the original writes it: without the fields that we add."""
     log = to_log(episodes)
     return {key: {name: value for name, value in entry.items() if name in FIELDS} for key, entry in log.items()}
 
 
-def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt():
+def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt() -> None:
     said = ["example", "solution", "problem", "a", "no"]
     entry = {
         "task_id": 0,
@@ -115,7 +117,7 @@ def test_an_original_s_blocked_entry_keeps_its_attempts_out_of_the_prompt():
     assert to_log([one])["0"]["dialogue"] == entry["dialogue"]
 
 
-def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too():
+def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too() -> None:
     blocked = run(0, status="blocked")
     log = original(blocked)
     history = log["0"]["turn_history"]
@@ -125,7 +127,7 @@ def test_logs_with_the_failed_turn_among_the_best_actions_are_read_too():
     assert (one.status, one.prompt, one.rewards) == ("blocked", blocked.prompt, [0])
 
 
-def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue():
+def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dialogue() -> None:
     for parrot in (
         episode(attempt(0, EXAMPLE_ANSWER)),
         episode(attempt(0, EXAMPLE_ANSWER), status="blocked"),
@@ -134,7 +136,7 @@ def test_a_worked_example_repeated_word_for_word_is_no_first_attempt_of_the_dial
         assert from_log(original(parrot), "log", "gsm8k")[0].prompt == parrot.prompt
 
 
-def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt():
+def test_a_cut_dialogue_never_lends_its_first_attempts_to_the_prompt() -> None:
     same = run(0, 0, 0, 0)
     for turn in same.turns:
         turn.attempts[0].text = "same"
@@ -150,7 +152,7 @@ turns = st.lists(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_siz
 
 
 @given(st.lists(st.tuples(turns, st.booleans()), max_size=4), st.booleans())
-def test_a_log_brings_its_episodes_back(runs, few_shot):
+def test_a_log_brings_its_episodes_back(runs: Any, few_shot: bool) -> None:
     episodes = [
         episode(
             *([attempt(r, f"t{t} s{s}: {r}") for s, r in enumerate(turn)] for t, turn in enumerate(one)),
@@ -169,7 +171,7 @@ def test_a_log_brings_its_episodes_back(runs, few_shot):
         assert [turn.attempt.text for turn in read.turns] == [turn.attempt.text for turn in one.turns]
 
 
-def test_an_originals_evaluation_log_without_dialogue_is_importable():
+def test_an_originals_evaluation_log_without_dialogue_is_importable() -> None:
     log = to_log([TWO_TURNS])
     for key in OURS | {"dialogue"}:
         del log["0"][key]
@@ -184,7 +186,7 @@ def test_an_originals_evaluation_log_without_dialogue_is_importable():
     assert one.id == from_log(log, "elsewhere", "gsm8k")[0].id
 
 
-def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back():
+def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back() -> None:
     log = to_log([TWO_TURNS])
     for message in log["0"]["dialogue"]:
         message["role"] = {"agent": "assistant"}.get(message["role"], message["role"])
@@ -193,7 +195,7 @@ def test_api_roles_are_read_and_a_cut_dialogue_gets_its_opening_back():
     assert from_log(log, "log")[0].prompt == opening(QUESTION)
 
 
-def test_malformed_logs_name_the_entry():
+def test_malformed_logs_name_the_entry() -> None:
     log = to_log([TWO_TURNS])
     log["0"]["turn_history"]["rewards"]["1"] = [1.0]
     with pytest.raises(UserError, match=r"log\.json, entry 0: turn 1"):
@@ -204,7 +206,7 @@ def test_malformed_logs_name_the_entry():
         from_log({"5": "text"}, "log.json")
 
 
-def test_dataset_schema():
+def test_dataset_schema() -> None:
     example = Example(
         id="identity_0",
         messages=[
@@ -227,13 +229,13 @@ def test_dataset_schema():
     ]
 
 
-def call(*arguments):
+def call(*arguments: Any) -> Any:
     return subprocess.run(
         [sys.executable, "-m", "selfimprove.interop.rise", *map(str, arguments)], capture_output=True, text=True
     )
 
 
-def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path):
+def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: Path) -> None:
     episodes, log, back = tmp_path / "e.jsonl", tmp_path / "5_turns.json", tmp_path / "sub" / "back.jsonl"
     write_jsonl(episodes, [TWO_TURNS])
     assert call("log", episodes, log).returncode == 0

@@ -1,6 +1,7 @@
 """Evaluation metrics (docs/rise.md, R34 and R35)."""
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,23 +14,23 @@ from selfimprove.methods.rise.metrics import accuracy_rows, evaluate_metrics, ma
 from tests.methods.rise.episodes import attempt, episode, run
 
 
-def answers(*values, id="p", right="1"):
+def answers(*values: Any, id: str = "p", right: str = "1") -> Any:
     """A sequential episode by answers; None is unparsable."""
     return episode(*(scored(value, right) for value in values), id=id)
 
 
-def together(*values, id="p", right="1"):
+def together(*values: Any, id: str = "p", right: str = "1") -> Any:
     """A parallel episode by answers."""
     return episode([scored(value, right) for value in values], id=id)
 
 
-def scored(value, right):
+def scored(value: Any, right: Any) -> Any:
     if value is None:
         return attempt(-1, "?", answer=None)
     return attempt(1.0 if equivalent(value, right) else 0.0, value, answer=value)
 
 
-def means(metrics):
+def means(metrics: Any) -> Any:
     return {name: metric["mean"] for name, metric in metrics.items()}
 
 
@@ -46,21 +47,21 @@ def means(metrics):
         (["2", "1", "1.0"], 1),
     ],
 )
-def test_majority_over_equivalence_classes(votes, winner):
+def test_majority_over_equivalence_classes(votes: Any, winner: int | None) -> None:
     assert majority(votes, equivalent) == winner
 
 
 @given(st.lists(st.sampled_from(["1", "1.0", "2", None]), max_size=7))
-def test_majority_wins_at_least_as_many_votes_as_any_class(votes):
+def test_majority_wins_at_least_as_many_votes_as_any_class(votes: list[str | None]) -> None:
     winner = majority(votes, equivalent)
     sizes = {v: sum(equivalent(v, w) for w in votes) for v in votes if v is not None}
     assert (winner is None) == (not sizes)
     if winner is not None:
-        assert sizes[votes[winner]] == max(sizes.values())
+        assert sizes[votes[winner]] == max(sizes.values())  # type: ignore[index]
         assert not any(sizes[v] == max(sizes.values()) for v in votes[:winner] if v is not None)
 
 
-def test_the_four_figures_by_hand():
+def test_the_four_figures_by_hand() -> None:
     sequential = [
         answers("1", "2", "2", "2", "1", id="a"),  # right first, then talked out of it: majority 2
         answers("3", "1", "1.0", "4", None, id="b"),  # wrong first, majority right
@@ -95,14 +96,14 @@ def test_the_four_figures_by_hand():
     assert all(metric["n"] == 4 for name, metric in metrics.items() if "@" in name)
 
 
-def test_majority_by_turn_follows_the_prefix():
+def test_majority_by_turn_follows_the_prefix() -> None:
     got = means(evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [0, 0, 1]
     assert "m5@t1" not in got
     assert "p5@t1" not in got
 
 
-def test_trap_8_failed_problems_stay_in_the_denominator():
+def test_trap_8_failed_problems_stay_in_the_denominator() -> None:
     gone = run(id="gone", status="blocked")
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     metrics = evaluate_metrics(
@@ -118,14 +119,14 @@ def test_trap_8_failed_problems_stay_in_the_denominator():
     assert means(evaluate_metrics([gone], [gone], equivalent, turns=5))["p1@t5"] == 0
 
 
-def test_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play():
+def test_a_run_that_was_cut_short_has_no_right_majority_over_turns_that_it_did_not_play() -> None:
     cut = answers("1", id="cut").model_copy(update={"status": "blocked"})
     got = means(evaluate_metrics([cut], [together("1", "1", id="cut")], equivalent, turns=3))
     assert [got["m1@t1"], got["m1@t2"], got["m1@t3"]] == [1, 0, 0]
     assert got["p1@t3"] == 1  # one of its attempts was right
 
 
-def test_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
+def test_oracle_run_gives_the_same_p1_and_no_majority_over_turns() -> None:
     free = [answers("2", "1", "3", id="a"), answers("1", "2", "2", id="b"), answers("2", "2", "2", id="c")]
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
@@ -136,7 +137,7 @@ def test_oracle_run_gives_the_same_p1_and_no_majority_over_turns():
     assert not {"m1@t2", "m1@t3", "m1@t3-m1@t1", "accuracy@t2"} & set(oracle)
 
 
-def test_two_runs_are_compared_problem_by_problem():
+def test_two_runs_are_compared_problem_by_problem() -> None:
     parallel = [together("2", id="a"), together("2", id="b"), together("2", id="c")]
     better = outcomes([answers("1", id="a"), answers("1", id="b"), answers("2", id="c")], parallel, equivalent)
     worse = outcomes([answers("2", id="b"), answers("1", id="a"), answers("2", id="c")], parallel, equivalent)
@@ -149,19 +150,19 @@ def test_two_runs_are_compared_problem_by_problem():
         paired_difference({"a": 1.0}, {"b": 1.0})
 
 
-def test_runs_over_different_splits_are_refused():
+def test_runs_over_different_splits_are_refused() -> None:
     with pytest.raises(UserError, match="different problems"):
         outcomes([answers("1", id="a")], [together("1", id="b")], equivalent)
 
 
-def test_rates_have_a_clustered_error():
+def test_rates_have_a_clustered_error() -> None:
     assert ratio([]) == ratio([(0, 0)]) == {"mean": 0.0, "se": 0.0, "n": 0}
     assert ratio([(1, 2), (1, 2)]) == {"mean": 0.5, "se": 0.0, "n": 4}
     one_each = ratio([(1, 1), (0, 1), (0, 1), (1, 1)])  # clusters of one: the ordinary error of a mean
     assert one_each == {"mean": 0.5, "se": pytest.approx(math.sqrt(1 / 3 / 4)), "n": 4}
 
 
-def test_accuracy_rows_for_the_plot():
+def test_accuracy_rows_for_the_plot() -> None:
     metrics = evaluate_metrics([answers("2", "1", "1")], [together("2")], equivalent)
     rows = accuracy_rows(metrics)
     assert [(row["turn"], row["accuracy"], row["majority"], row["any"]) for row in rows] == [
@@ -181,7 +182,7 @@ def test_accuracy_rows_for_the_plot():
         max_size=6,
     )
 )
-def test_relations_that_always_hold(split):
+def test_relations_that_always_hold(split: list[tuple[list[str | None], list[str | None]]]) -> None:
     sequential = [answers(*turns, id=str(i)) for i, (turns, _) in enumerate(split)]
     parallel = [together(*first, id=str(i)) for i, (_, first) in enumerate(split)]
     got = means(evaluate_metrics(sequential, parallel, equivalent))
@@ -192,7 +193,7 @@ def test_relations_that_always_hold(split):
     assert all(0 <= value <= 1 for name, value in got.items() if "-" not in name)
 
 
-def test_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn():
+def test_an_oracle_run_s_plot_shows_what_is_solved_by_each_turn() -> None:
     stopped = [answers("2", "1", id="a"), answers("1", id="b"), answers("2", "2", "2", id="c")]
     parallel = [together("2", id="a"), together("1", id="b"), together("2", id="c")]
     rows = accuracy_rows(evaluate_metrics(stopped, parallel, equivalent, turns=3, oracle=True))

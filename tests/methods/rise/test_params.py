@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -16,7 +18,8 @@ def rise(name: str) -> RiseParams:
 def test_models_and_samples_have_one_entry_a_turn() -> None:
     made = GenerateParams(tasks=1, max_turns=2, models=["student", "teacher"], num_of_samples=[1, 16])
     assert (made.models, made.num_of_samples) == (["student", "teacher"], [1, 16])
-    for wrong in ({"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}):
+    faults: list[dict[str, Any]] = [{"models": ["s"]}, {"num_of_samples": [1, 2, 3]}, {"num_of_samples": [1, 0]}]
+    for wrong in faults:
         with pytest.raises(ValidationError):
             GenerateParams(**{"tasks": 1, "max_turns": 2, "models": ["a", "b"], "num_of_samples": [1, 1], **wrong})
 

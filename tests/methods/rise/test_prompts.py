@@ -1,5 +1,7 @@
 """What a dialogue says and shows (docs/rise.md, R2 to R4 and R14)."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,19 +11,19 @@ from selfimprove.envs.math.gsm8k import extract_strict
 from selfimprove.methods.rise.prompts import degenerate, feedback, limit_dialogue, opening, visible
 
 
-def pairs(count):
+def pairs(count: Any) -> Any:
     return [(Message(role="assistant", content=f"a{i}"), Message(role="user", content=f"f{i}")) for i in range(count)]
 
 
-def contents(messages):
+def contents(messages: Any) -> Any:
     return [message.content for message in messages]
 
 
-def flat(start, count):
+def flat(start: Any, count: Any) -> Any:
     return [*start, *(message for pair in pairs(count) for message in pair)]
 
 
-def test_opening_is_the_worked_example_then_the_problem():
+def test_opening_is_the_worked_example_then_the_problem() -> None:
     system, reply, problem = opening("Q?")
     assert [message.role for message in (system, reply, problem)] == ["user", "assistant", "user"]
     assert r"\boxed{Your Answer}" in system.content
@@ -30,7 +32,7 @@ def test_opening_is_the_worked_example_then_the_problem():
     assert opening("Q?", few_shot=False) == [problem]
 
 
-def test_protocol_strings_to_the_letter():
+def test_protocol_strings_to_the_letter() -> None:
     assert opening("Q?")[-1].content == (
         "Great job! You've successfully answered the question. Now, let's move on to the next one.\nQ?"
     )
@@ -41,11 +43,11 @@ def test_protocol_strings_to_the_letter():
     assert feedback(0.0, "{question}").endswith("question: {question}")
 
 
-def test_forced_feedback_is_negative_for_right_attempts_too():
+def test_forced_feedback_is_negative_for_right_attempts_too() -> None:
     assert feedback(1.0, "Q?", forced_negative=True) == feedback(0.0, "Q?")
 
 
-def test_window_counts_the_current_turn():
+def test_window_counts_the_current_turn() -> None:
     start = opening("Q?")
     assert visible(start, pairs(4), 1) == start  # the original's [-0:] showed everything
     assert contents(visible(start, pairs(4), 2))[3:] == ["a3", "f3"]
@@ -58,13 +60,13 @@ def test_window_counts_the_current_turn():
 
 
 @given(st.integers(0, 12), st.integers(1, 14), st.booleans())
-def test_shows_the_last_min_t_k_minus_1_pairs(turn, window, few_shot):
+def test_shows_the_last_min_t_k_minus_1_pairs(turn: int, window: int, few_shot: bool) -> None:
     start = opening("Q?", few_shot)
     shown = visible(start, pairs(turn), window)
     assert shown == [*start, *(m for pair in pairs(turn)[turn - min(turn, window - 1) :] for m in pair)]
 
 
-def test_trap_10_whole_pairs_go_and_the_problem_stays():
+def test_trap_10_whole_pairs_go_and_the_problem_stays() -> None:
     start = opening("Q?")
     assert limit_dialogue(flat(start, 9), 3, 20) == flat(start, 9)  # 19 messages after the example
     trimmed = limit_dialogue(flat(start, 10), 3, 20)  # 21: the original cut the problem and began with a0
@@ -79,7 +81,7 @@ def test_trap_10_whole_pairs_go_and_the_problem_stays():
 
 
 @given(st.integers(0, 15), st.integers(1, 40), st.booleans())
-def test_limit_holds_and_roles_alternate(turn, limit, few_shot):
+def test_limit_holds_and_roles_alternate(turn: int, limit: int, few_shot: bool) -> None:
     start = opening("Q?", few_shot)
     kept = limit_dialogue(flat(start, turn), len(start), limit)
     after_example = kept[len(start) - 1 :]
@@ -89,7 +91,7 @@ def test_limit_holds_and_roles_alternate(turn, limit, few_shot):
     assert len(after_example) + 2 > limit or len(kept) == len(start) + 2 * turn  # no more is cut than must be
 
 
-def test_degenerate_attempts():
+def test_degenerate_attempts() -> None:
     assert not degenerate("the " * 150)
     assert degenerate("the " * 151)
     assert degenerate("The tHe THE " * 50 + "the")

@@ -103,7 +103,7 @@ def test_the_tokenizer_s_texts_hold_questions_feedback_and_solutions(tmp_path: P
 
 def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_path: Path) -> None:
     files = own_files(tmp_path, train=20, test=8)
-    counts = {"demonstrations": 4, "train": 10, "dev": 5, "test": 7}
+    counts: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 5, "test": 7}
     made = splits(tmp_path, source="files", files=files, **counts)
     assert_disjoint_and_sized(made, counts)
     held_out = {problem.question for problem in load_split(Path(files["test"]), GSM8K)}
@@ -113,7 +113,7 @@ def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_p
 
 
 def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
-    counts = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4}
+    counts: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4}
     made = splits(tmp_path, source="files", files=own_files(tmp_path, test=20), **counts)
     assert_disjoint_and_sized(made, counts)
 
@@ -127,7 +127,7 @@ def test_one_file_alone_is_divided_among_all_splits(tmp_path: Path) -> None:
     ],
 )
 def test_too_few_problems_are_said_by_split(tmp_path: Path, counts: dict[str, int], said: str) -> None:
-    asked = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4, **counts}
+    asked: dict[str, Any] = {"demonstrations": 4, "train": 10, "dev": 2, "test": 4, **counts}
     with pytest.raises(UserError, match=said):
         splits(tmp_path, source="files", files=own_files(tmp_path, train=20, test=8), **asked)
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def run(*words: object) -> None:
     assert ends_with(app, *words) == 0, words
 
 
-def fails(capsys, *words: object) -> str:
+def fails(capsys: Any, *words: object) -> str:
     assert ends_with(app, *words) == 2
     return capsys.readouterr().err
 
@@ -34,13 +35,13 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return {name: tmp_path / f"{name}.json" for name in ("right", "wrong")}
 
 
-def test_episodes_become_a_trajectory_file_of_their_first_run(files):
+def test_episodes_become_a_trajectory_file_of_their_first_run(files: dict[str, Path]) -> None:
     entries = json.loads(files["right"].read_text())
     assert list(entries) == ["0", "1", "2"]
     assert [entry["reward"] for entry in entries.values()] == [True, False, True]
 
 
-def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files, tmp_path):
+def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files: dict[str, Path], tmp_path: Path) -> None:
     run("alpaca", files["right"], tmp_path / "a.json", "--mode", "parity")
     run("alpaca", files["right"], tmp_path / "b.json", "--mode", "self_play", "--rewarded")
     rows, rewarded = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
@@ -49,7 +50,7 @@ def test_trajectories_become_alpaca_rows_all_or_the_rewarded(files, tmp_path):
     assert [row["output"].rsplit("\n", 1)[1] for row in rewarded] == ["Action: finish[Tolma]"] * 2
 
 
-def test_two_runs_become_preferences_where_their_rewards_differ(files, tmp_path):
+def test_two_runs_become_preferences_where_their_rewards_differ(files: dict[str, Path], tmp_path: Path) -> None:
     run("preferences", files["wrong"], files["right"], tmp_path / "dpo.json")
     rows = json.loads((tmp_path / "dpo.json").read_text())
     assert [(row["chosen"][-13:], "finish[Kesby]" in row["rejected"]) for row in rows] == [
@@ -58,7 +59,7 @@ def test_two_runs_become_preferences_where_their_rewards_differ(files, tmp_path)
     assert all(row["prompt"].endswith("### Response:\n") and "Thought" not in row["prompt"] for row in rows)
 
 
-def test_pairs_become_message_lists(tmp_path):
+def test_pairs_become_message_lists(tmp_path: Path) -> None:
     pairs, _ = spin_pairs([EXPERT], [played(WRONG)], ConvertParams(), "iter0")
     write_jsonl(tmp_path / "pairs.jsonl", pairs)
     run("pairs", tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl")
@@ -71,7 +72,7 @@ def test_pairs_become_message_lists(tmp_path):
 
 @pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
 @pytest.mark.parametrize("shots", ["", "Question: x\nThought: y\nAction: finish[z]"])
-def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format(form, shots):
+def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format(form: Any, shots: Any) -> None:
     (pair,), _ = spin_pairs([EXPERT], [played(form=form, few_shot=shots)], ConvertParams(), "iter0")
     row = pair_row(pair)
     assert row["real"][0]["content"].removeprefix(shots).strip() == QUESTION.question
@@ -82,13 +83,13 @@ def test_rows_have_the_question_and_rounds_on_lines_of_their_own_in_every_format
     assert row["real"] == row["generated"]
 
 
-def test_a_reward_that_nobody_gave_is_no_loss():
+def test_a_reward_that_nobody_gave_is_no_loss() -> None:
     won, lost, unscored = (to_json([one]) for one in (played(), played(WRONG), played(evaluate=False)))
     assert len(preferences(won, lost, "here")) == 1
     assert preferences(won, unscored, "here") == preferences(unscored, lost, "here") == []
 
 
-def test_a_file_is_scored_over_what_was_requested(files, capsys):
+def test_a_file_is_scored_over_what_was_requested(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     run("score", files["right"], "--requested", 4)
     metrics = json.loads(capsys.readouterr().out)
     assert (metrics["em"]["mean"], metrics["em"]["n"], metrics["missing"]) == (0.5, 4, 1)
@@ -98,7 +99,7 @@ def test_a_file_is_scored_over_what_was_requested(files, capsys):
     assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
 
 
-def test_a_trajectory_without_the_wrapper_is_one_sentence(tmp_path, capsys):
+def test_a_trajectory_without_the_wrapper_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(tmp_path / "chat.jsonl", [played(form="question")])
     run("trajectories", tmp_path / "chat.jsonl", tmp_path / "chat.json")
     said = fails(capsys, "alpaca", tmp_path / "chat.json", tmp_path / "out.json", "--mode", "parity")

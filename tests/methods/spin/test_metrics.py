@@ -1,5 +1,7 @@
 """Metrics of episodes, over the questions asked for (docs/spin.md, S40), and the rows of the table."""
 
+from typing import Any
+
 import pytest
 
 from selfimprove.engines.base import EngineError
@@ -7,23 +9,23 @@ from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from tests.methods.spin.episodes import QUESTION, REPLIES, played
 
 
-def blocked(*_):
+def blocked(*_: Any) -> None:
     raise EngineError("gone")
 
 
 @pytest.fixture(scope="module")
-def episodes():
+def episodes() -> Any:
     kinds = ["bridge", "comparison", "bridge", "comparison", "bridge"]
     answers = [
         REPLIES, [" t\nAction: finish[Tolma town]"], [" t\nAction: dig[x]"] * 11, [" hm"], blocked,
     ]  # fmt: skip
     return [
-        played(answer, question=QUESTION.model_copy(update={"id": f"q{n}", "kind": kind}))
+        played(answer, question=QUESTION.model_copy(update={"id": f"q{n}", "kind": kind}))  # type: ignore[arg-type]
         for n, (answer, kind) in enumerate(zip(answers, kinds, strict=True))
     ]
 
 
-def test_every_average_is_over_the_requested_count(episodes):
+def test_every_average_is_over_the_requested_count(episodes: Any) -> None:
     metrics = evaluate_metrics(episodes)
     for name in ("em", "f1", "reward", "steps", "finished", "blocked"):
         assert metrics[name]["n"] == 5
@@ -35,13 +37,13 @@ def test_every_average_is_over_the_requested_count(episodes):
     assert metrics["steps"]["mean"] == (3 + 1 + 11 + 1 + 0) / 5
 
 
-def test_without_evaluation_there_are_no_scores(episodes):
+def test_without_evaluation_there_are_no_scores(episodes: Any) -> None:
     metrics = evaluate_metrics([played(evaluate=False), played(evaluate=False, index=1)])
     assert not {"em", "f1", "reward", "kinds"} & set(metrics)
     assert metrics["finished"]["mean"] == 1
 
 
-def test_the_invalid_rate_is_a_share_of_rounds(episodes):
+def test_the_invalid_rate_is_a_share_of_rounds(episodes: Any) -> None:
     metrics = evaluate_metrics(episodes)
     assert metrics["invalid"]["n"] == 16
     assert metrics["invalid"]["mean"] == 12 / 16
@@ -49,12 +51,12 @@ def test_the_invalid_rate_is_a_share_of_rounds(episodes):
     assert metrics["actions"] == {"": 11, "finish": 3, "search": 2}
 
 
-def test_kinds_of_questions_are_told_apart(episodes):
+def test_kinds_of_questions_are_told_apart(episodes: Any) -> None:
     kinds = evaluate_metrics(episodes)["kinds"]
     assert (kinds["bridge"]["mean"], kinds["bridge"]["n"]) == (1 / 3, 3)
     assert kinds["comparison"]["n"] == 2
     assert "kinds" not in evaluate_metrics(episodes[:1])
 
 
-def test_outcomes_are_one_a_question(episodes):
+def test_outcomes_are_one_a_question(episodes: Any) -> None:
     assert [one.id for one in outcomes(episodes)] == [f"q{n}" for n in range(5)]

@@ -131,14 +131,14 @@ def test_loss_gradient_and_figures_are_the_originals(
     assert len(micros) > 1
     assert any(len(micro["pairs"]) > 1 for micro in micros) or cfg.row_tokens == 1
     for micro in micros:
-        loss, shares = trainer.micro_loss(trainer.model, micro)
+        loss, shares = trainer.micro_loss(trainer.model, micro)  # type: ignore[arg-type]
         loss.backward()
         metrics += shares
     model, reference = load_base(policy, params())[0], load_base(tiny, params())[0]
     expected = as_published(model, reference, pairs, cfg)
     expected[0].backward()
     assert metrics[: len(expected)].tolist() == pytest.approx([one.item() for one in expected], rel=1e-5, abs=1e-5)
-    for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):
+    for mine, theirs in zip(trainer.model.parameters(), model.parameters(), strict=True):  # type: ignore[union-attr]
         assert theirs.grad is not None
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5 * float(theirs.grad.abs().max()))
 
@@ -288,7 +288,7 @@ def test_layout_and_gradient_checkpointing_do_not_change_the_figures(
         "saving": {"gradient_checkpointing": True},
         "apart": {"attention": "segments", "gradient_checkpointing": True},
     }.items():
-        curve = run(tiny, duels(8), tmp_path / name, params(**changes)).curve
+        curve = run(tiny, duels(8), tmp_path / name, params(**changes)).curve  # type: ignore[arg-type]
         for row, plain in zip(curve, plain_curve, strict=True):
             assert row == pytest.approx(plain, rel=1e-4, abs=1e-4)
 
@@ -369,7 +369,7 @@ def test_two_processes_give_the_figures_and_weights_of_one(
         len(f.read_text().splitlines()) for f in (tmp_path / "together" / "scratch" / "opponent").glob("*/*.jsonl")
     ]
     assert sorted(lines) == [12, 13]  # shared out, and nothing twice
-    one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))
+    one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))  # type: ignore[assignment]
     for name, tensor in one.items():
-        assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()
+        assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()  # type: ignore[union-attr]
     assert json.loads((tmp_path / "together/model/config.json").read_text())["dtype"] == "float32"

@@ -1,6 +1,7 @@
 """Pairs of expert and opponent, outcome pairs, the window; and that only words tell the sides apart (29, 30, 43)."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -30,11 +31,11 @@ def expert(number: int) -> Expert:
     return EXPERT.model_copy(update={"id": f"expert-q{number}", "question": asked(number)})
 
 
-def blocked(*_):
+def blocked(*_: Any) -> None:
     raise EngineError("gone")
 
 
-def test_experts_and_episodes_are_joined_on_the_question_whatever_was_earned():
+def test_experts_and_episodes_are_joined_on_the_question_whatever_was_earned() -> None:
     experts = [expert(2), expert(0), expert(1)]
     episodes = [played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(WRONG, question=asked(2))]
     pairs, audit = spin_pairs(experts, episodes, ConvertParams(), "iter0")
@@ -44,7 +45,7 @@ def test_experts_and_episodes_are_joined_on_the_question_whatever_was_earned():
     assert (audit.episodes, audit.kept, audit.identical, audit.rewarded) == (3, 3, 1, 1)
 
 
-def test_the_terminal_observation_is_on_neither_side():
+def test_the_terminal_observation_is_on_neither_side() -> None:
     pairs, _ = spin_pairs([expert(0)], [played(WRONG, question=asked(0))], ConvertParams(), "iter0")
     for side in (pairs[0].real, pairs[0].generated):
         assert side[-1].role == "assistant"
@@ -52,7 +53,7 @@ def test_the_terminal_observation_is_on_neither_side():
         assert "Action: finish[" in side[-1].content
 
 
-def test_identical_sides_are_counted_and_dropped_on_demand():
+def test_identical_sides_are_counted_and_dropped_on_demand() -> None:
     episodes = [played(SPOKEN, question=asked(0)), played(WRONG, question=asked(1))]
     experts = [expert(0), expert(1)]
     kept, counted = spin_pairs(experts, episodes, ConvertParams(), "iter0")
@@ -60,9 +61,9 @@ def test_identical_sides_are_counted_and_dropped_on_demand():
     assert (len(kept), counted.identical, len(fewer), dropped.identical) == (2, 1, 1, 1)
 
 
-def test_episodes_that_give_no_pair_are_counted():
+def test_episodes_that_give_no_pair_are_counted() -> None:
     episodes = [
-        played(blocked, question=asked(0)),
+        played(blocked, question=asked(0)),  # type: ignore[arg-type]
         played(SPOKEN, question=asked(9)),
         played([SPOKEN[0]] * 11, question=asked(1)),
         played([" hm"], question=asked(2)),
@@ -74,11 +75,11 @@ def test_episodes_that_give_no_pair_are_counted():
     assert audit.episodes == 4  # a second run of a question makes outcome pairs, no pair of SPIN's
 
 
-def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_chosen():
+def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_chosen() -> None:
     episodes = [
         played(WRONG, question=asked(0)), played(SPOKEN, question=asked(1)), played(SPOKEN, question=asked(2)),
         played(SPOKEN, question=asked(0), run=1), played(SPOKEN, question=asked(1), run=1),
-        played(blocked, question=asked(2), run=1),
+        played(blocked, question=asked(2), run=1),  # type: ignore[arg-type]
     ]  # fmt: skip
     (pair,) = outcome_pairs(episodes, "iter0")
     assert pair.id == "iter0-outcome-q0"
@@ -86,7 +87,7 @@ def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_
     assert "Kesby" in text_of(pair.generated)
 
 
-def test_without_evaluation_there_are_no_outcome_pairs():
+def test_without_evaluation_there_are_no_outcome_pairs() -> None:
     episodes = [played(WRONG, evaluate=False), played(SPOKEN, run=1, evaluate=False)]
     assert outcome_pairs(episodes, "iter0") == []
 
@@ -96,7 +97,9 @@ def some(count: int, source: str) -> list[Pair]:
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.floats(0.01, 1), st.just(0.0) | st.floats(0.01, 1))
-def test_the_window_takes_the_first_of_each_source_and_shuffles(own, previous, mine, theirs):
+def test_the_window_takes_the_first_of_each_source_and_shuffles(
+    own: int, previous: int, mine: float, theirs: Any
+) -> None:
     mix = Mix(own=mine, previous=theirs)
     joined = mixed(some(own, "iter1"), some(previous, "iter0"), mix)
     want = {f"iter1-{n}" for n in range(int(mine * own))} | {f"iter0-{n}" for n in range(int(theirs * previous))}
@@ -105,7 +108,7 @@ def test_the_window_takes_the_first_of_each_source_and_shuffles(own, previous, m
     assert joined == mixed(some(own, "iter1"), some(previous, "iter0"), mix)
 
 
-def test_the_order_is_the_seeds():
+def test_the_order_is_the_seeds() -> None:
     one, other = (mixed(some(30, "a"), some(30, "b"), Mix(seed=seed)) for seed in (42, 43))
     assert [pair.id for pair in one] != [pair.id for pair in other]
     assert {pair.source for pair in one[:20]} == {"a", "b"}
@@ -129,7 +132,7 @@ def masked_and_learnt(chat: ChatFormat, pair: Pair, side: list[Message]) -> tupl
     return [token for token, weight in rows if not weight], [token for token, weight in rows if weight]
 
 
-def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat):
+def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat: ChatFormat) -> None:
     """A policy that thinks in the expert's words but gets half the answers wrong: sides differ in answers alone.
 
     Ids and masks of a side that says the same are the same, rewarded or not; what is masked are the tools' answers to
@@ -140,7 +143,7 @@ def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat):
         last = SPOKEN[2] if number % 2 else SPOKEN[2].replace("finish[Tolma]", "finish[Kesby]")
         episodes.append(played([*SPOKEN[:2], last], question=question))
     pairs, _ = spin_pairs([expert(n) for n in range(12)], episodes, ConvertParams(), "iter0")
-    hidden = {"real": Counter(), "generated": Counter()}
+    hidden: dict[str, Any] = {"real": Counter(), "generated": Counter()}
     for number, pair in enumerate(pairs):
         (masked, learnt), (masked_too, learnt_too) = (
             masked_and_learnt(chat, pair, side) for side in (pair.real, pair.generated)
@@ -159,7 +162,7 @@ def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat):
         assert "Episode finished" not in whole
 
 
-def test_an_expert_of_a_file_reads_like_a_policys_episode_too():
+def test_an_expert_of_a_file_reads_like_a_policys_episode_too() -> None:
     """FireAct's observations may have lines of their own; the policy's never do."""
     rounds = [Round(thought="t", action="search[x]", observation="a\nb"), Round(thought="u", action="finish[y]")]
     filed = EXPERT.model_copy(update={"rounds": rounds})

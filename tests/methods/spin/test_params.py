@@ -32,14 +32,14 @@ def iteration(**more: Any) -> dict[str, Any]:
     return {"init": "base", "init_from": "base", "generate": {}, "finetune": TRAIN} | more
 
 
-def test_every_iteration_has_its_own_lr_beta_and_epochs():
+def test_every_iteration_has_its_own_lr_beta_and_epochs() -> None:
     spin = SpinParams.model_validate(section())
     assert (spin.iterations["iter0"].finetune.beta, spin.iterations["iter1"].finetune.beta) == (0.1, 5.0)
     assert spin.lineage("iter1") == ["iter0", "iter1"]
     assert SpinParams.model_validate(section()).iterations["iter0"].convert.mix.seed == 42
 
 
-def test_the_defaults_are_the_specs():
+def test_the_defaults_are_the_specs() -> None:
     cfg = SpinParams.model_validate(section()).iterations["iter1"].generate
     assert (cfg.max_turns, cfg.retries, cfg.max_tokens, cfg.temperature, cfg.shuffled) == (11, 5, 1000, 1.0, True)
     assert SpinParams.model_validate(section()).evaluate.temperature == 0
@@ -85,23 +85,23 @@ def test_the_defaults_are_the_specs():
         ({"sft": {"epoch": 1}}, "Extra inputs"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, words):
+def test_what_does_not_fit_is_refused(change: Any, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         SpinParams.model_validate(section(**change))
 
 
-def test_prefix_and_worked_episodes_are_the_asked_task_s():
+def test_prefix_and_worked_episodes_are_the_asked_task_s() -> None:
     tasks = {"train": 4, "dev": 0, "test": 2}
     prompt = {"question_prefix": "Yes or no: "}
     alone = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
     assert [alone.asked(split) for split in ("train", "test")] == [("encyclopedia", "Yes or no: ")] * 2
-    tasks["other"] = {"task": "strategyqa", "split": "dev"}
+    tasks["other"] = {"task": "strategyqa", "split": "dev"}  # type: ignore[assignment]
     other = SpinParams.model_validate(section(tasks=tasks, prompt=prompt))
     assert [other.asked(split) for split in ("train", "dev", "test")] == [
         ("encyclopedia", ""), ("encyclopedia", ""), ("strategyqa", "Yes or no: "),
     ]  # fmt: skip
 
 
-def test_an_endpoint_plays_in_chat_format():
+def test_an_endpoint_plays_in_chat_format() -> None:
     endpoint = {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}
     assert SpinParams.model_validate(section(engines=endpoint, prompt={"format": "chat"})).prompt.format == "chat"

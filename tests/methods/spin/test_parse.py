@@ -1,5 +1,7 @@
 """The action parser: every text has a reading, and an action survives being written and read again."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ arguments = plain.filter(lambda text: "\n" not in text)
 
 
 @given(plain)
-def test_any_text_has_a_reading(text):
+def test_any_text_has_a_reading(text: Any) -> None:
     parsed = parse(text)
     assert parsed.tool is None or (parsed.tool == parsed.tool.strip().lower() != "")
     assert parsed.argument == parsed.argument.strip()
@@ -21,14 +23,14 @@ def test_any_text_has_a_reading(text):
 
 
 @given(thoughts, names, arguments)
-def test_what_was_written_is_read_back(thought, name, argument):
+def test_what_was_written_is_read_back(thought: Any, name: Any, argument: Any) -> None:
     parsed = parse(f"Thought: {thought}\nAction: {name}[{argument}]\nObservation: made up ]")
     assert (parsed.thought, parsed.tool) == (thought.strip(), name.strip().lower())
     assert parsed.argument == argument.strip()
 
 
 @given(plain, plain)
-def test_nothing_after_the_first_observation_counts(before, after):
+def test_nothing_after_the_first_observation_counts(before: Any, after: Any) -> None:
     text = f"{before}{STOP}{after}"
     assert parse(text) == parse(cut(text)) == parse(before.partition(STOP)[0])
 
@@ -49,12 +51,12 @@ def test_nothing_after_the_first_observation_counts(before, after):
         (" t\nAction: search[a]\nAction: finish[b]", "search", "a"),  # the first action counts
     ],
 )
-def test_readings(reply, tool, argument):
+def test_readings(reply: str, tool: str | None, argument: str) -> None:
     parsed = parse(reply)
     assert (parsed.tool, parsed.argument) == (tool, argument)
 
 
-def test_the_thought_ends_at_the_action_and_loses_its_cue():
+def test_the_thought_ends_at_the_action_and_loses_its_cue() -> None:
     assert parse("Thought: one\ntwo \nAction: search[x]").thought == "one\ntwo"
     assert parse(" one\nAction: search[x]").thought == "one"
     assert parse("Thought: no action").thought == "no action"

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -32,7 +34,7 @@ from tests.support.commands import ends_with
 from tests.support.tiny import make_tiny_model, train_tokenizer
 
 
-def chat(number: int, **more):
+def chat(number: int, **more: Any) -> Any:
     return {
         "messages": [
             {"role": "user", "content": f"Ask {number}?"},
@@ -47,13 +49,13 @@ def run(*words: object) -> None:
     assert ends_with(app, *words) == 0, words
 
 
-def fails(capsys, *words: object) -> str:
+def fails(capsys: Any, *words: object) -> str:
     assert ends_with(app, *words) == 2
     return capsys.readouterr().err
 
 
 @pytest.fixture
-def ultrachat(tmp_path):
+def ultrachat(tmp_path: Path) -> Any:
     folder = tmp_path / "ultrachat"
     folder.mkdir()
     write_rows_to(folder / "train_sft-00000.jsonl", [chat(n) for n in range(10)])
@@ -62,13 +64,13 @@ def ultrachat(tmp_path):
     return folder
 
 
-def test_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat):
+def test_reformat_takes_the_first_two_messages_and_an_empty_answer(ultrachat: Any) -> None:
     rows, counts = reformat(ultrachat, "ultrachat")
     assert rows["train"][3] == make_row("Ask 3?", "Answer 3.", "")
     assert (counts.train, counts.test, counts.malformed, counts.ranking_files) == (10, 3, 0, 1)
 
 
-def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat):
+def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat: Any) -> None:
     write_rows_to(ultrachat / "train_agenda-00000.jsonl", [chat(n) for n in range(300, 304)])
     _, counts = reformat(ultrachat, "ultrachat")
     assert (counts.train, counts.ranking_files) == (14, 1)
@@ -85,18 +87,18 @@ def test_a_file_whose_name_happens_to_hold_gen_is_read(ultrachat):
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]},
     ],
 )
-def test_what_is_no_prompt_and_answer_is_counted_and_left_out(bad, ultrachat):
+def test_what_is_no_prompt_and_answer_is_counted_and_left_out(bad: Any, ultrachat: Any) -> None:
     assert first_exchange(bad) is None
     write_rows_to(ultrachat / "train_sft-00001.jsonl", [bad, chat(50)])
     assert (reformat(ultrachat, "ultrachat")[1].train, reformat(ultrachat, "ultrachat")[1].malformed) == (11, 1)
 
 
-def test_a_system_message_is_left_out():
+def test_a_system_message_is_left_out() -> None:
     told = {"messages": [{"role": "system", "content": "Be brief."}, *chat(1)["messages"]]}
     assert first_exchange(told) == make_row("Ask 1?", "Answer 1.", "")
 
 
-def test_a_tenth_of_tulu_is_held_out(tmp_path):
+def test_a_tenth_of_tulu_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "tulu").mkdir()
     write_rows_to(tmp_path / "tulu" / "data.jsonl", [chat(n) for n in range(50)])
     rows, counts = reformat(tmp_path / "tulu", "tulu-v2")
@@ -107,7 +109,7 @@ def test_a_tenth_of_tulu_is_held_out(tmp_path):
 
 
 @given(st.integers(1, 300), st.integers(0, 60))
-def test_fractions_hold_every_row_once(count, length):
+def test_fractions_hold_every_row_once(count: int, length: int) -> None:
     rows = [make_row(str(number), "a", "") for number in range(count)]
     number = fractions(count, length)
     assert number == (-(-count // length) if length else 1)
@@ -119,17 +121,17 @@ def test_fractions_hold_every_row_once(count, length):
         fraction(rows, number, length)
 
 
-def test_rows_are_shuffled_before_they_are_cut():
+def test_rows_are_shuffled_before_they_are_cut() -> None:
     rows = [make_row(str(number), "a", "") for number in range(100)]
     assert [place for place, _ in fraction(rows, 0, 10)] != list(range(10))
     # datasets.Dataset.from_list(…).shuffle(seed=42) of ten rows; so the fractions are the original's.
     assert [place for place, _ in fraction(rows[:10], 0, 0)] == [5, 6, 0, 7, 3, 2, 4, 9, 1, 8]
 
 
-def test_answers_have_their_own_noise_and_lose_the_end_of_turn():
+def test_answers_have_their_own_noise_and_lose_the_end_of_turn() -> None:
     asked = []
 
-    def answer(request, sample):
+    def answer(request: Any, sample: Any) -> str:
         asked.append(request)
         return f"  </s>said {request.seed}</s>"
 
@@ -140,7 +142,7 @@ def test_answers_have_their_own_noise_and_lose_the_end_of_turn():
     assert [(m.role, m.content) for m in asked[0].messages] == [("system", ""), ("user", "Ask 7?")]
 
 
-def test_a_fraction_generated_again_is_the_same_file(ultrachat, tmp_path):
+def test_a_fraction_generated_again_is_the_same_file(ultrachat: Any, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     words = ["generate", "--model", model, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path / "out",
@@ -154,7 +156,9 @@ def test_a_fraction_generated_again_is_the_same_file(ultrachat, tmp_path):
     assert len((tmp_path / "out" / "loser_0_test.jsonl").read_text().splitlines()) == 3
 
 
-def test_an_eleventh_fraction_is_one_sentence(ultrachat, tmp_path, capsys):
+def test_an_eleventh_fraction_is_one_sentence(
+    ultrachat: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     capsys.readouterr()
     said = fails(capsys, "generate", "--model", tmp_path, "--input-dir", tmp_path / "rows", "--output-dir", tmp_path,
@@ -162,7 +166,7 @@ def test_an_eleventh_fraction_is_one_sentence(ultrachat, tmp_path, capsys):
     assert said.splitlines()[-1] == "fraction 10: 10 rows make 10 of 1, 0 to 9; name one."
 
 
-def test_gathering_needs_all_fractions_and_no_other(tmp_path, capsys):
+def test_gathering_needs_all_fractions_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for index in (0, 2, 3):
         write_rows_to(tmp_path / f"loser_{index}.jsonl", [make_row(f"{index}", "real", "said")])
     with pytest.raises(UserError, match=r"1 of 4 fractions are missing \(1\)"):
@@ -181,7 +185,7 @@ def test_gathering_needs_all_fractions_and_no_other(tmp_path, capsys):
         gathered(tmp_path, 4, "train")
 
 
-def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat, tmp_path):
+def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat: Any, tmp_path: Path) -> None:
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
     tasks = TasksParams(source="chat", file=str(tmp_path / "rows"), train=8, dev=1, test=2)
     made = gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
@@ -194,7 +198,7 @@ def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat, tmp_p
     assert [(m.role, m.content) for m in example.messages[:2]] == [("system", ""), ("user", "Ask 0?")]
 
 
-def test_zephyr_turns_with_an_empty_system_turn(tmp_path):
+def test_zephyr_turns_with_an_empty_system_turn(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     zephyr = ChatFormat.load(tmp_path, "zephyr")
     ids = zephyr.encode(opening("Ask?", "reply"), add_generation_prompt=True).ids
@@ -202,7 +206,7 @@ def test_zephyr_turns_with_an_empty_system_turn(tmp_path):
     assert text == "<|system|>\n<|end|>\n<|user|>\nAsk?<|end|>\n<|assistant|>\n"
 
 
-def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path):
+def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x.parquet"
     write_rows_to(file, [make_row("a", "b", "c")])
     assert [row for _, row in read_rows_of(file)] == [make_row("a", "b", "c")]
@@ -211,14 +215,14 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path):
         list(read_rows_of(file))
 
 
-def test_plain_spin_needs_its_own_folder(tmp_path):
+def test_plain_spin_needs_its_own_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
         read_chats(tmp_path / "none", "train")
     with pytest.raises(UserError, match="write it with `plain reformat`"):
         read_chats(tmp_path, "train")
 
 
-def test_a_reply_is_the_whole_episode():
+def test_a_reply_is_the_whole_episode() -> None:
     episode = played([" Fine.\nAction: search[x]"], question=QUESTION, form="reply")
     assert (len(episode.rounds), episode.finished, episode.messages[0].content) == (
         1,

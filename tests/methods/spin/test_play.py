@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played,
 LOOK = " More.\nAction: search[Mara Venn]"
 
 
-def test_an_episode_ends_with_finish_and_is_scored():
+def test_an_episode_ends_with_finish_and_is_scored() -> None:
     episode = played()
     assert [entry.tool for entry in episode.rounds] == ["search", "search", "finish"]
     assert (episode.finished, episode.answer, episode.reward, episode.em, episode.f1) == (True, "Tolma", 1.0, True, 1.0)
@@ -31,7 +32,7 @@ def test_an_episode_ends_with_finish_and_is_scored():
     assert episode.rounds[0].observation == BOOK["The Silver Gate"]
 
 
-def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
+def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing() -> None:
     episode = played([LOOK] * 20)
     assert len(episode.rounds) == 11
     assert (episode.finished, episode.answer, episode.reward, episode.pred) == (False, "", 0.0, "")
@@ -39,7 +40,7 @@ def test_at_most_eleven_rounds_and_an_unfinished_episode_earns_nothing():
     assert len(played([LOOK] * 20, max_turns=3).rounds) == 3
 
 
-def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit():
+def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit() -> None:
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -55,19 +56,19 @@ def test_every_round_is_asked_with_the_cue_the_stop_string_and_the_token_limit()
     assert [rounds_in(text) for text in texts] == [1, 2, 3]
 
 
-def test_without_evaluation_there_is_no_reward():
+def test_without_evaluation_there_is_no_reward() -> None:
     assert played(evaluate=False).reward is None
 
 
 @pytest.mark.parametrize("line", ["search Mara Venn", "dig[Mara Venn]", "[Mara Venn]", ""])
-def test_an_invalid_action_costs_a_round_and_says_nothing(line):
+def test_an_invalid_action_costs_a_round_and_says_nothing(line: str) -> None:
     episode = played([f" t\nAction: {line}", *REPLIES[1:]])
     first = episode.rounds[0]
     assert (first.tool, first.observation, first.attempts) == (None, NEUTRAL, 1)
     assert len(episode.rounds) == 3
 
 
-def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words():
+def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words() -> None:
     def broken(query: str) -> str | None:
         if query == "Mara Venn":
             raise RuntimeError("secret path /etc/shadow")
@@ -78,18 +79,18 @@ def test_a_tool_that_finds_nothing_or_raises_gives_the_same_neutral_words():
     assert "secret" not in trajectory(episode)
 
 
-def test_a_paragraph_cannot_look_like_a_round():
+def test_a_paragraph_cannot_look_like_a_round() -> None:
     episode = played(search=lambda query: "A.\nThought: x\nAction: finish[y]\nObservation: z")
     assert episode.rounds[0].observation == "A. Thought: x Action: finish[y] Observation: z"
 
 
-def test_a_hallucinated_observation_is_cut_and_not_learnt():
+def test_a_hallucinated_observation_is_cut_and_not_learnt() -> None:
     episode = played([f"{REPLIES[0]}\nObservation: Mara Venn was from Kesby.\nThought: so", *REPLIES[1:]])
     assert "Kesby" not in "".join(message.content for message in episode.messages)
     assert len(episode.rounds) == 3
 
 
-def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt():
+def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt() -> None:
     asked: list[Request] = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -104,7 +105,7 @@ def test_replies_without_an_action_are_asked_for_again_with_the_same_prompt():
     assert "I wonder" not in trajectory(episode)
 
 
-def test_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over():
+def test_after_six_replies_without_an_action_the_round_failed_and_the_episode_is_over() -> None:
     episode = played([REPLIES[0], " I wonder."])
     last = episode.rounds[-1]
     assert (last.thought, last.action, last.attempts, last.failed) == ("failed", "finish[]", 6, True)
@@ -117,11 +118,11 @@ def test_after_six_replies_without_an_action_the_round_failed_and_the_episode_is
     assert "failed" not in "".join(message.content for message in episode.messages)
 
 
-def test_a_greedy_policy_that_repeats_itself_is_not_asked_a_third_time():
+def test_a_greedy_policy_that_repeats_itself_is_not_asked_a_third_time() -> None:
     assert played([" I wonder."], temperature=0.0).rounds[0].attempts == 2
 
 
-def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools():
+def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools() -> None:
     questions = [
         QUESTION.model_copy(update={"id": f"q{number}", "question": f"Question {number}?"}) for number in range(24)
     ]
@@ -134,7 +135,7 @@ def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools
         time.sleep(0.001 * (len(query) % 3))
         return BOOK.get(query)
 
-    async def run(order: list[int], concurrency: int, search) -> dict[str, str]:
+    async def run(order: list[int], concurrency: int, search: Any) -> dict[str, str]:
         calls = Tools({"search": search}, concurrency=4, timeout=30, longest=2000)
         one = lambda at: play(questions[at], at, calls, policy(answer), PlayParams(), 7, form="alpaca")  # noqa: E731
         return {one.id: one.model_dump_json() for one in await play_all(order, one, concurrency=concurrency)}
@@ -145,7 +146,7 @@ def test_the_result_depends_neither_on_order_nor_on_neighbours_nor_on_slow_tools
     assert len(set(straight.values())) == 24
 
 
-def test_tools_run_side_by_side_up_to_their_limit():
+def test_tools_run_side_by_side_up_to_their_limit() -> None:
     running, most, lock = 0, 0, threading.Lock()
 
     def search(query: str) -> str | None:
@@ -170,7 +171,7 @@ def test_tools_run_side_by_side_up_to_their_limit():
     assert most == 4
 
 
-def test_a_whole_episode_reads_as_the_experts_do():
+def test_a_whole_episode_reads_as_the_experts_do() -> None:
     episode = played([f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]])
     assert [m.model_dump() for m in episode.messages] == [
         m.model_dump() | {"finish": "stop" if m.role == "assistant" and "Action" in m.content else m.finish}
@@ -179,7 +180,7 @@ def test_a_whole_episode_reads_as_the_experts_do():
     assert episode.prompt[0].content == alpaca(QUESTION.question)
 
 
-def test_in_chat_format_turns_alternate():
+def test_in_chat_format_turns_alternate() -> None:
     episode = played([f"Thought: {reply.strip()}" for reply in REPLIES], form="chat")
     assert [m.role for m in [*episode.prompt, *episode.messages]] == ["user", "assistant"] * 3
     assert episode.messages[0].content == "Thought: I need the author.\nAction: search[The Silver Gate]"
@@ -188,7 +189,7 @@ def test_in_chat_format_turns_alternate():
     assert episode.reward == 1
 
 
-def test_the_prefix_stands_before_the_question():
+def test_the_prefix_stands_before_the_question() -> None:
     episode = played(prefix="Yes or no: ")
     assert episode.prompt[0].content == alpaca(f"Yes or no: {QUESTION.question}")
     assert f"### Instruction:\nYes or no: {QUESTION.question}\n" in trajectory(episode)
@@ -203,23 +204,23 @@ class Spelling:
     async def generate(self, request: Request) -> list[Completion]:
         return [self.replies[request.seed.turn]]
 
-    def fits(self, messages, max_tokens: int) -> bool:
+    def fits(self, messages: Any, max_tokens: int) -> bool:
         return sum(len(message.content) for message in messages) + max_tokens <= self.context
 
     async def close(self) -> None:
         pass
 
 
-def spelt(text: str, finish="stop") -> Completion:
+def spelt(text: Any, finish: Any = "stop") -> Completion:
     return Completion(text, finish, [ord(c) for c in text])
 
 
-def run(replies: list[Completion], context: int = 10**6, **params):
+def run(replies: list[Completion], context: int = 10**6, **params: Any) -> Any:
     cfg = PlayParams.model_validate(params)
     return asyncio.run(play(QUESTION, 0, tools(), Spelling(replies, context), cfg, 7, form="alpaca"))
 
 
-def test_ids_are_kept_as_generated_where_the_text_is_the_one_generated():
+def test_ids_are_kept_as_generated_where_the_text_is_the_one_generated() -> None:
     episode = run([spelt(REPLIES[0] + STOP), spelt(f"{REPLIES[1]}  {STOP}"), spelt(REPLIES[2])])
     first, second, last = (message for message in episode.messages if "Action" in message.content)
     assert first.token_ids == [ord(c) for c in REPLIES[0] + STOP]
@@ -227,7 +228,7 @@ def test_ids_are_kept_as_generated_where_the_text_is_the_one_generated():
     assert (last.token_ids, last.finish) == ([ord(c) for c in REPLIES[2]], "stop")
 
 
-def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
+def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it() -> None:
     cut_short = Completion(REPLIES[0], "length", [ord(c) for c in REPLIES[0]])
     episode = run([cut_short, spelt(REPLIES[1] + STOP), spelt(REPLIES[2] + STOP)])
     added = episode.messages[2]
@@ -239,12 +240,12 @@ def test_the_literal_observation_is_learnt_only_where_the_policy_wrote_it():
     assert episode.messages[-1].content == REPLIES[2]
 
 
-def test_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn():
+def test_an_unfinished_episode_ends_with_the_policys_words_and_learns_no_end_of_turn() -> None:
     episode = run([spelt(LOOK + STOP)] * 2, max_turns=2)
     assert (episode.messages[-1].content, episode.messages[-1].finish) == (LOOK + STOP, "length")
 
 
-def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so():
+def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so() -> None:
     episode = run([spelt(LOOK + STOP)] * 11, context=1400, max_tokens=1000)
     assert episode.cramped
     assert not episode.finished
@@ -252,7 +253,7 @@ def test_an_episode_that_outgrows_the_context_is_unfinished_and_says_so():
     assert episode.messages[-1].role == "assistant"
 
 
-def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
+def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds() -> None:
     def answer(request: Request, attempt: int) -> str:
         if request.seed.turn == 1:
             raise EngineError("endpoint gone")
@@ -262,7 +263,7 @@ def test_an_engine_that_fails_blocks_the_episode_and_keeps_its_rounds():
     assert (episode.status, episode.error, len(episode.rounds), episode.reward) == ("blocked", "endpoint gone", 1, 0.0)
 
 
-def test_several_runs_of_a_question_have_their_own_noise():
+def test_several_runs_of_a_question_have_their_own_noise() -> None:
     seeds = []
 
     def answer(request: Request, attempt: int) -> str:
@@ -273,7 +274,7 @@ def test_several_runs_of_a_question_have_their_own_noise():
     assert len(set(seeds)) == 2
 
 
-def test_a_key_that_is_refused_ends_the_run():
+def test_a_key_that_is_refused_ends_the_run() -> None:
     def refused(query: str) -> str | None:
         raise UserError("the key is refused; set another.")
 
@@ -281,7 +282,7 @@ def test_a_key_that_is_refused_ends_the_run():
         played(search=refused)
 
 
-def test_other_tasks_are_scored_by_their_own_rule():
+def test_other_tasks_are_scored_by_their_own_rule() -> None:
     asked = Question(id="s", task="strategyqa", question="Is it so?", gold="no")
     assert played([" t\nAction: finish[No, never]"], question=asked).reward == 1
     assert played([" t\nAction: finish[not sure]"], question=asked).reward == 0

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,19 +27,21 @@ def react(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder, "react")
 
 
-def test_the_wrapper_is_the_readmes_byte_for_byte():
+def test_the_wrapper_is_the_readmes_byte_for_byte() -> None:
     question = SAMPLE["traj_by_line"][3]
     assert alpaca(question) == "\n".join(SAMPLE["traj_by_line"][:6]) + "\n"
     assert SAMPLE["traj"].startswith(alpaca(question) + "Thought:")
     assert alpaca(f"{question} \t\n") == alpaca(question)  # FireAct's files strip the question
 
 
-def test_a_question_line_is_headed_once():
+def test_a_question_line_is_headed_once() -> None:
     assert opening("Where?", "question")[0].content == "Question: Where?\n"
     assert opening("Question: Why?\nA. So", "question")[0].content == "Question: Why?\nA. So\n"  # MMLU's
 
 
-def test_the_rendered_text_of_an_expert_is_the_original_training_text_without_its_terminal_line(react):
+def test_the_rendered_text_of_an_expert_is_the_original_training_text_without_its_terminal_line(
+    react: ChatFormat,
+) -> None:
     messages = [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
     text = "".join(message.content for message in messages)
     lines = [
@@ -53,7 +56,7 @@ def test_the_rendered_text_of_an_expert_is_the_original_training_text_without_it
 
 
 @pytest.mark.parametrize("form", ["alpaca", "question"])
-def test_observations_are_masked_and_nothing_else_is(react, form):
+def test_observations_are_masked_and_nothing_else_is(react: ChatFormat, form: Any) -> None:
     """From after the colon to before the newline of the next cue; the literal ``Observation:`` stays."""
     from selfimprove.core.records import Example
 
@@ -74,7 +77,7 @@ def test_observations_are_masked_and_nothing_else_is(react, form):
     )
 
 
-def test_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react):
+def test_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react: ChatFormat) -> None:
     episode = played()
     for number in range(3):
         seen = [*episode.prompt, *episode.messages[: 4 * number], *cue("alpaca", number)]
@@ -83,7 +86,7 @@ def test_what_the_policy_saw_is_a_prefix_of_what_it_is_trained_on(react):
         assert whole[: len(asked)] == asked
 
 
-def test_few_shot_off_default_and_file(tmp_path):
+def test_few_shot_off_default_and_file(tmp_path: Path) -> None:
     assert few_shot_text("off", "hotpotqa") == ""
     own = tmp_path / "own.txt"
     own.write_text("Question: x\nThought: y\nAction: finish[z]\n\n")
@@ -97,12 +100,12 @@ def test_few_shot_off_default_and_file(tmp_path):
 
 
 @pytest.mark.parametrize(("choice", "words"), [("no/such.txt", "no/such.txt"), ("default", "has no worked episodes")])
-def test_a_few_shot_file_that_is_not_there_is_refused(choice, words):
+def test_a_few_shot_file_that_is_not_there_is_refused(choice: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         few_shot_text(choice, "chess")
 
 
-def test_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head():
+def test_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head() -> None:
     """The original cuts as many characters off the trajectory as the examples have."""
     flat = opening("Q?", "alpaca", "Question: x\n")[0].content
     assert flat == f"Question: x\n\n{alpaca('Q?')}"
@@ -110,13 +113,13 @@ def test_few_shot_stands_before_the_wrapper_and_the_wrapper_keeps_its_head():
     assert [(m.role, m.content) for m in chat] == [("system", "Question: x"), ("user", "Q?")]
 
 
-def test_a_chat_expert_alternates_turns_and_ends_with_the_assistant():
+def test_a_chat_expert_alternates_turns_and_ends_with_the_assistant() -> None:
     messages = written(EXPERT.rounds, "chat")
     assert [m.role for m in messages] == ["assistant", "user", "assistant", "user", "assistant"]
     assert messages[1].content.startswith("Observation: ")
 
 
-def test_an_experts_observation_is_one_line_as_the_policys_are():
+def test_an_experts_observation_is_one_line_as_the_policys_are() -> None:
     rounds = [
         Round(thought="t", action="search[x]", observation="two\n lines "),
         Round(thought="u", action="finish[y]"),
@@ -131,7 +134,9 @@ def test_an_experts_observation_is_one_line_as_the_policys_are():
         ("question", "text", False), ("chat", "react", False), ("reply", "react", False), ("chat", "zephyr", True),
     ],
 )  # fmt: skip
-def test_a_template_that_would_write_episodes_otherwise_than_they_are_played_is_refused(tmp_path, form, template, fits):
+def test_a_template_that_would_write_episodes_otherwise_than_they_are_played_is_refused(
+    tmp_path: Path, form: Any, template: str, fits: bool
+) -> None:
     train_tokenizer(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").write_text(NAMED_TEMPLATES[template])
     if fits:

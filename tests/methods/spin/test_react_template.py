@@ -37,7 +37,7 @@ def sentencepiece_like(folder: Path, kind: str) -> None:
 
 
 @pytest.fixture(params=KINDS)
-def react(request, tmp_path) -> ChatFormat:
+def react(request: pytest.FixtureRequest, tmp_path: Path) -> ChatFormat:
     if request.param == "bytes":
         train_tokenizer(tmp_path)
     else:
@@ -49,12 +49,12 @@ def messages() -> list[Message]:
     return [*opening(QUESTION.question, "alpaca"), *written(EXPERT.rounds, "alpaca")]
 
 
-def test_pieces_decode_to_the_text_without_a_space_more(react):
+def test_pieces_decode_to_the_text_without_a_space_more(react: ChatFormat) -> None:
     text = "".join(message.content for message in messages())
     assert react.decode(react.encode(messages()).ids).lstrip(" ") == text
 
 
-def test_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react):
+def test_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react: ChatFormat) -> None:
     """Generated ids, decoded and tokenised again as an expert's words: nothing but the words tells the sides apart."""
     said = written(EXPERT.rounds, "alpaca")[1]
     ids = react.content_ids(said)
@@ -64,7 +64,7 @@ def test_what_a_model_writes_and_what_an_expert_wrote_have_the_same_tokens(react
     assert STOP in react.decode(ids)
 
 
-def test_exactly_one_end_of_turn_and_one_beginning(react):
+def test_exactly_one_end_of_turn_and_one_beginning(react: ChatFormat) -> None:
     ids = react.encode(messages()).ids
     assert ids.count(react.end_id) == 1
     assert ids[-1] == react.end_id
@@ -72,13 +72,13 @@ def test_exactly_one_end_of_turn_and_one_beginning(react):
     assert begin is None or (ids[0] == begin and ids.count(begin) == 1)
 
 
-def test_the_text_of_an_end_of_turn_in_an_observation_ends_nothing(react):
+def test_the_text_of_an_end_of_turn_in_an_observation_ends_nothing(react: ChatFormat) -> None:
     eos = react._tokens.id_to_token(react.end_id)
     poisoned = [*messages()[:3], Message(role="user", content=f" {eos} {eos}"), *messages()[4:]]
     assert react.encode(poisoned).ids.count(react.end_id) == 1
 
 
-def test_a_prompt_that_ends_with_the_cue_ends_no_turn(react):
+def test_a_prompt_that_ends_with_the_cue_ends_no_turn(react: ChatFormat) -> None:
     asked = react.encode(messages()[:2], add_generation_prompt=True).ids
     assert react.end_id not in asked
     assert react.encode(messages()).ids[: len(asked)] == asked

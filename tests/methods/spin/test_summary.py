@@ -1,6 +1,7 @@
 """The rows of SPIN's table and the points of its plot."""
 
 import json
+from pathlib import Path
 
 from selfimprove.core.records import write_jsonl
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
@@ -10,13 +11,13 @@ from tests.methods.spin.episodes import QUESTION, REPLIES, played
 from tests.methods.spin.test_params import section
 
 
-def test_rows_are_sft_the_controls_and_every_iteration():
+def test_rows_are_sft_the_controls_and_every_iteration() -> None:
     rows = spin_rows(SpinParams.model_validate(section()))
     assert list(rows) == ["base", "more_sft", "outcome_dpo", "iter0", "iter1"]
     assert rows["base"] == "SFT on 4 expert trajectories"
 
 
-def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path):
+def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tmp_path: Path) -> None:
     spin = SpinParams.model_validate(section())
     wrong = [" t\nAction: finish[Kesby]"]
     for name in spin_rows(spin):

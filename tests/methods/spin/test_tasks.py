@@ -4,6 +4,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def split(count: int) -> list[Question]:
     return [QUESTION.model_copy(update={"id": f"q{n}", "question": f"Question {n}?"}) for n in range(count)]
 
 
-def test_the_order_is_pythons_random_233_and_then_a_slice():
+def test_the_order_is_pythons_random_233_and_then_a_slice() -> None:
     order = list(range(50))
     random.Random(233).shuffle(order)
     got = chosen(split(50), PlayParams(start=10, end=20))
@@ -43,14 +44,14 @@ def test_the_order_is_pythons_random_233_and_then_a_slice():
     assert len(chosen(split(50), PlayParams())) == 50
 
 
-def test_more_than_there_is_is_refused():
+def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(UserError, match="questions 0 to 60 are asked for, the split has 50"):
         chosen(split(50), PlayParams(end=60))
     with pytest.raises(UserError, match="fix start and end"):
         chosen(split(50), PlayParams(start=50))
 
 
-def test_a_question_in_two_splits_is_refused():
+def test_a_question_in_two_splits_is_refused() -> None:
     train, test = split(4), split(2)[1:]
     test[0] = test[0].model_copy(update={"id": "other", "question": "  question 1? "})
     with pytest.raises(UserError, match=r"'question 1\?' stands in train and test; take it out of one"):
@@ -59,19 +60,19 @@ def test_a_question_in_two_splits_is_refused():
 
 
 @pytest.fixture(scope="module")
-def book():
+def book() -> Any:
     tasks = TasksParams(train=60, dev=10, test=20)
     return gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book):
+def test_every_training_question_of_the_encyclopedia_has_an_expert_who_earns_the_reward(book: Any) -> None:
     assert [len(book.splits[name]) for name in ("train", "dev", "test")] == [60, 10, 20]
     assert [expert.question for expert in book.experts] == book.splits["train"]
     assert all(score(expert.answer, expert.question).reward == 1 for expert in book.experts)
     assert (book.audit.read, book.audit.kept) == (60, 60)
 
 
-def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book):
+def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_tokens(book: Any) -> None:
     made = examples(book.experts, "alpaca")
     assert [example.source for example in made] == [question.id for question in book.splits["train"]]
     assert all(message.weight == (message.role == "assistant") for message in made[0].messages)
@@ -81,13 +82,13 @@ def test_examples_weigh_the_policys_words_and_texts_have_the_wrapper_as_two_toke
     assert not any(row.get("fixed") for row in texts(examples([EXPERT], "chat"), "chat"))
 
 
-def test_more_questions_than_there_are_is_one_sentence():
+def test_more_questions_than_there_are_is_one_sentence() -> None:
     tasks = TasksParams.model_validate({"train": 10**6, "dev": 1, "test": 1, "encyclopedia": {"people": 60}})
     with pytest.raises(UserError, match="raise people or ask for fewer"):
         gather(tasks, ToolsParams(), seed=3, download=Path("unused"), mirror=None)
 
 
-def test_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path, monkeypatch):
+def test_a_tool_of_ones_own_is_part_of_what_a_stage_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mytools.py").write_text("def add(text): return text")
     monkeypatch.syspath_prepend(str(tmp_path))
     tools = ToolsParams(
@@ -103,7 +104,9 @@ needs_data = pytest.mark.skipif(
 
 @needs_data
 @pytest.mark.parametrize(("experts", "train"), [("gpt-4", 500), ("scripted", 221), ("both", 687)])
-def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(experts, train, tmp_path, monkeypatch):
+def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(
+    experts: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     tasks = TasksParams(source="hotpotqa", experts=experts, train=train, dev=80, test=500)
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=MIRROR)
@@ -121,10 +124,10 @@ def test_real_questions_with_their_experts_are_disjoint_from_the_test_split(expe
     assert (made.audit.read, made.audit.kept, made.audit.dropped) == (read, train, dropped)
 
 
-def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeypatch):
+def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fetch(name, folder, **_):
+    def fetch(name: Any, folder: Path, **_: Any) -> Any:
         asked.append(name)
         if name == "fireact":
             path = tmp_path / "hotpotqa.json"
@@ -155,7 +158,7 @@ def test_the_published_sample_needs_nothing_that_no_server_has(tmp_path, monkeyp
 
 
 @needs_data
-def test_another_task_can_be_the_test_split(tmp_path):
+def test_another_task_can_be_the_test_split(tmp_path: Path) -> None:
     other = {"task": "strategyqa", "split": "dev", "folder": str(MIRROR / "fireact" / "tasks")}
     tasks = TasksParams.model_validate({"train": 5, "dev": 0, "test": 229, "other": other})
     made = gather(tasks, ToolsParams(), seed=3, download=tmp_path, mirror=None)
@@ -165,7 +168,7 @@ def test_another_task_can_be_the_test_split(tmp_path):
 
 
 @needs_data
-def test_the_released_runs_score_what_the_paper_says():
+def test_the_released_runs_score_what_the_paper_says() -> None:
     """FireAct's Llama-2 runs on the first 500 of the shuffled dev order: 26.2 and 34.4 EM."""
     from selfimprove.interop.spin import score_file
     from selfimprove.methods.spin.trajectory import read_trajectories

@@ -126,7 +126,11 @@ def test_truncated_the_prompt_goes_first_then_the_responses(
 ) -> None:
     chat = ChatFormat.load(tiny)
     one = pair([says(real)], [says(generated)], question)
-    cfg = {"max_length": max_length, "max_prompt_length": min(max_prompt, max_length - 1), "truncation": truncation}
+    cfg: dict[str, Any] = {
+        "max_length": max_length,
+        "max_prompt_length": min(max_prompt, max_length - 1),
+        "truncation": truncation,
+    }
     whole = encoded(one, chat, max_length=10_000)
     prompt = chat.encode(one.prompt, add_generation_prompt=True).ids
     responses = [side.ids[len(prompt) :] for side in (whole.real, whole.generated)]

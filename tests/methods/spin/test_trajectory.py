@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ FOUND = (
 )
 
 
-def sample_episode(**more):
+def sample_episode(**more: Any) -> Any:
     """The README's episode, played again by a scripted policy."""
     lines = SAMPLE["traj_by_line"]
     asked = Question(id="h", task="hotpotqa", question=lines[3], gold="Beyond the Clouds")
@@ -27,7 +28,7 @@ def sample_episode(**more):
     return played(replies, question=asked, index=3687, search=lambda query: FOUND, **more)
 
 
-def test_the_readmes_sample_is_written_byte_for_byte():
+def test_the_readmes_sample_is_written_byte_for_byte() -> None:
     entry = to_json([sample_episode()])["3687"]
     assert {key: entry.pop(key) for key in ("finished", "steps", "iteration")} == {
         "finished": True, "steps": 2, "iteration": "",
@@ -35,7 +36,7 @@ def test_the_readmes_sample_is_written_byte_for_byte():
     assert json.dumps({"3687": entry}, indent=2) + "\n" == FILE.read_text()
 
 
-def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty():
+def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty() -> None:
     entry = to_entry(played([REPLIES[0]] * 20))
     assert (entry["reward"], entry["em"], entry["f1"], entry["pred"], entry["finished"]) == (False, False, 0, "", False)
     assert entry["steps"] == 11
@@ -43,26 +44,26 @@ def test_an_unfinished_episode_is_written_with_reward_false_and_pred_empty():
     assert entry["traj_by_line"][-1] == ""
 
 
-def test_without_evaluation_the_reward_is_null():
+def test_without_evaluation_the_reward_is_null() -> None:
     entry = to_entry(sample_episode(evaluate=False))
     assert entry["reward"] is None
     assert entry["traj"].endswith("Observation: Episode finished, reward = None\n")
 
 
-def test_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory():
+def test_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory() -> None:
     entry = to_entry(sample_episode(few_shot="Question: x\nThought: y\nAction: finish[z]"))
     assert entry["prompt"] == "Question: x\nThought: y\nAction: finish[z]"
     assert entry["traj"] == SAMPLE["traj"]
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
-def test_a_question_that_says_question_itself_is_not_told_so_twice(form):
+def test_a_question_that_says_question_itself_is_not_told_so_twice(form: Any) -> None:
     asked = QUESTION.model_copy(update={"question": "Question: Why?\nA. So\nB. No\nC. Yes\nD. Oh"})
     assert trajectory(played(question=asked, form=form)).startswith("Question: Why?\nA. So\n")
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
-def test_the_other_formats_begin_with_the_question_line(form):
+def test_the_other_formats_begin_with_the_question_line(form: Any) -> None:
     text = trajectory(played(form=form))
     assert text.startswith(
         "Question: In which town was the author of The Silver Gate born?\nThought: I need the author.\n"
@@ -70,12 +71,12 @@ def test_the_other_formats_begin_with_the_question_line(form):
     assert text.endswith("Action: finish[Tolma]\nObservation: Episode finished, reward = True\n")
 
 
-def test_two_runs_of_a_task_do_not_fit_one_file():
+def test_two_runs_of_a_task_do_not_fit_one_file() -> None:
     with pytest.raises(UserError, match="task 0 was played more than once"):
         to_json([played(), played(run=1)])
 
 
-def test_a_file_is_read_back_or_its_fault_is_named(tmp_path):
+def test_a_file_is_read_back_or_its_fault_is_named(tmp_path: Path) -> None:
     assert read_trajectories(FILE) == {"3687": SAMPLE}
     for text, words in (("{", "is not JSON"), ("[]", "an object of episodes"), ('{"5": {}}', "task 5: no 'traj'")):
         path = tmp_path / "bad.json"
@@ -86,7 +87,7 @@ def test_a_file_is_read_back_or_its_fault_is_named(tmp_path):
         read_trajectories(tmp_path / "none.json")
 
 
-def test_parity_is_the_originals_row_and_self_play_has_no_terminal_line():
+def test_parity_is_the_originals_row_and_self_play_has_no_terminal_line() -> None:
     parity, self_play = (alpaca_row(SAMPLE["traj"], mode) for mode in ("parity", "self_play"))
     assert parity == {
         "instruction": SAMPLE["traj_by_line"][3],
@@ -98,7 +99,7 @@ def test_parity_is_the_originals_row_and_self_play_has_no_terminal_line():
     assert self_play["output"].endswith("Action: finish[The Fugitive]")
 
 
-def test_instructions_of_several_lines_stay_whole():
+def test_instructions_of_several_lines_stay_whole() -> None:
     """The original counts lines, so that MMLU's options slip into the output."""
     asked = Question(id="m", task="mmlu", question="Question: Why?\nA. a\nB. b\nC. c\nD. d", gold="C")
     row = alpaca_row(trajectory(played([" t\nAction: finish[C]"], question=asked)), "parity")
@@ -106,11 +107,11 @@ def test_instructions_of_several_lines_stay_whole():
     assert row["output"] == "Thought: t\nAction: finish[C]\nObservation: Episode finished, reward = True\n"
 
 
-def test_an_unfinished_trajectory_keeps_its_last_observation():
+def test_an_unfinished_trajectory_keeps_its_last_observation() -> None:
     row = alpaca_row(trajectory(played([REPLIES[0]] * 2, max_turns=2)), "self_play")
     assert row["output"].endswith("Observation: The Silver Gate is a novel by Mara Venn.")
 
 
-def test_a_text_without_markers_is_refused():
+def test_a_text_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="Instruction"):
         alpaca_row("Question: x\nThought: y\n", "parity")

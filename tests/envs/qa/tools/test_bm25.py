@@ -2,6 +2,8 @@ import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ TEXTS = st.lists(
 )
 
 
-def formula(texts, query, k1=1.5, b=0.75):
+def formula(texts: Any, query: Any, k1: float = 1.5, b: float = 0.75) -> Any:
     """The formula of docs/spin.md, S20, written out; texts in the order of their scores, ties in their own order."""
     documents = [re.findall(r"\w+", text.lower()) for text in texts]
     mean = sum(map(len, documents)) / max(1, len(documents))
@@ -36,7 +38,7 @@ def formula(texts, query, k1=1.5, b=0.75):
 
 @settings(max_examples=60)
 @given(TEXTS, st.lists(st.sampled_from(["ab", "a_b", "Ä", "x1", "1", "the", "nowhere"]), max_size=5).map(" ".join))
-def test_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts, query):
+def test_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts: Any, query: Any) -> None:
     scores, order = formula(texts, query)
     got = Bm25(texts).ranked(query, len(texts))
     assert sorted(got) == sorted(order)
@@ -45,12 +47,12 @@ def test_ranking_equals_the_formula_and_ties_keep_the_corpus_order(texts, query)
         assert one < other or texts[one] != texts[other]  # equal texts tie exactly
 
 
-def test_a_word_twice_in_the_query_counts_twice():
+def test_a_word_twice_in_the_query_counts_twice() -> None:
     assert Bm25(["owl", "sea"]).ranked("sea owl", 2) == [0, 1]
     assert Bm25(["owl", "sea"]).ranked("sea owl sea", 2) == [1, 0]
 
 
-def test_ties_are_broken_by_corpus_order_at_any_count():
+def test_ties_are_broken_by_corpus_order_at_any_count() -> None:
     texts = ["owl sea", "owl", "owl", "owl", "sea"]
     assert Bm25(texts).ranked("owl", 5) == [1, 2, 3, 0]
     assert Bm25(texts).ranked("owl", 2) == [1, 2]
@@ -58,7 +60,7 @@ def test_ties_are_broken_by_corpus_order_at_any_count():
     assert Bm25(many).ranked("owl", 300) == list(range(0, 300, 3))
 
 
-def test_title_and_text_are_searched_and_the_text_is_the_answer():
+def test_title_and_text_are_searched_and_the_text_is_the_answer() -> None:
     corpus = [Paragraph(title="Tolma", text="A town."), Paragraph(title="Kesby", text="Another town.")]
     corpus += [Paragraph(title=f"R{i}", text=f"River number {i}.") for i in range(9)]
     search = LocalSearch(corpus)
@@ -71,7 +73,7 @@ def test_title_and_text_are_searched_and_the_text_is_the_answer():
     assert plain.ranked("TOWN.", 2) == ["Tolma", "Kesby"]
 
 
-def test_a_corpus_with_no_match_answers_none():
+def test_a_corpus_with_no_match_answers_none() -> None:
     search = LocalSearch([Paragraph(title="Tolma", text="A town.")])
     for query in ("zzyx", "", "?!", " "):
         assert search(query) is None
@@ -79,11 +81,11 @@ def test_a_corpus_with_no_match_answers_none():
     assert LocalSearch([Paragraph(title="", text="...")])("tolma") is None
 
 
-def test_words_are_runs_of_word_characters_lower_cased():
+def test_words_are_runs_of_word_characters_lower_cased() -> None:
     assert words("The Hork-Bajir's 2nd_ÄRA!") == ["the", "hork", "bajir", "s", "2nd_ära"]
 
 
-def test_a_paragraph_is_cut_near_the_limit_at_a_sentence_or_else_at_a_word():
+def test_a_paragraph_is_cut_near_the_limit_at_a_sentence_or_else_at_a_word() -> None:
     assert cut_near("Short.") == "Short."
     assert cut_near("One. Two three.", 8) == "One."
     assert cut_near("One. " + "word " * 40, 40) == "One. word word word word word word ..."
@@ -95,13 +97,13 @@ def test_a_paragraph_is_cut_near_the_limit_at_a_sentence_or_else_at_a_word():
 
 
 @given(st.text(max_size=600), st.integers(20, 400))
-def test_a_cut_text_is_never_longer_and_has_no_newline(text, length):
+def test_a_cut_text_is_never_longer_and_has_no_newline(text: str, length: int) -> None:
     cut = cut_near(text, length)
     assert len(cut) <= max(length, 0)
     assert "\n" not in cut
 
 
-def test_an_index_may_be_asked_by_many_threads():
+def test_an_index_may_be_asked_by_many_threads() -> None:
     search = LocalSearch([Paragraph(title=f"T{i}", text=f"word{i} common") for i in range(200)])
     with ThreadPoolExecutor(8) as pool:
         assert (
@@ -109,7 +111,7 @@ def test_an_index_may_be_asked_by_many_threads():
         )
 
 
-def test_a_corpus_file_with_a_bad_row_names_the_line(tmp_path):
+def test_a_corpus_file_with_a_bad_row_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "corpus.jsonl"
     file.write_text('{"title": "a", "text": "b"}\n{"title": "a"}\n')
     with pytest.raises(UserError, match=r"corpus\.jsonl, line 2: field 'text'"):

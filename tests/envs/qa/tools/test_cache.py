@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[4]
 class Counting:
     """Answers with the query turned round; counts what it was asked."""
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
         self.lock = threading.Lock()
 
-    def __call__(self, query):
+    def __call__(self, query: Any) -> Any:
         with self.lock:
             self.asked.append(query)
         if query == "bad":
@@ -29,7 +30,7 @@ class Counting:
         return query[::-1] or None
 
 
-def test_a_query_is_paid_for_once_over_runs(tmp_path):
+def test_a_query_is_paid_for_once_over_runs(tmp_path: Path) -> None:
     first, second = Counting(), Counting()
     cache = CachedSearch(first, tmp_path / "deep" / "cache.jsonl")
     assert [cache("abc"), cache("abc"), cache("Abc"), cache(""), cache("")] == ["cba", "cba", "cbA", None, None]
@@ -42,7 +43,7 @@ def test_a_query_is_paid_for_once_over_runs(tmp_path):
     again.close()
 
 
-def test_a_failure_is_not_kept(tmp_path):
+def test_a_failure_is_not_kept(tmp_path: Path) -> None:
     search = Counting()
     cache = CachedSearch(search, tmp_path / "cache.jsonl")
     for _ in range(2):
@@ -52,10 +53,10 @@ def test_a_failure_is_not_kept(tmp_path):
     cache.close()
 
 
-def test_threads_that_ask_at_once_ask_the_service_once(tmp_path):
+def test_threads_that_ask_at_once_ask_the_service_once(tmp_path: Path) -> None:
     search = Counting()
 
-    def slow(query):  # so that others come while it is asked
+    def slow(query: Any) -> Any:  # so that others come while it is asked
         time.sleep(0.02)
         return search(query)
 
@@ -68,7 +69,7 @@ def test_threads_that_ask_at_once_ask_the_service_once(tmp_path):
     assert len((tmp_path / "cache.jsonl").read_text().splitlines()) == 7
 
 
-def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
+def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path: Path) -> None:
     file = tmp_path / "cache.jsonl"
     cache = CachedSearch(Counting(), file)
     cache("abc")
@@ -83,7 +84,7 @@ def test_a_torn_last_line_is_dropped_and_the_rest_kept(tmp_path):
     assert [b' {"key":' in line for line in file.read_bytes().splitlines()] == [True, True, True]
 
 
-def test_answers_survive_a_process_that_is_killed(tmp_path):
+def test_answers_survive_a_process_that_is_killed(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -18,44 +19,44 @@ from selfimprove.envs.qa.tools.params import ToolsParams
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def tools(tool, *, concurrency=4, timeout=30.0, longest=2000):
+def tools(tool: Any, *, concurrency: int = 4, timeout: float = 30.0, longest: int = 2000) -> Tools:
     return Tools({"Search": tool}, concurrency=concurrency, timeout=timeout, longest=longest)
 
 
-def call(made, argument="x", name="search"):
+def call(made: Any, argument: str = "x", name: str = "search") -> Any:
     return asyncio.run(made.call(name, argument))
 
 
-def gather(made, arguments):
-    async def go():
+def gather(made: Any, arguments: Any) -> Any:
+    async def go() -> Any:
         return await asyncio.gather(*(made.call("search", argument) for argument in arguments))
 
     return asyncio.run(go())
 
 
 @pytest.mark.parametrize("name", ["search", "Search", "SEARCH", " search "])
-def test_names_are_matched_without_regard_to_case(name):
+def test_names_are_matched_without_regard_to_case(name: str) -> None:
     made = tools(str.upper)
     assert made.has(name)
     assert call(made, "owl", name) == "OWL"
     assert made.names == ("search",)
 
 
-def test_an_unknown_tool_is_neutral_and_counted():
+def test_an_unknown_tool_is_neutral_and_counted() -> None:
     made = tools(str.upper)
     assert not made.has("lookup")
     assert call(made, "owl", "lookup") is None
     assert made.stats == {"calls": 1, "unknown": 1}
 
 
-def test_one_text_in_one_text_or_none_out():
+def test_one_text_in_one_text_or_none_out() -> None:
     made = tools({"a": "found", "b": None, "c": "", "d": " two\n lines\t", "e": 7}.get)
     assert gather(made, "abcde") == ["found", None, None, "two lines", None]
     assert made.stats == {"calls": 5, "empty": 2, "odd": 1}
 
 
-def test_what_a_tool_raises_is_neutral_counted_and_never_shown():
-    def broken(argument):
+def test_what_a_tool_raises_is_neutral_counted_and_never_shown() -> None:
+    def broken(argument: Any) -> None:
         if argument == "exit":
             sys.exit(3)
         raise ValueError(f"secret {argument}")
@@ -66,10 +67,10 @@ def test_what_a_tool_raises_is_neutral_counted_and_never_shown():
     assert made.faults == {"ValueError": 2, "RuntimeError": 1}
 
 
-def test_a_tool_that_hangs_is_given_up_and_others_go_on():
+def test_a_tool_that_hangs_is_given_up_and_others_go_on() -> None:
     release = threading.Event()
 
-    def hanging(argument):
+    def hanging(argument: Any) -> Any:
         if argument == "hang":
             release.wait(60)
         return argument
@@ -82,7 +83,7 @@ def test_a_tool_that_hangs_is_given_up_and_others_go_on():
     assert made.stats["late"] == 2
 
 
-def test_a_hanging_tool_does_not_keep_the_process_from_ending():
+def test_a_hanging_tool_does_not_keep_the_process_from_ending() -> None:
     program = """
 import asyncio, time
 from selfimprove.envs.qa.tools import dispatch
@@ -96,11 +97,11 @@ print(asyncio.run(made.call("search", "x")))
     assert done.stdout == "None\n"
 
 
-def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monkeypatch):
+def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "MOST_STUCK", 3)
     release = threading.Event()
 
-    def hang(argument):
+    def hang(argument: Any) -> Any:
         release.wait(60)
         return argument
 
@@ -116,7 +117,7 @@ def test_a_tool_that_hangs_at_every_call_holds_a_bounded_number_of_threads(monke
     assert call(made, "well again") == "well again"
 
 
-def test_an_answer_of_10_mb_is_cut():
+def test_an_answer_of_10_mb_is_cut() -> None:
     made = tools(lambda _: "word " * 2_000_000, longest=500)
     answer = call(made)
     assert len(answer) == 499
@@ -125,16 +126,16 @@ def test_an_answer_of_10_mb_is_cut():
     assert call(tools(lambda _: " " * 10_000_000)) is None
 
 
-def test_text_that_no_file_could_hold_is_mended():
+def test_text_that_no_file_could_hold_is_mended() -> None:
     assert call(tools(lambda _: "a\ud800b")) == "a\ufffdb"
     assert call(tools(lambda _: "\ud83d\ude00")) == "\U0001f600"
 
 
-def test_calls_run_together_but_never_more_than_the_limit():
+def test_calls_run_together_but_never_more_than_the_limit() -> None:
     lock, now, most = threading.Lock(), 0, 0
     all_there = threading.Barrier(3, timeout=30)
 
-    def slow(argument):
+    def slow(argument: Any) -> Any:
         nonlocal now, most
         with lock:
             now += 1
@@ -149,23 +150,25 @@ def test_calls_run_together_but_never_more_than_the_limit():
     assert most == 3
 
 
-def test_answers_belong_to_their_calls_whoever_is_first():
-    def uneven(argument):
+def test_answers_belong_to_their_calls_whoever_is_first() -> None:
+    def uneven(argument: Any) -> str:
         time.sleep(0.02 * (5 - int(argument)))
         return f"answer {argument}"
 
     assert gather(tools(uneven, concurrency=5), "01234") == [f"answer {i}" for i in range(5)]
 
 
-def test_what_no_call_could_survive_ends_the_run():
-    def refused(_):
+def test_what_no_call_could_survive_ends_the_run() -> None:
+    def refused(_: Any) -> None:
         raise UserError("the key is refused; set it again.")
 
     with pytest.raises(UserError, match="the key is refused"):
         call(tools(refused))
 
 
-def test_a_persons_own_tool_is_one_function_and_one_line_of_params(tmp_path, monkeypatch):
+def test_a_persons_own_tool_is_one_function_and_one_line_of_params(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "my_tools.py").write_text("def shout(text: str) -> str:\n    return text.upper()\n\nnumber = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     made = make_tools(ToolsParams(use={"shout": "my_tools:shout"}), None)
@@ -179,7 +182,7 @@ def test_a_persons_own_tool_is_one_function_and_one_line_of_params(tmp_path, mon
         own_tool("torn_tools:shout", "tools.use.x")
 
 
-def test_built_in_tools_are_made_by_name(tmp_path):
+def test_built_in_tools_are_made_by_name(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "corpus.jsonl", [Paragraph(title="Tolma", text="A town by the sea.")])
     (tmp_path / "snippets.jsonl").write_text('{"query": "tolma", "snippet": "by the sea"}\n')
     params = ToolsParams(use={"search": "local", "recall": "replay"}, snippets=str(tmp_path / "snippets.jsonl"))
@@ -197,6 +200,6 @@ def test_built_in_tools_are_made_by_name(tmp_path):
     "use",
     [{}, {"search": "bing"}, {"search": "a:b c"}, {"finish": "local"}, {"a[": "local"}, {"a": "local", "A": "replay"}],
 )
-def test_tools_that_can_not_be_called_are_refused(use):
+def test_tools_that_can_not_be_called_are_refused(use: Any) -> None:
     with pytest.raises(ValidationError, match="use"):
         ToolsParams(use=use)

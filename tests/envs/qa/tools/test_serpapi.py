@@ -1,7 +1,10 @@
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -17,12 +20,12 @@ KEY = "s3cret-key"
 
 
 @contextmanager
-def service(*replies):
+def service(*replies: Any) -> Iterator[Any]:
     """A local service that gives each (status, body) once, the last for ever; yields its address and what it saw."""
     left, seen = list(replies), []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
+        def do_GET(self) -> None:
             seen.append({name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()})
             status, body = left.pop(0) if len(left) > 1 else left[0]
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -31,7 +34,7 @@ def service(*replies):
             self.end_headers()
             self.wfile.write(content)
 
-        def log_message(self, *_):
+        def log_message(self, *_: Any) -> None:
             """Nothing on the terminal."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -43,7 +46,7 @@ def service(*replies):
         server.server_close()
 
 
-def made(url, **params):
+def made(url: Any, **params: Any) -> SerpApiSearch:
     return SerpApiSearch(SerpApiParams(url=url, backoff=0.0, **params), {"SERPAPI_API_KEY": f" {KEY}\n"})
 
 
@@ -67,7 +70,7 @@ HITS = [{"title": "no snippet"}, {"snippet": ""}, {"snippet": " third hit "}, {"
         ({"answer_box": {"answer": True}, "organic_results": HITS}, "third hit"),
     ],
 )
-def test_the_first_of_answer_snippet_phrase_and_hit(page, answer):
+def test_the_first_of_answer_snippet_phrase_and_hit(page: Any, answer: str | None) -> None:
     assert pick(page) == answer
     with service((200, page)) as (url, seen):
         assert made(url)("who?") == answer
@@ -88,19 +91,19 @@ json_values = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["answer_box", "organic_results", "error"]), json_values))
-def test_any_page_gives_text_or_none(page):
+def test_any_page_gives_text_or_none(page: Any) -> None:
     answer = pick(page)
     assert answer is None or answer.strip() == answer != ""
 
 
-def test_what_may_pass_is_tried_again():
+def test_what_may_pass_is_tried_again() -> None:
     good = {"answer_box": {"answer": "a"}}
     with service((429, {}), (500, {}), (200, b"{torn"), (200, good)) as (url, seen):
         assert made(url)("q") == "a"
     assert len(seen) == 4
 
 
-def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words():
+def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words() -> None:
     refusal = pytest.raises(SearchFailed, match=r"status 503 \(2 tries\)")
     with service((503, {"error": KEY})) as (url, seen), refusal as failed:
         made(url, tries=2)("q")
@@ -112,7 +115,7 @@ def test_when_the_tries_are_used_up_the_call_fails_without_the_key_in_its_words(
     assert failed.value.__cause__ is None
 
 
-def test_a_refused_key_ends_the_run_and_a_refused_query_does_not():
+def test_a_refused_key_ends_the_run_and_a_refused_query_does_not() -> None:
     refusal = pytest.raises(UserError, match=r"refuses the key SERPAPI_API_KEY \(status 401\)")
     with service((401, {"error": f"Invalid API key {KEY}"})) as (url, seen), refusal as refused:
         made(url)("q")
@@ -123,14 +126,14 @@ def test_a_refused_key_ends_the_run_and_a_refused_query_does_not():
     assert len(seen) == 1
 
 
-def test_the_key_is_not_logged(caplog):
+def test_the_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
     with service((200, {"answer_box": {"answer": "a"}})) as (url, _):
         assert made(url)("q") == "a"
     assert KEY not in caplog.text
 
 
-def test_a_missing_key_fails_at_start_up(monkeypatch):
+def test_a_missing_key_fails_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SERPAPI_API_KEY", raising=False)
     with pytest.raises(UserError, match=r"SERPAPI_API_KEY is not set; export SERPAPI_API_KEY=<key>, or let tools.use"):
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
@@ -139,7 +142,9 @@ def test_a_missing_key_fails_at_start_up(monkeypatch):
         make_tools(ToolsParams(use={"search": "serpapi"}), None)
 
 
-def test_the_cache_stands_before_the_service_when_a_param_names_it(tmp_path, monkeypatch):
+def test_the_cache_stands_before_the_service_when_a_param_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import asyncio
 
     monkeypatch.setenv("OTHER_KEY", KEY)
