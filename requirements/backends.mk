@@ -136,7 +136,7 @@ env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its o
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
 BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking
-test-backends: ## the tests of optional heavy parts and two rehearsals, each in its own environment, two at a time
+test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)

@@ -199,9 +199,7 @@ def test_losses_weights_and_files_are_those_of_our_trainer(
     assert report.model_copy(update=same) == own_report.model_copy(update=same)
     assert report.counters.truncated == report.counters.cut_attempts == 1
     assert report.tokens == report.real_tokens + 4
-    start, two = weights_of_start(model_dir), weights(folder)
-    for name, tensor in weights(own_folder).items():
-        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
+    check_close(weights(own_folder), weights(folder), weights_of_start(model_dir))
     mine, theirs = ({file.name: file.read_bytes() for file in (f / "model").iterdir()} for f in (own_folder, folder))
     assert set(theirs) == set(mine)
     for name in set(mine) - {"model.safetensors"}:
@@ -213,6 +211,12 @@ def weights_of_start(model_dir: Path) -> dict[str, torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(model_dir).state_dict()
+
+
+def check_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], start: dict[str, torch.Tensor]) -> None:
+    """Adam's first steps follow the sign of tiny gradients, so differences are compared with how far weights went."""
+    for name, tensor in one.items():
+        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
 
 
 def check_generates(folder: Path, model_dir: Path, examples: list[Example]) -> None:
@@ -292,7 +296,7 @@ class MakesAFolder:
 
 
 @pytest.mark.parametrize("launcher", [{}, ZERO_2], ids=["single", "zero2"])
-def test_asked_to_end_it_saves_first_and_goes_on_from_there_reading_tensors_only(
+def test_asked_to_end_it_saves_first_and_goes_on_to_the_same_weights_reading_tensors_only(
     model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path, launcher: dict[str, Any]
 ) -> None:
     def sigterm(done: int, *_: Any) -> None:
@@ -318,7 +322,9 @@ def test_asked_to_end_it_saves_first_and_goes_on_from_there_reading_tensors_only
     assert resumed.timing.resumed_at == step
     folder, report = unbroken
     assert losses(resumed) == pytest.approx(losses(report), rel=1e-5)
-    if not launcher:
+    if launcher:
+        check_close(weights(folder), weights(tmp_path), weights_of_start(model_dir))
+    else:
         assert (tmp_path / "model/model.safetensors").read_bytes() == (folder / "model/model.safetensors").read_bytes()
 
 
@@ -349,17 +355,6 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
     with pytest.raises(UserError, match=r"step [1-6] of 6: the loss is \S+ and the gradient norm \S+, so training has"):
         run(model_dir, examples, tmp_path, backend="xtuner", launcher=launcher, lr=1e9, save_steps=1)
     assert not (tmp_path / "model").exists()
-
-
-def test_zero_2_gives_the_same_losses_and_weights(
-    model_dir: Path, examples: list[Example], unbroken: Any, tmp_path: Path
-) -> None:
-    report = run(model_dir, examples, tmp_path, backend="xtuner", launcher=ZERO_2)
-    folder, single = unbroken
-    assert losses(report) == pytest.approx(losses(single), rel=1e-5)
-    one, two, start = weights(folder), weights(tmp_path), weights_of_start(model_dir)
-    for name, tensor in one.items():
-        assert (two[name] - tensor).norm() <= 0.01 * (tensor - start[name]).norm(), name
 
 
 def test_adapters_merge_into_a_model_that_loads(
