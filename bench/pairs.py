@@ -105,9 +105,9 @@ def _recomputing(way: str) -> Any:
         padding = 0.0
 
         def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-            hooked = self.frozen.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore
+            hooked = self.frozen.get_output_embeddings().register_forward_pre_hook(self._only_trained)  # type: ignore
             with torch.no_grad():
-                logits = self.logits_of_learnt(self.frozen, inputs)
+                logits = self.logits_of_trained(self.frozen, inputs)
                 ids, coefficients = inputs["input_ids"], inputs["coefficients"]
                 values = token_log_probs(logits, ids[:, 1:][coefficients[:, 1:] != 0])
                 lengths = torch.tensor([self._scored[index] for index in inputs["pairs"]]).flatten()

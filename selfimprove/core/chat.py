@@ -31,7 +31,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 
 TEXTS_KNOWN = 1 << 15
-"""Texts whose ids a format remembers: the observations and openings of the episodes in flight."""
+"""Texts whose ids a format caches: observations and openings of the episodes in flight."""
 
 NAMED_TEMPLATES = {
     # Ours, for tokenizers trained in this repository: one special token a role, one to end a turn.
@@ -98,7 +98,7 @@ class ChatFormat:
     Attributes:
         stop_ids: ids that end a model's turn (the template's end-of-turn token and the tokenizer's eos).
         end_id: the end-of-turn token that the template writes after an assistant's message.
-        pad_id: id used to fill rows; never learnt, never attended to.
+        pad_id: the padding token's id; never trained on, never attended to.
         one_text: whether the template writes nothing between messages, so that they are pieces of one text.
     """
 
@@ -321,7 +321,7 @@ class ChatFormat:
 
 
 def _remembered_ids(tokenizer: Tokenizer) -> Callable[[str], tuple[int, ...]]:
-    """Ids of a text: an observation or an opening is read again at every later turn, by every sample."""
+    """Ids of a text, cached: every sample of every later turn has the same observations and opening in its prompt."""
     return lru_cache(maxsize=TEXTS_KNOWN)(lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids))
 
 

@@ -1,4 +1,4 @@
-"""Renders a model's chat template, which somebody else wrote: in Jinja's sandbox, and tried out under limits first.
+"""Renders a model's chat template, which somebody else wrote: in Jinja's sandbox, and rendered under limits first.
 
 The sandbox keeps a template from reading files or running commands, but not from looping for ever or from asking for
 all memory. So a template that is not ours is rendered once in a process of its own, which the system ends when it has

@@ -10,7 +10,7 @@ from selfimprove.core.errors import UserError
 
 
 def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type[Exception]) -> None:
-    """Run a typer app on ``commands`` (None: the process's); ``mistakes`` are told as a ``UserError`` is.
+    """Run a typer app on ``commands`` (None: the process's); ``mistakes`` are reported as a ``UserError`` is.
 
     Raises:
         SystemExit: always; 2 after a mistake, 130 after Ctrl-C, as shells say it.

@@ -1,4 +1,4 @@
-"""An append-only journal of finished work: what a killed stage had done is not done again.
+"""An append-only journal of finished work: a killed stage does not repeat what it had finished.
 
 One line an entry: a checksum, a space, and ``{"key": ..., "value": ...}`` as JSON. It is written with a single
 ``write`` call, so that a process killed at any moment leaves at most a torn last line, which is dropped on reading. A

@@ -1,4 +1,4 @@
-"""What a row of a results table rests on: one outcome a task, so that rows can be compared task by task."""
+"""Outcomes: one record a task for each row of a results table, so that rows can be compared task by task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Estimate = dict[str, float | int]
 
 
 class Outcome(Record):
-    """One task's share in every averaged metric; runs over the same split are compared by these, pair by pair."""
+    """One task's value of every averaged metric. Runs over the same split are compared by these, pair by pair."""
 
     id: str
     values: dict[str, float]

@@ -23,7 +23,7 @@ def merge(under: Any, over: Mapping[str, Any]) -> None:
 
 
 def spell_out(section: Mapping[str, Any], takers: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """A copy of a method's section in which every training says all of its settings.
+    """A copy of a method's section in which every training has all of its settings.
 
     Args:
         takers: place of a training's settings (``*``: every entry; ``?`` at the end: it may be absent) -> the keys of

@@ -17,11 +17,11 @@ from typing import Any
 from uuid import uuid4
 
 REPLACED = ".replaced-"
-"""How the name begins of a folder that has been replaced and is about to be removed."""
+"""Prefix of the name of a folder that has been replaced and is about to be removed."""
 
 
 def publish(source: Path, target: Path) -> None:
-    """Move a finished file or folder to ``target``, from another file system too; what stood there goes.
+    """Move a finished file or folder to ``target``, from another file system too; what was there is replaced.
 
     Whatever a kill left beside the target (a folder replaced, a copy half made) is removed.
     """

@@ -31,7 +31,7 @@ class Message(Record):
 
     ``token_ids`` are the content's ids as the engine generated them, without the end-of-turn token (None: written by a
     person, an environment or a remote model; the chat format then tokenises ``content``). ``finish`` says how a
-    generated message ended; one cut by the token limit has no end-of-turn token to learn. ``weight`` multiplies the
+    generated message ended; one cut by the token limit has no end-of-turn token to train on. ``weight`` multiplies the
     message's loss in training (0: context only).
     """
 
@@ -105,7 +105,7 @@ class Episode(Record):
 
 
 class Example(Record):
-    """One training sample: a dialogue whose messages say by ``weight`` what is learnt from them."""
+    """One training sample: a dialogue; each message's ``weight`` is the weight of its tokens in the loss."""
 
     id: str
     messages: list[Message]
@@ -231,7 +231,7 @@ def load_json(path: Path) -> Any:
 
     Raises:
         UserError: it is a pipe or a device.
-        OSError, ValueError, RecursionError: as reading and ``json.loads`` raise them; also for half of a character.
+        OSError, ValueError, RecursionError: as reading and ``json.loads`` raise them; also for an unpaired surrogate.
     """
     only_regular(path)
     return _loads(path.read_text(encoding="utf-8"))
@@ -239,7 +239,7 @@ def load_json(path: Path) -> Any:
 
 def _loads(text: str) -> Any:
     value = json.loads(text, parse_constant=_refuse_constant)
-    if "\\ud" in text.lower():  # JSON may write half of a character, which no file and no tokenizer takes
+    if "\\ud" in text.lower():  # JSON may hold an unpaired surrogate, which neither a file nor a tokenizer takes
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
 

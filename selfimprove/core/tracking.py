@@ -1,6 +1,6 @@
 """Curves of a running stage: TensorBoard's event files, or W&B, trackio or DVCLive.
 
-They are no outputs and no output depends on them: if writing them fails, that is told once and the stage goes on.
+They are no outputs and no output depends on them: if writing them fails, the stage says so once and goes on.
 
     tensorboard --logdir .scratch/tensorboard
 """

@@ -53,7 +53,7 @@ class Choice:
     renormalised; top_p and top_k, which narrow what is drawn, do not count. Temperature 0 counts as 1.
 
     Attributes:
-        prompt_ids: the prompt as it was read.
+        prompt_ids: the prompt's token ids, after ``cut_left``.
         token: the token drawn.
         logprob: its natural log-probability.
         entropy: of the decision, in nats.
@@ -91,7 +91,7 @@ class EngineError(Exception):
 
 
 class AnsweredLate(asyncio.CancelledError):
-    """The request's episode was cancelled while a call's answer was on its way; it came, and can be kept."""
+    """The request's episode was cancelled while a call's answer was on its way; it arrived, and can be kept."""
 
     def __init__(self, completions: list[Completion]) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class AnswersInParts(Protocol):
 
 
 class Templated:
-    """What engines share whose prompts are encoded here, by the chat format of their model."""
+    """Base of engines whose prompts are encoded here, by the chat format of their model."""
 
     chat: ChatFormat
     context: int
@@ -166,7 +166,7 @@ class Templated:
 
 
 class Around:
-    """What engines share that pass requests on to another one: its counts, its context and its end."""
+    """Base of engines that pass requests on to another one: its counts, its context, and closing it."""
 
     def __init__(self, inner: Engine) -> None:
         self._inner = inner

@@ -1,7 +1,7 @@
-"""An engine that answers an equal greedy question once: the same prompt, the same answer, whoever asks and when.
+"""Caches greedy completions: an equal prompt gets the same answer, whoever asks and when.
 
-Greedy completions draw no noise, so the seed key does not enter. A frozen model that is asked about the same states
-again and again (a reflection model in reinforcement learning) reads each of them once.
+Greedy completions draw no noise, so the seed key does not count. A frozen model that is asked about the same states
+again and again (a reflection model in reinforcement learning) generates for each of them once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Around, Completion, Engine, Request
 
 MOST = 1 << 15
-"""Answers kept; those asked for longest ago go first."""
+"""Answers kept; the least recently used are dropped."""
 
 NOBODY = SeedKey(0, "")
 

@@ -1,4 +1,4 @@
-"""Allowed outputs, and decisions by one token, read off the pass that reads their prompts: no slot, no further step.
+"""Allowed outputs, and decisions by one token, taken from the prefill pass itself: no slot, no decoding step.
 
 Reflect-RL's policies ask for this at every step: the next token's logits at the end of each prompt, one draw, and its
 probability among the allowed tokens.

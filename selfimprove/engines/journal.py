@@ -18,7 +18,7 @@ from selfimprove.engines.base import AnsweredLate, AnswersInParts, Around, Choic
 
 
 class JournaledEngine(Around):
-    """An engine whose answers survive. ``name`` keeps engines that share a journal apart."""
+    """An engine whose completions survive a kill. ``name`` keeps engines that share a journal apart."""
 
     def __init__(self, inner: Engine, journal: Journal, name: str) -> None:
         super().__init__(inner)

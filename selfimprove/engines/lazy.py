@@ -1,4 +1,4 @@
-"""An engine that is made when it is first asked: a stage whose journal answers everything loads no model."""
+"""An engine that is made at its first request: a stage whose journal answers everything loads no model."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Any OpenAI-compatible endpoint as an engine: OpenAI itself, Azure OpenAI, vLLM's server, LM Studio, llama.cpp's.
 
-One call is ``POST {base_url}/chat/completions``. What may pass is tried again with backoff (429, 5xx, redirects, which
-are never followed, time-outs, broken connections, bodies that are no answer or too large); when the tries are used up
-only that request fails. What can't pass (no key, a key refused, a quota used up, no such model, nothing listening) ends
-the stage with one sentence. Answers that are on their way when a stage ends, also by Ctrl-C, are waited for and kept.
+One call is ``POST {base_url}/chat/completions``. Transient failures are retried with backoff (429, 5xx, redirects,
+which are never followed, time-outs, broken connections, bodies that are no answer or too large); when the tries are
+used up only that request fails. Permanent failures (no key, a refused key, a used-up quota, no such model, nothing
+listening) end the stage with one sentence. Answers that are on their way when a stage ends, also by
+Ctrl-C, are waited for and kept.
 
 Azure OpenAI: ``base_url`` is a deployment's address, as the portal shows it, such as
 ``https://NAME.openai.azure.com/openai/deployments/DEPLOYMENT``, and ``api_version`` its version (or the address ends
@@ -323,7 +324,7 @@ class OpenAiEngine:
 
 
 class _Passing(Exception):
-    """A fault that may pass: worth another try, after ``retry_after`` seconds at the earliest."""
+    """A transient failure: worth another try, after ``retry_after`` seconds at the earliest."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)

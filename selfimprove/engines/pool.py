@@ -1,4 +1,4 @@
-"""The engines of a stage: made when named, journaled, closed together."""
+"""The engines of a stage: made by name, journaled, closed together."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a method's table, as its card tells it.
+    """A row of a method's table, as its card describes it.
 
     Attributes:
         base: name of the public base and its revision; None: trained from scratch, or from a folder.

@@ -83,7 +83,7 @@ def write_config(folder: Path, special: dict[str, str], template: str) -> None:
 
 
 def copy_tokenizer(source: Path, folder: Path, template: str | None) -> None:
-    """Take over a model's tokenizer. ``template`` (a name or a file) replaces its chat template for good, so that
+    """Copy a model's tokenizer. ``template`` (a name or a file) replaces its chat template for good, so that
     every stage, and any server that loads the folder, formats dialogues alike.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Everything a finetune stage can be told; the defaults are those of the released RISE trainer where it has any."""
+"""Settings of fine-tuning. Defaults follow the released RISE trainer where it has any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells a user that many of the examples or pairs do not fit into ``max_length`` and were left out."""
+"""Warns that many of the examples or pairs are longer than ``max_length`` and were left out."""
 
 from __future__ import annotations
 

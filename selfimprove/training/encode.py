@@ -1,4 +1,4 @@
-"""Examples to token ids and token weights: exactly what is learnt, and a count of everything that was left out.
+"""Encodes examples as token ids and token weights (the loss mask), and counts everything that is left out.
 
 Of the dialogue ::
 
@@ -32,12 +32,12 @@ class EncodedExample:
 
     @property
     def trained(self) -> int:
-        """Number of tokens that are learnt."""
+        """Number of tokens with weight."""
         return sum(1 for weight in self.token_weights if weight)
 
     @property
     def weight(self) -> float:
-        """Mean weight of the learnt tokens: the example's weight when one message is learnt."""
+        """Mean weight of the trained tokens: the example's weight when one message is trained on."""
         return sum(self.token_weights) / self.trained
 
 
@@ -52,13 +52,13 @@ class EncodeCounters(BaseModel):
     dropped_empty: int = 0
     """left out: no token has weight"""
     cut_attempts: int = 0
-    """learnt attempts that ended at the generation limit and so teach no end of turn"""
+    """trained attempts that ended at the generation limit, and so have no end-of-turn token"""
 
 
 def encode_examples(
     examples: Sequence[Example], chat: ChatFormat, max_length: int, *, pinned: int | None = None
 ) -> tuple[list[EncodedExample], EncodeCounters]:
-    """Encode all examples, in order; those that cannot be learnt from are left out and counted.
+    """Encode all examples, in order; those that cannot be trained on are left out and counted.
 
     Args:
         max_length: longest sequence, in tokens. A longer dialogue loses its oldest (attempt, feedback) pairs, whole,
@@ -79,7 +79,7 @@ def encode_examples(
 def encode_example(
     example: Example, chat: ChatFormat, max_length: int, counters: EncodeCounters, *, pinned: int | None = None
 ) -> EncodedExample | None:
-    """Encode one example, or None (counted) if nothing of it can be learnt.
+    """Encode one example, or None (counted) if none of its tokens can be trained on.
 
     Raises:
         UserError: the chat template refuses the dialogue (names the example).

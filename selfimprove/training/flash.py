@@ -1,4 +1,4 @@
-"""FlashAttention without compiling it: is it to be had here, and what runs if it is not.
+"""FlashAttention from pre-built kernels: whether it is available here, and what runs if it is not.
 
 transformers takes the package flash-attn where somebody installed it, and else fetches a kernel that was built for this
 torch and CUDA (``kernels-community/flash-attn2``, major version 3) through the package ``kernels``. Neither may be

@@ -31,7 +31,7 @@ from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupt
 
 ORPHANED = 3
 LAST_WORDS_SECONDS = 5.0
-"""How long the other processes may still tell why they ended once one has failed."""
+"""How long the other processes may still report why they ended once one has failed."""
 
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Place:
-    """Which of how many processes one is, its threads, and by what they find each other and add up."""
+    """A process's rank, the number of processes, its threads, and how they find each other and sum."""
 
     rank: int
     world: int
@@ -100,7 +100,7 @@ def run_forked(
 
 
 def _follow(processes: Sequence[_Process], progress: Progress | None, log_file: Path) -> Any:
-    """Read what the processes send until all have ended; the first one's result, or the most telling error."""
+    """Read what the processes send until all have ended; the first one's result, or the error that explains best."""
     result: Any = None
     errors: list[Exception] = []
     at_work = {process.line: process for process in processes}
@@ -148,7 +148,7 @@ def _let_save(processes: Sequence[_Process]) -> None:
 
 
 def _killed(process: _Process, log_file: Path) -> UserError:
-    """The error for a process that ended without a word."""
+    """The error for a process that ended without reporting one."""
     status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert status is not None
     code = status.si_status

@@ -1,4 +1,4 @@
-"""What a training process is told, and how it starts: threads, process group, Trainer's arguments."""
+"""The job of a training process, and how it starts: threads, process group, Trainer's arguments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def own_threads(job: RunJob) -> Iterator[None]:
 
 
 def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
-    """Join the process group, if there is one, and say how Trainer runs. Before the model: ZeRO-3 shards it on loading.
+    """Join the process group, if any, and return Trainer's arguments. Before the model: ZeRO-3 shards it on loading.
 
     ``optimiser`` replaces AdamW's name and settings.
     """

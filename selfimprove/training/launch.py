@@ -116,7 +116,7 @@ def finetune(
 
 
 def drawn_out(keys: Sequence[str], share: float, seed: int) -> set[int]:
-    """Which items are only measured: a share drawn by the seed and the items' own content, whatever their order."""
+    """Validation items: a share drawn by the seed and the items' own content, whatever their order."""
     draw = [blake2b(f"{seed}/{key}".encode(), digest_size=8).digest() for key in keys]
     return set(sorted(range(len(keys)), key=lambda index: (draw[index], index))[: round(share * len(keys))])
 
@@ -138,7 +138,7 @@ def prepare(model_dir: Path, out_dir: Path) -> Path:
 
 
 def copy_untrained(model_dir: Path, part: Path, out_dir: Path) -> None:
-    """The new model is the old one: its files get second names, since nothing writes into a finished model."""
+    """The new model is the old one: its files are hard-linked, since nothing writes into a finished model."""
     link_copy(model_dir, part)
     os.replace(part, out_dir)
 

@@ -47,7 +47,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
 
 
 def peft_config(lora: LoraConfig) -> Any:
-    """The adapters as peft is told of them."""
+    """The adapters' settings, as peft takes them."""
     import peft
 
     return peft.LoraConfig(

@@ -33,7 +33,7 @@ from selfimprove.training import flash, shared_sum
 from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_whole, seal
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
-from selfimprove.training.objective import learnt_positions
+from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch, Plan, lay_out
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS
@@ -46,7 +46,7 @@ METRICS = "metrics.json"
 class PlannedTrainer(Trainer):
     """HF Trainer whose "batch" is one process's share of one optimiser step: a list of micro-batches.
 
-    What a step is worth looking at is a list of metrics, the loss first: sums over micro-batches and processes.
+    A step's metrics are a list, the loss first: sums over micro-batches and processes.
 
     Attributes:
         metrics: their names.
@@ -69,26 +69,26 @@ class PlannedTrainer(Trainer):
         self._metrics: list[list[float]] = []
         self._evaluations: list[dict[str, int | float]] = []
         self._pending: list[torch.Tensor] = []
-        self._learnt: torch.Tensor | None = None
+        self._trained: torch.Tensor | None = None
         self._save_clock, self._ending = SaveClock(), False
         # The output layer is a fifth of a small model's work and most of a batch's memory: only where it is needed.
-        model.get_output_embeddings().register_forward_pre_hook(self._only_learnt)  # type: ignore[operator]
+        model.get_output_embeddings().register_forward_pre_hook(self._only_trained)  # type: ignore[operator]
         self._pad_id = int(getattr(model.config, "pad_token_id", None) or 0)
         super().__init__(model=model, args=arguments, train_dataset=_Steps(self))
         self.remove_callback(PrinterCallback)
         self.add_callback(_EveryStep(self))
 
-    # What an objective says.
+    # Defined by each objective.
 
     @abstractmethod
     def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
-        """Tensors of this process's ``share`` of the items ``batch``, which are learnt or measured together."""
+        """Tensors of this process's ``share`` of the items ``batch``, for training or validation."""
 
     @abstractmethod
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss (a scalar) and metrics [k] of one micro-batch, each its share of the whole step's."""
 
-    # What Trainer asks for.
+    # Called by Trainer.
 
     def micro_batches(self, number: int) -> list[dict[str, Any]]:
         """Tensors of this process's share of step ``number``."""
@@ -147,16 +147,16 @@ class PlannedTrainer(Trainer):
         self._pending.append(total)
         return total[0]
 
-    def logits_of_learnt(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """[learnt, vocabulary]: what predicts the tokens that have a coefficient, in row order."""
-        self._learnt = learnt_positions(inputs["coefficients"])
+    def logits_of_trained(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits [trained, vocabulary] that predict the tokens with a coefficient, in row order."""
+        self._trained = trained_positions(inputs["coefficients"])
         read = {key: inputs[key] for key in MODEL_INPUTS if key in inputs}
         logits: torch.Tensor = model(**read, use_cache=False).logits
         return logits
 
-    def _only_learnt(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Before the output layer: keep the hidden states [learnt, hidden] whose next token is learnt."""
-        return inputs if self._learnt is None else (inputs[0][self._learnt],)
+    def _only_trained(self, layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Before the output layer: keep the hidden states [trained, hidden] whose next token is trained on."""
+        return inputs if self._trained is None else (inputs[0][self._trained],)
 
     # Checkpoints: whole or not at all.
 
@@ -234,10 +234,10 @@ class PlannedTrainer(Trainer):
         return {"steps": self._metrics, "evaluations": self._evaluations}
 
     def restore(self, history: dict[str, Any]) -> None:
-        """Go on from a checkpoint's metrics."""
+        """Restore the metrics that a checkpoint holds."""
         self._metrics, self._evaluations = history["steps"], history["evaluations"]
 
-    # Measured, not learnt.
+    # Validation: measured, not trained on.
 
     def step_ended(self, step: int) -> None:
         """Measure what is held out when an epoch ends (all processes call this together)."""
@@ -274,7 +274,7 @@ class PlannedTrainer(Trainer):
     # Results.
 
     def told(self, rope_factor: float | None) -> dict[str, Any]:
-        """What every report says (``RunReport``) but the tokens that were learnt."""
+        """The fields of ``RunReport`` but the number of trained tokens."""
         plan = self._plan
         return {
             "steps": len(plan.steps),

@@ -22,10 +22,10 @@ Normalization = Literal["none", "batch"]
 def example_scales(batch: Sequence[EncodedExample], reduction: Reduction, normalization: Normalization) -> list[float]:
     """Factor for each example's token weights, so that the weighted sum of token losses is the batch's loss.
 
-    With n_i learnt tokens in example i of a batch of B, and token weights w:
+    With n_i trained tokens in example i of a batch of B, and token weights w:
 
     - ``example_mean`` (RISE): 1 / (B * n_i), the mean over examples of w_i times the mean token loss;
-    - ``token_mean``: 1 / sum_i n_i, the mean over learnt tokens of w times the token loss;
+    - ``token_mean``: 1 / sum_i n_i, the mean over trained tokens of w times the token loss;
     - ``normalization="batch"`` divides by the batch's mean weight, taken the same way, so that weights set only
       the balance inside the batch and not the step's size.
     """
@@ -45,7 +45,7 @@ def effective_weight(batch: Sequence[EncodedExample], scales: Sequence[float]) -
     return sum(sum(example.token_weights) * scale for example, scale in zip(batch, scales, strict=True))
 
 
-def learnt_positions(coefficients: torch.Tensor) -> torch.Tensor:
+def trained_positions(coefficients: torch.Tensor) -> torch.Tensor:
     """[rows, width] booleans: where the next token has a coefficient, so that a prediction is needed."""
     return torch.nn.functional.pad(coefficients[:, 1:] != 0, (0, 1))
 
@@ -54,8 +54,8 @@ def weighted_nll(logits: torch.Tensor, ids: torch.Tensor, coefficients: torch.Te
     """Sum over tokens of coefficient * negative log-likelihood.
 
     Args:
-        logits: [rows, width, vocabulary], any float type; the loss is taken in float32. Or [learnt, vocabulary]: those
-            of ``learnt_positions`` alone, in row order.
+        logits: [rows, width, vocabulary], any float type; the loss is taken in float32. Or [trained, vocabulary]: those
+            of ``trained_positions`` alone, in row order.
         ids: [rows, width].
         coefficients: [rows, width]; that of ``ids[r, t]``, which ``logits[r, t - 1]`` predict. Column 0 is never
             predicted, and must be 0.

@@ -1,4 +1,4 @@
-"""The plan of a run: which examples meet in which step, micro-batch and row. Pure arithmetic on lengths, no tensors.
+"""The plan of a run: which examples go into which step, micro-batch and row. Pure arithmetic on lengths, no tensors.
 
 A step's examples depend on the seed and the batch size alone; how they are laid out (rows of about ``row_tokens``,
 micro-batches of at most ``micro_batch_tokens``, one share a process) changes speed and memory, never the loss.
@@ -81,7 +81,7 @@ def make_plan(
     ceil(n / batch_size) steps), and only the last may be smaller. With ``max_tokens`` the stream repeats as needed and
     ends after the step that brings ``real_tokens`` to at least that many (``epochs`` is then not read); else it ends
     after round(epochs * n) examples. ``group_by_length``: steps hold examples of like length (from ``GROUP`` steps'
-    worth of the drawn order, sorted), which leaves little to fill; the steps' order is drawn again.
+    worth of the drawn order, sorted), which leaves little padding; the steps' order is drawn again.
 
     Rows are ``filled`` to equal width, or laid end to end. A row is wider than ``row_tokens`` only where one example
     is, and a micro-batch exceeds ``micro_batch_tokens`` only where one row does. Padding is at most ``MAX_PADDING`` of
@@ -165,7 +165,7 @@ def pack_rows(batch: Sequence[int], lengths: Sequence[int], row_tokens: int) -> 
 
 
 def _deal(batch: Sequence[int], lengths: Sequence[int], count: int) -> list[tuple[int, Row]]:
-    """Tokens and examples of each of ``count`` hands: longest example first, each to the hand that holds least."""
+    """Tokens and examples of ``count`` groups: longest example first, each to the group with the fewest tokens."""
     hands: list[list[int]] = [[] for _ in range(count)]
     heap = [(0, hand) for hand in range(count)]
     for index in sorted(batch, key=lambda index: -lengths[index]):

@@ -1,4 +1,4 @@
-"""Training processes that torchrun or XTuner start: their command, what they read and tell, and how they end.
+"""Training processes that torchrun or XTuner start: their command, what they read and report, and how they end.
 
 Light: neither torch nor NumPy is imported before there is something to train.
 """
@@ -49,7 +49,7 @@ def run_workers(
 ) -> Report:
     """Start the workers, pass their progress on, and read the report that the first one wrote.
 
-    They are told the names of ``train`` and of the job's class, and so import one method's trainer only.
+    They get the dotted names of ``train`` and of the job's class, and so import one method's trainer only.
     """
     folder = job.checkpoints
     save_encoded(folder / "examples.npz", encoded)
@@ -196,7 +196,7 @@ def compile_apart(folder: Path) -> None:
 
 
 def reason(log_file: Path) -> str:
-    """The last telling lines: what a worker called its error, else the end of the log before torchrun's summary."""
+    """Why a process failed: what a worker called its error, else the end of the log before torchrun's summary."""
     lines = [line.strip() for line in log_file.read_text(encoding="utf-8").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     if errors:

@@ -1,4 +1,4 @@
-"""How training tells of its progress."""
+"""How training reports progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fine-tuning run tells about itself. Everything but ``timing`` is the same on every run."""
+"""The report of a fine-tuning run. Everything but ``timing`` is the same on every run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Timing(BaseModel):
 
 
 class RunReport(BaseModel):
-    """What every fine-tuning tells. Counts are over the whole run, repetitions of an example or pair included."""
+    """Reported by every fine-tuning. Counts are over the whole run, repetitions of an example or pair included."""
 
     steps: int
     tokens: int
@@ -64,7 +64,7 @@ class PairCounters(BaseModel):
     """left out: a side has nothing to score"""
     truncated_prompts: int = 0
     truncated_responses: int = 0
-    """sides that lost their end, and so teach no end of turn"""
+    """sides that lost their end, and with it the end-of-turn token"""
     cut_responses: int = 0
     """sides that ended at the generation limit, likewise"""
 

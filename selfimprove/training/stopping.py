@@ -1,4 +1,4 @@
-"""Checkpoints besides those of every so many steps: by the clock, and when Ctrl-C or SIGTERM asks training to end.
+"""Checkpoints besides those every ``save_steps``: by the clock, and when Ctrl-C or SIGTERM asks training to end.
 
 A checkpoint changes no result, so when it is written may depend on time and on a person.
 """

@@ -20,7 +20,7 @@ from selfimprove.training.rows import render
 
 
 class SftJob(RunJob):
-    """Weighted SFT, as a training process is told of it."""
+    """The job of a training process that does weighted SFT."""
 
     weight_normalization: Literal["none", "batch"] = "none"
 
@@ -65,7 +65,7 @@ class WeightedTrainer(PlannedTrainer):
 
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum of coefficient times token loss over one micro-batch."""
-        loss = weighted_nll(self.logits_of_learnt(model, inputs), inputs["input_ids"], inputs["coefficients"])
+        loss = weighted_nll(self.logits_of_trained(model, inputs), inputs["input_ids"], inputs["coefficients"])
         return loss, loss[None]
 
     def rendered(self, share: Sequence[MicroBatch], batch: Sequence[int]) -> list[dict[str, Any]]:
@@ -78,13 +78,13 @@ class WeightedTrainer(PlannedTrainer):
         """What was trained, and how the loss went."""
         return TrainReport(
             **self.told(rope_factor),
-            **what_was_learnt(self._plan, self._examples, self._job),
+            **trained_counts(self._plan, self._examples, self._job),
             loss=[(step, loss) for step, (loss,) in self.means()],
             timing=Timing(**self.timing(seconds)),
         )
 
 
-def what_was_learnt(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
+def trained_counts(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
     """A ``TrainReport``'s counts of examples and tokens, and their weights."""
     read = [index for step in plan.steps for index in step.examples]
     stretched = 0.0

@@ -1,6 +1,6 @@
 """One of several training processes; started by ``processes`` as ``python -m selfimprove.training.worker job.json``.
 
-Which trainer it runs stands in the job file, as dotted names: nothing else of any method is imported.
+The job file names the trainer that it runs, as dotted names: nothing else of any method is imported.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An engine in several processes, with one queue: the default engine on CPUs, vLLM on GPUs.
 
 Each worker process holds a whole engine. This side has the queue: a request goes to the worker that has its task's
-prefixes, or to one with room while that one has none. A worker ends when its line to this process breaks, so none
-outlives it, however it ends.
+prefixes, or to one with room while that one has none. A worker ends when its connection to this process breaks,
+so none outlives it, however it ends.
 
 *transformers*: a small model's step is many short operations, which threads cannot share well; whole engines side by
 side can. Each worker has its share of the slots and of the threads. Promise: as the default engine's, with "slots" and
@@ -151,7 +151,7 @@ class ReplicatedEngine(Templated):
             self._drop(call)
 
     def forget_prefixes(self) -> None:
-        """Empty the workers' prefix caches; results do not change, the next prompts are read anew."""
+        """Empty the workers' prefix caches; results do not change, the next prompts are prefilled anew."""
         for worker in self._workers:
             worker.line.send(None)
 
@@ -174,13 +174,13 @@ class ReplicatedEngine(Templated):
             raise RuntimeError(f"a worker of the engine could not start:\n{text}")
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The first waiting call's loop reads the lines, until no call waits."""
+        """The first waiting call's loop reads the connections, until no call waits."""
         self._loop, self._since = loop, time.perf_counter()
         for worker in self._workers:
             loop.add_reader(worker.line.fileno(), self._receive, worker)
 
     def _feed(self) -> None:
-        """Send what waits here: to its home while that has free slots, else to another's, else some ahead."""
+        """Send waiting calls: to their home worker while it has free slots, else to another, else some ahead."""
         slots, ahead = self._share.slots, self._share.ahead
         for worker in self._workers:
             while worker.queue and worker.load < slots:
@@ -202,7 +202,7 @@ class ReplicatedEngine(Templated):
             self._fail(self._death(worker))
 
     def _drop(self, call: _Call) -> None:
-        """Forget a call that has ended or whose caller has gone."""
+        """Forget a call that has ended or whose caller has been cancelled."""
         if self._calls.pop(call.number, None) is None:
             return
         if call.number in self._asked:
@@ -218,7 +218,7 @@ class ReplicatedEngine(Templated):
                 self._loop.remove_reader(worker.line.fileno())
 
     def _receive(self, worker: _Worker) -> None:
-        """A line has an answer, or has broken."""
+        """A connection has an answer, or has broken."""
         try:
             number, outcome, value, worker.stats = worker.line.recv()
         except (EOFError, OSError):
@@ -287,7 +287,7 @@ def replicated_transformers(
     plan = Plan(partial(_transformers, share, model_dir, max(1, threads // cfg.replicas)))
     return ReplicatedEngine(
         [plan] * cfg.replicas,
-        Share(slots, ahead=rows, context=cfg.context),  # so many ahead also fill the reading passes
+        Share(slots, ahead=rows, context=cfg.context),  # so many ahead also fill the prefill passes
         ChatFormat.load(model_dir, cfg.chat_template),
         name="transformers",
         remedy="slots or replicas",

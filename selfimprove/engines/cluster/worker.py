@@ -1,4 +1,4 @@
-"""A worker process of a replicated engine: it holds a whole engine, and answers until its line to the stage breaks."""
+"""A worker process of a replicated engine: it holds a whole engine and answers until its connection breaks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Outcome = Literal["done", "blocked", "refused", "failed", "cancelled"]
 """How a call ended in a worker: completions, an EngineError, a UserError, any other exception, or our own cancel."""
 
 ORPHAN_SECONDS = 1.0
-"""A line may be held open by a process that somebody else forked; so a worker also looks this often for its parent."""
+"""Seconds between checks for the parent: another forked process may hold the connection open."""
 
 LINES: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""Our ends of all lines. A forked worker has copies; it closes them, or no line would ever be seen to break."""
+"""Our ends of all connections. A forked worker has copies and closes them; else no connection would ever break."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Plan:
 
 
 def start_worker(method: str, plan: Plan) -> tuple[BaseProcess, Connection]:
-    """Start a process ("fork" or "spawn") and return it with the line to it.
+    """Start a process ("fork" or "spawn") and return it with the connection to it.
 
     It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback); then, for every (number, request) that
     it gets, (number, outcome, value, stats). (number, None) cancels a call, None empties the prefix cache.
@@ -63,13 +63,13 @@ def start_worker(method: str, plan: Plan) -> tuple[BaseProcess, Connection]:
 
 @atexit.register
 def _break_lines() -> None:
-    """Python waits at its end for processes that are no daemons; they end when their lines break."""
+    """Python waits at its end for processes that are no daemons; they end when their connections break."""
     for line in LINES:
         line.close()
 
 
 def _work(line: Connection, parent: int, plan: Plan) -> None:
-    """A worker's life, in its own process: load, say so, answer until the line breaks."""
+    """The worker process: load the engine, report that, answer until the connection breaks."""
     try:
         os.environ.update(plan.environment)
         gc.freeze()  # collections need not look through what was imported

@@ -1,7 +1,7 @@
 """Attention for decoding on a CPU: one query a row, as two batched matrix products.
 
 The fused kernel works in blocks of queries and is slow where there is one; here a step attends about twice as fast.
-Reading a prompt, with its many queries, stays with the fused kernel.
+Prefill, with its many queries, stays with the fused kernel.
 """
 
 from __future__ import annotations

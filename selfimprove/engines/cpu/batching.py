@@ -19,7 +19,7 @@ SLOTS = 128
 """Rows that a small model decodes at once."""
 
 PREFILL_TOKENS = 512
-"""Prompt tokens that a small model reads in a pass."""
+"""Prompt tokens that a small model prefills in a pass."""
 
 SMALL = 10_000_000
 """Parameters of a small model. Beyond, each tenfold halves the rows."""
@@ -31,7 +31,7 @@ def halvings(parameters: int) -> int:
 
 
 def batch_sizes(cfg: TransformersEngineConfig, parameters: int) -> tuple[int, int]:
-    """The slots of all replicas, and the reading rows of each, over a model of so many parameters."""
+    """The slots of all replicas, and the prefill rows of each, over a model of so many parameters."""
     shift = halvings(parameters) if cfg.device == "cpu" else 0
     slots = max(cfg.replicas, SLOTS >> shift) if cfg.slots == "auto" else cfg.slots
     rows = max(1, (PREFILL_TOKENS >> shift) // cfg.prefill_block) if cfg.prefill_rows == "auto" else cfg.prefill_rows

@@ -1,4 +1,4 @@
-"""One model behind two calls of few shapes: read a block of some prompts, and decode one token of every busy slot.
+"""One model behind two calls of few shapes: prefill a block of some prompts, and decode one token of every busy slot.
 
 On CPU in float32 a row's result is then a pure function of that row's own tokens, to the last bit: matrix products of
 one shape treat every row alike, and masked positions add exact zeros. Computing fewer rows and attending over fewer
@@ -40,7 +40,7 @@ class Forward(Protocol):
     def read(
         self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor, last: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """Prompts, for their keys and values; with ``last`` [rows], also the logits [rows, vocabulary] behind it."""
+        """Prefill, for keys and values; with ``last`` [rows], also the logits [rows, vocabulary] behind it."""
         ...
 
     def step(self, rows: Rows, ids: torch.Tensor, at: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
@@ -96,11 +96,11 @@ class Shapes:
 
 
 class Decoder:
-    """A causal language model with ``slots`` decoding rows and ``prefill_rows`` reading rows.
+    """A causal language model with ``slots`` decoding rows and ``prefill_rows`` prefill rows.
 
     Attributes:
         slots: keys and values of the decoding rows, [context] positions each.
-        reading: those of the reading rows, which prompts pass through on their way into the slots.
+        reading: those of the prefill rows, from which prompts are copied into the slots.
         shapes, reading_shapes: the shapes that their passes may have.
     """
 
@@ -133,11 +133,11 @@ class Decoder:
     def read(
         self, work: Sequence[tuple[int, int, Sequence[int]]], ends: Mapping[int, int] | None = None
     ) -> torch.Tensor | None:
-        """Compute keys and values of one block for some reading rows.
+        """Prefill one block of some prefill rows: compute its keys and values.
 
         Args:
             work: (row, first position, at most ``prefill_block`` ids) each; the positions before the first must
-                have been read or put there.
+                have been prefilled or put there.
             ends: by row, the place in the block at which its prompt ends.
 
         Returns:

@@ -1,7 +1,7 @@
 """The default engine: continuous batching over a transformers model, exact on CPU.
 
-Hundreds of ``generate`` calls wait; one asyncio task serves them. A prompt is read in blocks aligned at position 0
-(all but its last token; blocks that any earlier prompt shares are copied, not read again), then each of its samples
+Hundreds of ``generate`` calls wait; one asyncio task serves them. A prompt is prefilled in blocks aligned at position
+0 (all but its last token; blocks that an earlier prompt shares are copied from the cache), then each of its samples
 takes a free slot. Every step feeds all slots one token, draws the next ones, and refills the slots that ended.
 
 Promise, on CPU in float32 with a given number of threads: a completion's tokens and log-probabilities are the same,
@@ -37,7 +37,7 @@ STILL = 8
 """An engine without work begins when it has enough, or when nobody has asked for so many turns of the event loop."""
 
 LISTS_KNOWN = 4096
-"""Lists of allowed outputs whose tokens are remembered: an environment lists the same actions again and again."""
+"""Lists of allowed outputs whose tokens are cached: an environment lists the same actions again and again."""
 
 
 class TransformersEngine(Templated):
@@ -46,7 +46,7 @@ class TransformersEngine(Templated):
     Attributes:
         stats: see ``EngineStats``; ``prompt_tokens`` counts a prompt once for its n samples, ``cached_prompt_tokens``
             what of it was copied, ``generated_tokens`` every token drawn (end tokens too). ``notes`` has
-            ``prefill_blocks`` read and ``prefill_block_slots`` offered (their ratio: how full the reading passes were).
+            ``prefill_blocks`` computed and ``prefill_block_slots`` offered (their ratio: how full prefill passes were).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class TransformersEngine(Templated):
                 self._drop(job)
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache; results do not change, the next prompts are read anew."""
+        """Empty the prefix cache; results do not change, the next prompts are prefilled anew."""
         self._prompts.cache.clear()
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ class TransformersEngine(Templated):
             )
 
     def _drop(self, job: PendingRequest) -> None:
-        """Forget a job whose caller has gone."""
+        """Forget a request whose caller has been cancelled."""
         self._open.discard(job)
         self._prompts.drop(job)
         for slot, held in enumerate(self._samples.job):
@@ -183,7 +183,7 @@ class TransformersEngine(Templated):
     async def _gather(self) -> None:
         """While this engine stands still, wait for requests that others are just about to make.
 
-        Where episodes ask two engines in turn, their questions trickle in while the other engine computes; one pass
+        Where episodes ask two engines in turn, their requests arrive one by one while the other engine computes; a pass
         over many costs hardly more than one over few. Where nothing else computes, a turn takes no time.
         """
         still, busy, prompts = 0, self._samples.busy, self._prompts
@@ -193,7 +193,7 @@ class TransformersEngine(Templated):
             still = 0 if len(prompts.waiting) > before else still + 1
 
     def _fill(self) -> None:
-        """Put prompts that were read into free slots, and read more while that leaves slots free."""
+        """Put prefilled prompts into free slots, and prefill more while that leaves slots free."""
         self._place()
         samples, prompts = self._samples, self._prompts
         while not samples.busy.all() and prompts.worth_reading(samples.busy):
@@ -202,10 +202,10 @@ class TransformersEngine(Templated):
                 self._choose(*read)
             self._place()
             if not prompts.fill_a_pass and not samples.busy.any():
-                return  # callers whose choices were read may ask for more before the next pass
+                return  # callers whose choices were answered may ask for more before the next pass
 
     def _choose(self, logits: torch.Tensor, jobs: Mapping[int, PendingRequest]) -> None:
-        """Answer the choices whose prompts have just been read, from the rows' logits [rows, vocabulary]."""
+        """Answer the choices whose prompts have just been prefilled, from the rows' logits [rows, vocabulary]."""
         asked = {row: (job.request, None if job.trie is None else list(job.trie.root())) for row, job in jobs.items()}
         with torch.inference_mode():
             for sample in range(max(job.request.n for job in jobs.values())):
@@ -222,7 +222,7 @@ class TransformersEngine(Templated):
                     self._answer(job, sample, answer)
 
     def _place(self) -> None:
-        """Give free slots to the samples of prompts that were read, in order."""
+        """Give free slots to the samples of prefilled prompts, in order."""
         ready = self._prompts.ready
         if not ready:
             return
@@ -300,7 +300,7 @@ class TransformersEngine(Templated):
         self._answer(job, sample, completion)
 
     def _answer(self, job: PendingRequest, sample: int, completion: Completion) -> None:
-        """Give a job one of its results; the caller gets them when all are there."""
+        """Give a request one of its completions; the caller gets them when all are there."""
         job.results[sample] = completion
         self.stats.completions += 1
         if len(job.results) == job.request.n:

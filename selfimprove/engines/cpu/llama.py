@@ -28,7 +28,7 @@ ROTATIONS = ("default", "linear", "llama3")
 """Kinds of rotary embedding in which an angle depends on its position alone."""
 
 TOLERANCE = 1e-3
-"""Logits may differ by this share of the largest; a wrong reading of a config differs by far more."""
+"""Logits may differ by this share of the largest; a config read wrongly differs by far more."""
 
 
 @dataclass

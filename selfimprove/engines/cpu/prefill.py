@@ -1,7 +1,7 @@
-"""Prompts on their way to slots: they wait, are read in blocks, and stand ready until slots are free.
+"""Prefill queue. Prefills prompts in blocks, and holds their KV cache until decoding slots are free.
 
-Blocks are aligned at position 0, and one that any earlier prompt shares is copied, not read again. A reading pass costs
-the same however many of its rows are filled, so one that cannot be filled may wait a little for others.
+Blocks are aligned at position 0; one that an earlier prompt shares is copied from the prefix cache. A pass costs the
+same however many of its rows are filled, so one that cannot be filled may wait a little for more prompts.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ CACHE_BYTES = 256 * 2**20
 """The prefix cache may hold this much, or as much as the slots themselves if that is more."""
 
 PATIENCE = 0.125
-"""A reading pass with rows to spare waits until the slots it keeps idle have lost this share of its tokens."""
+"""A prefill pass with free rows waits until the slots that it keeps idle have lost this share of its tokens."""
 
 
 class Prompts:
-    """The prompts that are not in slots yet.
+    """The prompts that have no slot yet.
 
     Attributes:
-        ready: the jobs whose prompts were read, in the order in which they get slots.
-        waiting: those of which nothing is read.
+        ready: requests whose prompts are prefilled, in the order in which they get slots.
+        waiting: those of which nothing is prefilled.
         cache: the blocks that later prompts may share.
     """
 
     def __init__(self, decoder: Decoder, block: int, stats: EngineStats) -> None:
-        """Every reading row of ``decoder`` reads ``block`` tokens a pass."""
+        """Every prefill row of ``decoder`` takes ``block`` tokens a pass."""
         _, slots, _, context, _ = decoder.slots.kv.shape
         slot_bytes = decoder.slots.kv.nbytes
         self.cache = PrefixCache(block, max(slot_bytes, CACHE_BYTES) // (slot_bytes // (slots * context) * block))
@@ -44,7 +44,7 @@ class Prompts:
         self._lost = 0
 
     def drop(self, job: PendingRequest) -> None:
-        """Forget a job whose caller has gone."""
+        """Forget a request whose caller has been cancelled."""
         for queue in (self.waiting, self.ready):
             if job in queue:
                 queue.remove(job)
@@ -52,16 +52,16 @@ class Prompts:
 
     @property
     def pending(self) -> int:
-        """Prompts that are being read or wait for it."""
+        """Prompts that are being prefilled or wait for it."""
         return sum(job is not None for job in self._reading) + len(self.waiting)
 
     @property
     def fill_a_pass(self) -> bool:
-        """Whether every row of a reading pass would have a prompt."""
+        """Whether every row of a prefill pass would have a prompt."""
         return self.pending >= len(self._reading)
 
     def worth_reading(self, busy: np.ndarray) -> bool:
-        """Whether to read now, with the slots ``busy`` [slots] taken."""
+        """Whether to prefill now, with the slots ``busy`` [slots] taken."""
         if self.pending == 0:
             return False
         if self.pending > len(self.waiting) or self.fill_a_pass or not busy.any():
@@ -75,7 +75,7 @@ class Prompts:
         return True
 
     def read(self) -> tuple[torch.Tensor, dict[int, PendingRequest]] | None:
-        """One reading pass: each row takes the next block of its prompt; prompts that were read whole become ready.
+        """One prefill pass: each row takes the next block of its prompt; prompts that are complete become ready.
 
         Those of choices are answered from the pass itself: the logits [rows, vocabulary], and whose rows they are.
         """
@@ -109,7 +109,7 @@ class Prompts:
         return None if logits is None else (logits, ends)
 
     def _begin(self, job: PendingRequest, row: int) -> PendingRequest | None:
-        """Copy what is known of a prompt to its row; None if that is all of it."""
+        """Copy the cached blocks of a prompt to its row; None if they are all of it."""
         job.blocks = self.cache.find(job.names)
         job.done = len(job.blocks) * self._block
         self._stats.cached_prompt_tokens += job.done

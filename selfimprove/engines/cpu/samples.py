@@ -1,4 +1,4 @@
-"""What the slots are writing: the samples under way, as arrays that a step advances together.
+"""State of the sequences being decoded, stored as arrays so that one step advances all of them.
 
 A sample is one completion of a request; a request for n samples takes n slots, not necessarily at once. Which slot a
 sample stands in changes nothing about it, so it may be moved.
@@ -19,7 +19,7 @@ from selfimprove.engines.sampling import TokenTrie, choose, uniforms
 
 @dataclass(eq=False)
 class PendingRequest:
-    """One request on its way: read (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
+    """A request in progress: prefilled (``blocks`` grow), then sampled (``placed`` of n in slots so far)."""
 
     request: Request
     ids: list[int]
@@ -33,7 +33,7 @@ class PendingRequest:
 
     @property
     def to_read(self) -> int:
-        """Tokens to be read: of a choice all; else all but the last, which is fed to a slot for the first draw."""
+        """Tokens to prefill: of a choice all; else all but the last, which the first decoding step takes."""
         return len(self.ids) if self.request.choice else len(self.ids) - 1
 
 
@@ -75,7 +75,7 @@ class Samples:
         return bool(self._ends[token])
 
     def start(self, slot: int, job: PendingRequest, sample: int) -> None:
-        """A sample of a prompt that was read begins: its last token is fed first."""
+        """Start a sample of a prefilled prompt: its last token is fed first."""
         request = job.request
         self.job[slot], self.sample[slot] = job, sample
         self.busy[slot] = True
@@ -98,7 +98,7 @@ class Samples:
         self.nodes.pop(slot, None)
 
     def move(self, slot: int, to: int) -> None:
-        """A sample goes on in a free slot."""
+        """Move a sample to a free slot."""
         for one in (
             self.sample, self.busy, self.token, self.position, self.count, self._key, self._limit,
             self._temperature, self._top_p, self._top_k,

@@ -156,7 +156,7 @@ def cache_shape(model: Any) -> CacheShape:
 class PrefixCache:
     """Keys and values of whole prompt blocks, by the hash of all tokens up to the block's end; least used go first.
 
-    Only blocks read by the fixed-shape prefill enter, so a block's bits do not depend on whether it was cached.
+    Only blocks computed by the fixed-shape prefill enter, so a block's bits do not depend on whether it was cached.
     """
 
     def __init__(self, block: int, most: int) -> None:
@@ -187,7 +187,7 @@ class PrefixCache:
         return found
 
     def keep(self, name: bytes, block: torch.Tensor) -> None:
-        """Keep a block; what was used longest ago makes room."""
+        """Keep a block; the least recently used ones make room."""
         self._kept[name] = block
         self._kept.move_to_end(name)
         while len(self._kept) > self._most:

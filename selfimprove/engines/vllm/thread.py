@@ -37,7 +37,7 @@ _CLOSED: list[LLMEngine] = []
 
 @dataclass(eq=False)
 class _Sample:
-    """One sample on its way through the thread."""
+    """One sample in progress."""
 
     id: str
     ids: list[int]
@@ -171,7 +171,7 @@ class VllmThread:
         )
 
     def _take(self, engine: LLMEngine, running: dict[str, _Sample]) -> bool:
-        """Take in what waits (when idle, wait for it); False when the engine is to end."""
+        """Take waiting requests (when idle, wait for one); False when the engine is to end."""
         idle = not engine.has_unfinished_requests()
         while True:
             try:

@@ -19,7 +19,7 @@ from selfimprove.methods.reflect_rl.rl_objective import Decision
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.loading import load_model, write_adapter
-from selfimprove.training.objective import learnt_positions
+from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch
 from selfimprove.training.rows import render
 
@@ -88,7 +88,7 @@ class Policy:
         scales = dict.fromkeys(order(micro), 1.0)
         tensors = render(micro, examples, scales, self._pad, self._params.attention)
         device = self._params.device
-        self._wanted = learnt_positions(tensors.pop("coefficients")).to(device)
+        self._wanted = trained_positions(tensors.pop("coefficients")).to(device)
         self._outer.train(self._params.gradient_checkpointing)
         inputs = {name: tensor.to(device) for name, tensor in tensors.items()}
         with self._head() as head:

@@ -26,7 +26,7 @@ from selfimprove.methods.spin.objective import over_sequences, token_log_probs
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.job import RunJob, check_vocabulary
 from selfimprove.training.loading import load_base
-from selfimprove.training.objective import learnt_positions
+from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch, lay_out
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS, render
@@ -98,7 +98,7 @@ def score_pairs(model: torch.nn.Module, pairs: Sequence[EncodedPair], rows: Micr
     inputs = render(rows, sides, dict.fromkeys(order, 1.0), 0, params.attention)
     device = next(model.parameters()).device
     inputs = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
-    trained = learnt_positions(inputs["coefficients"])
+    trained = trained_positions(inputs["coefficients"])
     autocast = params.dtype == "bfloat16" and params.launcher.kind != "deepspeed"  # as the trainer
     with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
         logits = _logits(model, {key: inputs[key] for key in MODEL_INPUTS if key in inputs}, trained, params)

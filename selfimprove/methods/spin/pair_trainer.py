@@ -29,7 +29,7 @@ from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads, plan_of
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
-from selfimprove.training.objective import learnt_positions
+from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch, Plan
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairReport, PairTiming
@@ -124,8 +124,8 @@ class PairTrainer(PlannedTrainer):
     def micro_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """SPIN's loss of the micro-batch's pairs, with its metrics."""
         params, held = self._job.params, inputs["pairs"]
-        logits = self.logits_of_learnt(model, inputs)
-        predicting = learnt_positions(inputs["coefficients"])[:, :-1]
+        logits = self.logits_of_trained(model, inputs)
+        predicting = trained_positions(inputs["coefficients"])[:, :-1]
         values = token_log_probs(logits, inputs["input_ids"][:, 1:][predicting])
 
         def numbers(of: Any) -> torch.Tensor:

@@ -27,7 +27,7 @@ from selfimprove.training.packing import Plan
 from selfimprove.training.processes import reason, save_encoded, watch, worker_command, worker_environment
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
-from selfimprove.training.trainer import SftJob, what_was_learnt
+from selfimprove.training.trainer import SftJob, trained_counts
 from selfimprove.training.xtuner.config import XtunerRun, accumulation, config_text, zero2_text
 from selfimprove.training.xtuner.models import WEIGHTS, read_trained, write_start
 
@@ -57,8 +57,8 @@ def train_with_xtuner(job: SftJob, examples: Sequence[EncodedExample], progress:
     Goes on from the newest whole checkpoint in ``job.checkpoints``.
 
     Raises:
-        UserError: the environment is missing, ids that the model does not know, an example whose messages are learnt
-            with different weights, or training failed (with the log's last words).
+        UserError: the environment is missing, ids that the model does not know, an example with messages of
+            different weights, or training failed (with the log's last words).
     """
     started = time.monotonic()
     python = environment_python()
@@ -109,7 +109,7 @@ def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> Layo
     """Deal each step's examples to processes and micro-batches, longest first, so that those of a moment are alike.
 
     Raises:
-        UserError: an example's learnt tokens have different weights: XTuner's labels only say learnt or not.
+        UserError: an example's trained tokens have different weights: XTuner's labels are only a mask.
     """
     processes = job.params.launcher.processes
     count = accumulation(job.params, max((len(step.examples) for step in plan.steps), default=1))
@@ -123,8 +123,8 @@ def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> Layo
             weights = {weight for weight in examples[index].token_weights if weight}
             if len(weights) > 1:
                 raise UserError(
-                    f"an example's messages are learnt with different weights ({', '.join(map(str, sorted(weights)))})"
-                    ", but XTuner only knows learnt or not; set finetune.backend: trainer."
+                    f"an example's messages have different weights ({', '.join(map(str, sorted(weights)))})"
+                    ", but XTuner only has a loss mask; set finetune.backend: trainer."
                 )
             order.append(index)
             divisors.append(1.0 / (weights.pop() * scale * count * processes))
@@ -185,7 +185,7 @@ def _report(
     here = sum(len(examples[index].ids) for step in plan.steps[resumed_at:] for index in step.examples)
     tokens = plan.real_tokens + FILLING_TOKENS * layout.order.count(-1)
     return TrainReport(
-        **what_was_learnt(plan, examples, job),
+        **trained_counts(plan, examples, job),
         steps=len(plan.steps),
         tokens=tokens,
         real_tokens=plan.real_tokens,

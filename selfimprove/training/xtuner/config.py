@@ -37,7 +37,7 @@ START_FACTOR = 1e-5
 class XtunerRun(BaseModel):
     """One run as the launcher reads it from ``run.json``; paths are absolute.
 
-    ``iterations`` counts the micro-batches that each process computes, fillings included; ``accumulation`` of them make
+    ``iterations`` counts the micro-batches that each process computes, padding included; ``accumulation`` of them make
     one optimiser step, the same number in every step.
     """
 

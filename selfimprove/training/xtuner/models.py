@@ -1,7 +1,7 @@
 """A model folder on its way to XTuner's transformers 4.48 and back.
 
 There: transformers 5 writes the base of its rotary positions, and how they are stretched, under ``rope_parameters``.
-4.48 does not know the name and would take the base for 10,000 without a word, so config and tokenizer are written
+4.48 does not know the name and would silently take the base for 10,000, so config and tokenizer are written
 anew; the weights are linked, not copied. Back: the trained weights are read by the main environment's transformers and
 saved as our own trainer saves them; tokenizer files never travel.
 """
@@ -54,7 +54,7 @@ def write_start(model_dir: Path, folder: Path, rope: Mapping[str, Any] | None) -
 
 
 def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's ``config.json`` in the words of transformers 4.48; one that is already is unchanged.
+    """A model's ``config.json`` in the format of transformers 4.48; one that has it already is unchanged.
 
     Raises:
         ValueError: rotary positions that differ between layers.
@@ -74,7 +74,7 @@ def config_for_448(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_config_for_448(config: Mapping[str, Any], template: str | None) -> dict[str, Any]:
-    """A model's ``tokenizer_config.json`` in the words of 4.48, with the chat template from its own file."""
+    """A model's ``tokenizer_config.json`` in the format of 4.48, with the chat template from its own file."""
     old = {key: value for key, value in config.items() if key not in NEW_TOKENIZER_KEYS}
     if old.get("tokenizer_class") == "TokenizersBackend":
         old["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -1,4 +1,4 @@
-"""What XTuner's runner is given of ours: the data, token for token, and a hook for steps and checkpoints.
+"""Our parts in XTuner's runner: the data, token for token, and a hook for steps and checkpoints.
 
 Lives in XTuner's environment. XTuner could tokenise conversations by itself (``process_hf_dataset``, rows with
 ``output_with_loss``), but not exactly: it tokenises again what a model has generated, reads the text of a special
@@ -31,7 +31,7 @@ from selfimprove.training.stopping import END, SaveClock
 
 LOSSES = "losses.json"
 IGNORED = -100
-"""Label of a token that is not learnt."""
+"""Label of a token that the loss mask leaves out."""
 
 PADDING = {"input_ids": [0, 0], "labels": [IGNORED, IGNORED]}
 """A micro-batch without a conversation: its loss is 0, and so is its gradient."""

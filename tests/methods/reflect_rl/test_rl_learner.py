@@ -161,7 +161,7 @@ def test_no_gradient_of_the_critic_reaches_the_body(tiny: Path) -> None:
     assert weights_hash(policy.model) == before
 
 
-def test_without_a_critic_nothing_is_kept_of_what_was_learnt(tiny: Path, tmp_path: Path) -> None:
+def test_without_a_critic_nothing_is_kept_of_trained_counts(tiny: Path, tmp_path: Path) -> None:
     learner, policy = make(tiny)
     learner.train(episodes(policy, [3]), iteration=0, fresh=True)
     assert learner.end_iteration() is None
