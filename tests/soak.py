@@ -30,8 +30,9 @@ from zlib import crc32
 import typer
 
 from selfimprove.methods.reflect_rl.teacher import CHOOSE
+from selfimprove.training.xtuner.backend import ENVIRONMENT
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
-from tests.pipeline.workbench import Forks, Place, Ran, Workbench, copy_code, published
+from tests.pipeline.workbench import ROOT, Forks, Place, Ran, Workbench, copy_code, published
 
 STAGES: dict[str, list[Place]] = {
     "rise": [
@@ -50,25 +51,40 @@ STAGES: dict[str, list[Place]] = {
 BEFORE: dict[str, list[Place]] = {"rise": [("rise.generate", "iter1"), ("rise.convert", "iter1")]}
 """What they need besides the method's first stages (``Workbench``)."""
 
+OVERLAYS: dict[str, dict[str, Any]] = {
+    "spin": {"tokenizer": {"spin": {"template": "plain"}}, "spin": {"prompt": {"format": "chat"}}},
+}
+"""What a method's params have otherwise than the bench: SPIN plays in turns of a chat, which an endpoint takes too."""
+
 ASKING: dict[Place, str] = {
     ("rise.generate", "iter1"): "teacher",
     ("agent_r.generate", "iter1"): "actor",
     ("agent_r.convert", "iter2"): "actor",
     ("reflect_rl.generate", ""): "teacher",
+    ("spin.generate", "iter0"): "policy",
 }
 """The engine of a stage that an endpoint can take the place of."""
 
-FORKING: dict[Place, tuple[str, ...]] = {
+TRAINING: dict[Place, tuple[str, ...]] = {
     ("rise.finetune", "base"): ("sft",),
+    ("rise.finetune", "iter1"): ("iterations", "iter1", "finetune"),
     ("agent_r.finetune", "base"): ("sft",),
     ("reflect_rl.sft", "policy"): ("sft", "policy", "finetune"),
     ("reflect_rl.finetune", "reflect_rl"): ("iterations", "reflect_rl", "rl"),
     ("spin.finetune", "iter0"): ("iterations", "iter0", "finetune"),
 }
-"""Where the params of a trainer stand; every other time it trains with two processes."""
+"""Where the params of a trainer stand; every other time it is trained in one of ``LAUNCHED``."""
 
-Way = Literal["plain", "endpoint", "fork"]
-"""How a stage is run: as the bench has it, with an endpoint for an engine, or with two processes."""
+LAUNCHED: dict[str, dict[str, Any]] = {
+    "fork": {"launcher": {"kind": "fork", "processes": 2}},
+    "torchrun": {"launcher": {"kind": "torchrun", "processes": 2}},
+    "deepspeed": {"launcher": {"kind": "deepspeed", "processes": 2, "zero_stage": 2}},
+    "xtuner": {"backend": "xtuner", "attention": "sdpa"},
+}
+"""With two processes, as forks or by torchrun, and by DeepSpeed's ZeRO; XTuner trains Agent-R."""
+
+Way = Literal["plain", "endpoint", "fork", "torchrun", "deepspeed", "xtuner"]
+"""How a stage is run: as the bench has it, with an endpoint for an engine, or as one of ``LAUNCHED``."""
 
 MOST_KILLS = 3
 FAULTS = 0.3
@@ -112,6 +128,8 @@ class Teacher:
         self.quota -= 1
         self.paid[json.dumps(seen.body, sort_keys=True)] += 1
         asked = str(seen.body["messages"][-1]["content"])
+        if asked.rpartition("Question: ")[1]:
+            return answer(f"Thought: So.\nAction: finish[{crc32(asked.encode()) % 6}]")
         if asked.endswith(CHOOSE):
             return answer(str(crc32(asked.encode()) % 6))
         return answer(*(f"Action: turn {(crc32(asked.encode()) + i) % 6}" for i in range(seen.body.get("n", 1))))
@@ -128,6 +146,9 @@ class Soak:
     def __init__(self, home: Path, seed: int, stack: ExitStack) -> None:
         self._home, self._dice = home, random.Random(seed)
         code = copy_code(home / "code")  # all benches are copied from here: the working tree may change meanwhile
+        if (ROOT / ENVIRONMENT).exists():
+            (code / ENVIRONMENT).parent.mkdir()
+            (code / ENVIRONMENT).symlink_to(ROOT / ENVIRONMENT)
         self._forks = stack.enter_context(Forks(code))
         self._teacher = Teacher(seed)
         self._endpoint = stack.enter_context(endpoint(then=self._teacher))
@@ -145,8 +166,8 @@ class Soak:
         way: Way = "plain"
         if place in ASKING and self._dice.random() < 1 / 3:
             way = "endpoint"
-        elif place in FORKING and self._dice.random() < 1 / 2:
-            way = "fork"
+        elif place in TRAINING and self._dice.random() < 1 / 2:
+            way = self._dice.choice(self._launched(place))
         self.counts[f"{way} rounds"] += 1
         whole = self._whole(place, way)
         self._prepare(folder, place, way)
@@ -160,11 +181,16 @@ class Soak:
         if not any(str(folder) in failure for failure in self.failures):
             shutil.rmtree(folder)
 
+    def _launched(self, place: Place) -> list[Way]:
+        """How a trainer may be started here: XTuner trains Agent-R alone, and where ``make env-xtuner`` has run."""
+        xtuner = place[0] == "agent_r.finetune" and (self._home / "code" / ENVIRONMENT).exists()
+        return [*LAUNCHED] if xtuner else [way for way in LAUNCHED if way != "xtuner"]
+
     def _bench(self, method: str) -> Workbench:
         if method not in self._benches:
             folder = self._home / method
             shutil.copytree(self._home / "code", folder, ignore=shutil.ignore_patterns("__pycache__"))
-            self._benches[method] = Workbench(folder, self._forks, method)
+            self._benches[method] = Workbench(folder, self._forks, method, OVERLAYS.get(method))
             for place in BEFORE.get(method, ()):
                 ran = self._forks.run(folder, *place)
                 assert ran.code == 0, ran.stderr
@@ -179,9 +205,9 @@ class Soak:
                 "base_url": self._endpoint.url, "api_key_env": None,
             }  # fmt: skip
             overlay = {method: {"engines": {ASKING[place]: overlay}}}
-        if way == "fork":
-            overlay = {"launcher": {"kind": "fork", "processes": 2}}
-            for key in (*reversed(FORKING[place]), method):
+        if way in LAUNCHED:
+            overlay = LAUNCHED[way]
+            for key in (*reversed(TRAINING[place]), method):
                 overlay = {key: overlay}
         return self._bench(method).copy(folder, overlay)
 

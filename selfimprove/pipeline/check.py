@@ -1,8 +1,7 @@
 """``make check``: what can be known before anything runs. ``make repro`` and ``make exp`` do it first.
 
-It validates every section of params.yaml and says all that does not fit, not only the first fault. It restores DVC's
-own files where a kill has torn them (``pipeline.dvc_files``). Of the methods that are named and have no results yet it
-asks for what their stages would miss late: API keys, packages, a GPU.
+It validates every section of params.yaml and says all that does not fit, not only the first fault. Of the methods that
+are named and have no results yet it asks for what their stages would miss late: API keys, packages, a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
 from selfimprove.engines.vllm.checks import check_installed
-from selfimprove.pipeline.dvc_files import restore, wait_for_others
 from selfimprove.pipeline.params import METHODS, load_section, section_faults
 from selfimprove.pipeline.sections import SCHEMAS
 from selfimprove.pipeline.small_defaults import small_settings
@@ -48,9 +46,6 @@ def main() -> None:
                 faults += [f"{method}: {fault}" for fault in machine_faults(section, os.environ)]
                 if warning := small_settings(sections, method):
                     print(warning, file=sys.stderr)
-            wait_for_others()
-            for sentence in restore():
-                print(sentence, file=sys.stderr)
     except UserError as error:
         faults = [str(error)]
     if faults:

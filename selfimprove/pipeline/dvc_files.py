@@ -1,5 +1,8 @@
 """DVC's own files: copies of dvc.lock that were whole, and what a kill of DVC leaves behind.
 
+One run at a time works in a folder (``take_turn``): DVC names who works on a file only while a stage runs, so two runs
+would meet between stages, and one of them would take a dvc.lock that is being written for a torn one.
+
 DVC rewrites dvc.lock after every stage in place: a SIGKILL at that moment leaves it empty or torn, and DVC then refuses
 to start. Every stage therefore keeps a copy at its beginning, when DVC has finished writing about the stage before
 (``keep``). Before DVC starts, a torn dvc.lock is replaced by that copy: at most one stage is then run again, and its
@@ -9,6 +12,7 @@ entries of processes that have ended, are removed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -28,6 +32,32 @@ LOCK = Path("dvc.lock")
 KEPT = Path(".scratch/dvc.lock")
 RWLOCK = Path(".dvc/tmp/rwlock")
 POLL_SECONDS = 0.5
+TURN = Path(".scratch/locks/repro")
+"""Locked by the run that works here; holds its process id."""
+
+
+def take_turn() -> int:
+    """Wait until no other run works in this folder, which is said once, and put right what a kill has left.
+
+    Returns the file that holds the turn: it lasts as long as any process has it open, a DVC whose make was killed too.
+    """
+    TURN.parent.mkdir(parents=True, exist_ok=True)
+    turn = os.open(TURN, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _say_waiting(os.pread(turn, 32, 0).decode("ascii", "replace"))
+        fcntl.flock(turn, fcntl.LOCK_EX)
+    wait_for_others()
+    for sentence in restore():
+        print(sentence, file=sys.stderr, flush=True)
+    return turn
+
+
+def sign_turn(turn: int, pid: int) -> None:
+    """Leave the name of the process that works, for others who wait."""
+    os.ftruncate(turn, 0)
+    os.pwrite(turn, str(pid).encode("ascii"), 0)
 
 
 def keep() -> None:
@@ -60,14 +90,18 @@ def restore() -> Iterator[str]:
 
 
 def wait_for_others() -> None:
-    """Wait while another DVC works in this folder, such as one whose make was killed; says so once."""
+    """Wait while another DVC works in this folder that a person has started without make; says so once."""
     said = False
     while others := [pid for pid in _processes(_entries() or {}) if _is_dvc(pid)]:
         if not said:
             names = ", ".join(str(pid) for pid in sorted(set(others)))
-            print(f"another run is at work in this folder (process {names}); waiting for it to end", file=sys.stderr)
+            _say_waiting(names)
             said = True
         time.sleep(POLL_SECONDS)
+
+
+def _say_waiting(who: str) -> None:
+    print(f"another run is at work in this folder (process {who}); waiting for it to end", file=sys.stderr, flush=True)
 
 
 def _whole(path: Path) -> bool:

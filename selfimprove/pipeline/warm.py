@@ -153,10 +153,25 @@ def _run(environment: dict[str, str]) -> int:
         from selfimprove.pipeline.overall import Overall  # not for the helper, which is forked before
 
         overall = Overall(command[2:])
+    turn = []
+    if command[:1] == ["dvc"]:
+        from selfimprove.pipeline.dvc_files import sign_turn, take_turn
+
+        try:
+            turn.append(take_turn())
+        except KeyboardInterrupt:
+            return 128 + signal.SIGINT
     ended = threading.Event()
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE if overall else None, text=True, errors="replace"
+        command,
+        env=environment,
+        stdout=subprocess.PIPE if overall else None,
+        text=True,
+        errors="replace",
+        pass_fds=turn,
     ) as process:
+        for one in turn:
+            sign_turn(one, process.pid)
         end = threading.Thread(target=_end, args=(process.pid, ended), daemon=True)
         signal.signal(signal.SIGTERM, lambda *_: None if end.ident else end.start())
         try:

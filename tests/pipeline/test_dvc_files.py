@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from selfimprove.pipeline import dvc_files
+from tests.support.repo_copy import ROOT
 
 WHOLE = """schema: '2.0'
 stages:
@@ -114,3 +115,40 @@ def test_a_dvc_at_work_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None
         waiting.join(timeout=60)
         assert not waiting.is_alive()
     assert f"another run is at work in this folder (process {other.pid})" in capsys.readouterr().err
+
+
+FIRST = """
+import subprocess, sys
+from selfimprove.pipeline.dvc_files import sign_turn, take_turn
+turn = take_turn()
+dvc = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], pass_fds=[turn])
+sign_turn(turn, dvc.pid)
+print(dvc.pid, flush=True)
+dvc.wait()
+"""
+
+
+def test_a_run_is_waited_for_between_its_stages_too_and_where_its_make_was_killed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """DVC's own file names nobody here: as between two stages."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-c", FIRST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as first:
+        assert first.stdout
+        assert first.stdin
+        dvc = int(first.stdout.readline())
+        dvc_files.LOCK.write_text("schema: '2.0'\nstages:\n  half")  # which it is writing
+        first.kill()
+        waiting = threading.Thread(target=lambda: os.close(dvc_files.take_turn()))
+        waiting.start()
+        waiting.join(timeout=1.0)
+        assert waiting.is_alive()
+        assert dvc_files.LOCK.read_text().endswith("half"), "no other run restores it meanwhile"
+        first.stdin.close()
+        waiting.join(timeout=60)
+        assert not waiting.is_alive()
+    said = capsys.readouterr().err
+    assert f"another run is at work in this folder (process {dvc}); waiting for it to end" in said
+    assert "dvc.lock was torn by a kill" in said

@@ -143,9 +143,12 @@ class Workbench:
     SPIN's the first iteration's pairs.
     """
 
-    def __init__(self, folder: Path, forks: Forks, method: str = "rise") -> None:
-        self.folder, self.forks = folder, forks
-        write_params(folder, {})
+    def __init__(
+        self, folder: Path, forks: Forks, method: str = "rise", overlay: Mapping[str, Any] | None = None
+    ) -> None:
+        """``overlay``: laid over the params, here and in every copy."""
+        self.folder, self.forks, self._overlay = folder, forks, overlay or {}
+        write_params(folder, self._overlay)
         for stage, item in FIRST_STAGES[method]:
             ran = forks.run(folder, stage, item)
             assert ran.code == 0, ran.stderr
@@ -154,7 +157,7 @@ class Workbench:
         """A folder of its own for a test, with ``overlay`` laid over the params."""
         shutil.copytree(self.folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*", "__pycache__"))
         if overlay:
-            write_params(target, overlay)
+            write_params(target, self._overlay, overlay)
         return target
 
 
@@ -170,13 +173,14 @@ def copy_code(folder: Path) -> Path:
     return folder
 
 
-def write_params(folder: Path, overlay: Mapping[str, Any]) -> None:
-    """The smoke profile, made smaller, with what decides the number of steps pinned, under ``overlay``."""
+def write_params(folder: Path, *overlays: Mapping[str, Any]) -> None:
+    """The smoke profile, made smaller, with what decides the number of steps pinned, under the overlays in turn."""
     yaml = YAML(typ="safe", pure=True)  # a changed mapping's comments would be written in the middle of it
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     params = profile("smoke")
     merge(params, yaml.load(PARAMS))
-    merge(params, overlay)
+    for overlay in overlays:
+        merge(params, overlay)
     out = StringIO()
     yaml.dump(params, out)
     (folder / "params.yaml").write_text(out.getvalue(), encoding="utf-8")
