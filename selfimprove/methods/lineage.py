@@ -1,4 +1,4 @@
-"""Names of iterations and controls, and what they go on from, ask for and are compared with: alike in every method."""
+"""Checks on iterations and controls that every method shares: names, parents, numbers of tasks, matched iterations."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 TAKEN = ("base", "tasks")
-"""Folders beside which every iteration and control has one of its own name."""
+"""Names that no iteration or control may have: folders of these names lie beside theirs."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class Descendant(Protocol):
-    """An iteration; ``init`` names what it goes on from."""
+    """An iteration; ``init`` names its parent."""
 
     @property
     def init(self) -> str: ...
 
 
 class Round(Descendant, Protocol):
-    """An iteration that says whose weights its training starts from."""
+    """An iteration whose ``init_from`` names the weights that its training starts from."""
 
     @property
     def init_from(self) -> str: ...
@@ -53,20 +53,20 @@ def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN
 
 
 def check_known(place: str, kind: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that nothing has.
+    """Refuse a name that does not exist.
 
     Args:
         place: the param that names it; kind: what it names.
 
     Raises:
-        ValueError: says what there is.
+        ValueError: lists the names that exist.
     """
     if name not in known:
         raise ValueError(f"{place}: there is no {kind} {name!r}; there are {', '.join(known)}")
 
 
 def check_room(place: str, count: int, offset: int, train: int) -> None:
-    """Refuse more tasks, from one on, than are there.
+    """Refuse more tasks, counted from an offset, than there are.
 
     Raises:
         ValueError: names the params that can correct it.
@@ -94,7 +94,7 @@ def check_split(place: str, split: str, tasks: object) -> None:
 
 
 def check_rounds(iterations: Mapping[str, Round], controls: Mapping[str, Matched], tasks: object, split: str) -> None:
-    """What iterations that start from their parent or from the base, their controls and the evaluation name exists.
+    """Refuse a name, in iterations, controls or evaluation, of something that does not exist.
 
     Raises:
         ValueError: names the param.

@@ -1,4 +1,4 @@
-"""What was left out on a row's way: blocked episodes, shortened prompts, cut completions, examples that did not fit.
+"""What was left out of a row: blocked episodes, shortened prompts, cut completions, examples that did not fit.
 
 Every method counts these under the same names in a row's ``generate.json``, ``metrics.json`` and ``train.json``; the
 results table shows those that are not zero. In the default profile no prompt and no example is shortened.
@@ -62,7 +62,7 @@ def omissions(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Of a file's metrics: a kind is an estimate, or a plain count of episodes, trees or (Reflect-RL) decisions."""
+    """Shares in a file's metrics: a kind is an estimate, or a count of episodes, trees or decisions (Reflect-RL)."""
     played = metrics.get("episodes") or metrics.get("trees") or 1
     shares = {}
     for kind in OMISSIONS:
@@ -75,7 +75,7 @@ def _shares(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_training(counters: Mapping[str, int]) -> dict[str, float]:
-    """Of the counters of ``training.report``; a pair may count twice there, once a side."""
+    """The shares in the counters of ``training.report``; a pair may count twice there, once a side."""
     left_out, kept = counters.get("dropped_long", 0), counters.get("examples", 0) + counters.get("pairs", 0)
     short = sum(counters.get(key, 0) for key in ("truncated", "truncated_prompts", "truncated_responses"))
     share = (left_out + min(short, kept)) / max(1, left_out + kept)

@@ -1,4 +1,4 @@
-"""Collects the results of one method's rows: what the table prints and ``results/summary.json`` holds."""
+"""Collects the results of one method's rows: the content of its table and of ``results/summary.json`` holds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def summarise(
 
     Args:
         params: the method's section.
-        rows: name -> what it is, in the table's order.
+        rows: name -> its kind, in the table's order.
         results: the folder with one folder a row (metrics.json, outcomes.jsonl and, unless it only plays, train.json).
         columns: metrics that the table shows with their standard errors and compares.
         solid: rows that are the method itself, drawn in solid lines.

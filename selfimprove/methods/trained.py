@@ -1,4 +1,4 @@
-"""What the trainings of a method share stands once in its section, and each training says only what differs."""
+"""Settings that a method's trainings share are written once in its section; each training has only what differs."""
 
 from __future__ import annotations
 

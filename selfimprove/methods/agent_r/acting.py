@@ -1,7 +1,4 @@
-"""What tree search and evaluation share: asking the actor for replies, and carrying a reply out.
-
-``ask`` requests replies to a dialogue, ``act`` carries one out in a state of an episode.
-"""
+"""Shared by tree search and evaluation: asks the actor for replies (``ask``) and executes a reply (``act``)."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 
 @dataclass(frozen=True)
 class EpisodeState:
-    """A state of an episode and the step that led to it: the stored reply, its action, the observation.
+    """A state of an episode, and the step that led to it: the stored reply, its action, the observation.
 
     ``state`` is the world's, opaque; ``reward`` the score so far in [0, 1]; ``done``: the episode is over, by the
     environment or by a ``disaster``; ``valid``: the environment understood the action.
@@ -43,7 +40,7 @@ def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
 
 
 async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[EpisodeState]]:
-    """Start a task and carry out the given replies, as far as the episode lasts.
+    """Start a task and execute the given replies, until the episode ends.
 
     Returns:
         The opening conversation (without the given replies), and the states: the start, then one for each given reply.

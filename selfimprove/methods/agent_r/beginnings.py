@@ -11,7 +11,7 @@ from selfimprove.core.records import Episode, Record, read_jsonl
 
 
 class Beginning(Record):
-    """What a file of bad beginnings has in a line: a task, and the replies to go on from."""
+    """A line of a file of bad beginnings: a task, and the replies to continue from."""
 
     task_id: int
     replies: list[str]
@@ -24,7 +24,7 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
         known: the tasks that it may be about.
 
     Raises:
-        UserError: the file is missing, a line does not fit, or a task stands there twice or is none of ``known``.
+        UserError: the file is missing, a line does not fit, or a task occurs twice or is none of ``known``.
     """
     given = read_jsonl(path, Beginning)
     counts = Counter(one.task_id for one in given)
@@ -36,7 +36,7 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
 
 
 def bad_beginning(episode: Episode, most: int) -> list[str]:
-    """The first ``most`` replies of a failed episode, as many as there are but the last; [] if it did not fail.
+    """The first ``most`` replies of a failed episode, never its last one; [] if it did not fail.
 
     The original has a function that executes a given list of bad replies, and publishes no list. Ours are a model's own
     failures, cut early enough that at least one reply is left for the model to give.

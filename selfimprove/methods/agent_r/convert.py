@@ -34,7 +34,7 @@ from selfimprove.methods.agent_r.validate import replay
 
 @dataclass(frozen=True)
 class Converted:
-    """What to train on, and where it came from.
+    """The training data, and its sources.
 
     ``examples``: everything, earlier iterations' too if they accumulate, shuffled; ``own``: this conversion's share, as
     mixed; ``rows``: one log an own trajectory, in the original's schema; ``warnings``: sentences for the user.
@@ -73,8 +73,8 @@ async def convert(
 
     Args:
         trees: of one environment or of several, of one file or of several.
-        judge: who finds the transition points; may be None where nobody is asked (``good``, direct revision).
-        world: where ``validate_splice: replay`` plays, or one a name of environment.
+        judge: finds the transition points; None where no judge is asked (``good``, direct revision).
+        world: where ``validate_splice: replay`` plays, or a world for each environment's name.
         earlier: the parent iterations' examples, used if ``cfg.accumulate``.
         warm_start: what the base was trained on, for ``cfg.mix.warm_start``.
         progress: advanced once a pair.
@@ -156,7 +156,7 @@ class _Asked:
             future.set_result(await self.judge(tree, index))
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # seen: nobody else may be waiting
+            future.exception()  # seen: no other task may be waiting
             raise
         except BaseException:
             future.cancel()
@@ -164,7 +164,7 @@ class _Asked:
         return future.result()
 
     def judgements(self) -> list[Judgement]:
-        """All that were given, each once, by tree and node."""
+        """All judgements, each once, by tree and node."""
         done = [self.heard[key] for key in sorted(self.heard)]
         return [future.result() for future in done if not future.cancelled() and future.exception() is None]
 

@@ -1,7 +1,7 @@
-"""Finds the transition point, the first wrong step of a bad path, and who judges it (docs/agent-r.md, A17 to A20).
+"""Finds the transition point, the first wrong step of a bad path, with a judge (docs/agent-r.md, A17 to A20).
 
 ``ActorJudge``: the actor model itself, asked about one action at a time. ``ScriptedJudge``: the environment's expert,
-who knows how many actions are left to the goal. An action after which fewer are left is good, one that makes the way
+who knows how many actions are left to the goal. An action after which fewer are left is good, one that makes the path
 longer or impossible, or that the environment refused, is bad, and one that changes nothing is uncertain ::
 
     plan 5 -> 4   get 2 oak log                    Good
@@ -39,10 +39,10 @@ from selfimprove.methods.agent_r.reply import WAIT, WAITED, clean_observation, p
 from selfimprove.methods.agent_r.tree import Tree
 
 Judge = Callable[[Tree, int], Awaitable[Judgement]]
-"""(tree, node) -> the judgement of that node's action, which depends on the way to the node and on nothing else."""
+"""(tree, node) -> the judgement of that node's action, which depends on the path to the node alone."""
 
 SLIP = 0.5
-"""How often a judged walk leaves the expert's way."""
+"""How often a judged walk leaves the expert's path."""
 LONGEST = 30
 """Steps of a judged walk, at most."""
 
@@ -133,7 +133,7 @@ class ActorJudge:
 
 @dataclass(frozen=True)
 class Standing:
-    """A state: its snapshot, the expert's remaining actions (None: no way), whether the episode is over, its score."""
+    """A state: its snapshot, the expert's remaining actions (None: no path), whether the episode is over, its score."""
 
     snapshot: Any
     left: int | None
@@ -171,7 +171,7 @@ def judge_step(env: AgentEnv, before: Standing, action: str) -> tuple[Standing, 
 
 
 def step_verdict(before: Standing, after: Standing) -> Verdict:
-    """Good: a higher score, or fewer actions left; bad: more, or no way any more, or a lost end; uncertain: as many."""
+    """Good: a higher score, or fewer actions left; bad: more, no path, or a lost episode; uncertain: as many."""
     if after.reward > before.reward:
         return "good"
     if after.left is None:
@@ -232,9 +232,9 @@ def judge_examples(
 ) -> list[Example]:
     """``count`` judgements as training examples, the three verdicts in equal parts as far as they occur.
 
-    On walks through the tasks, which follow the expert and leave its way half the time, every step is judged by the
+    On walks through the tasks, which follow the expert and leave its path half the time, every step is judged by the
     expert: the prompt is what the actor will be asked, the answer (weight 1) a short reason and the verdict. Walks are
-    repeated with other noise until there is enough of each verdict, at most 20 times; fewer examples come back if a
+    repeated with other noise until there are enough of each verdict, at most 20 times; fewer examples come back if a
     verdict never occurs often enough. The order is drawn by the seed.
     """
     wanted = {verdict: count // 3 + (i < count % 3) for i, verdict in enumerate(VERDICTS)}

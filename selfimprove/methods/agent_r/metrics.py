@@ -124,7 +124,7 @@ def repeated_blocks(actions: Sequence[str], longest: int = LONGEST_BLOCK) -> dic
 
     A run is two or more copies of one block of actions, one after the other: ``A B A B A B`` is one run of three
     blocks of length 2. A block that is itself a repetition of a shorter one (``A A``, ``A B A B``) is not counted, as
-    its run is counted at the shorter length. A run is taken as early and as long as possible; what is left of a copy
+    its run is counted at the shorter length. A run is taken as early and as long as possible; an incomplete copy
     at its end does not count.
     """
     found: dict[int, list[int]] = {length: [] for length in range(1, longest + 1)}
@@ -166,11 +166,11 @@ def revision_lengths(episode: Episode) -> list[int]:
 
 
 def search_metrics(trees: Sequence[Tree], diverged: int = 0) -> dict[str, Any]:
-    """What a collection gave.
+    """Metrics of a collection.
 
     ``solved``: trees with a node of score 1; ``best``: a tree's best leaf; ``leaf_score``: a leaf; ``cut``: share of
     leaves that the depth bound made; ``invalid``: share of nodes whose action was not understood or not possible;
-    ``duplicates``: share of samples that a sibling had said; ``diverged``: replays that saw something else than the
+    ``duplicates``: share of samples that repeat a sibling; ``diverged``: replays that saw something else than the
     first time, which the world has counted (the trees then mix different worlds); ``shortened_prompts`` and
     ``cut_completions``: shares of nodes, see ``methods.omissions``.
     """

@@ -28,8 +28,8 @@ def mixed(
 
     Weight w of ``revision`` and ``good``: every example floor(w) times, and a share w - floor(w) of them, drawn by the
     seed, once more. Weight ``general``: as many chats as that share of those (0.2: one chat for every five), drawn
-    without return until the file is used up, then again. Weight ``warm_start``: likewise, of the examples that the base
-    was trained on: what general chat is to a large model, they are to one that knows nothing else.
+    without replacement until the file is used up, then again. Weight ``warm_start``: likewise, of the examples that
+    the base was trained on: what general chat is to a large model, they are to one trained from scratch.
 
     Raises:
         UserError: ``general`` is above 0 and its file is not named, is missing or has a malformed line.
@@ -87,7 +87,7 @@ class _Chat(Record):
 
 
 def _drawn(items: Sequence[T], count: int, seed: int, kind: str) -> list[T]:
-    """``count`` items without return until all are used up, then again in the same order."""
+    """``count`` items without replacement until all are used up, then again in the same order."""
     order = list(items)
     rng("mix", seed, kind).shuffle(order)
     return [order[i % len(order)] for i in range(count)] if order else []

@@ -46,6 +46,6 @@ def trim(messages: Sequence[Message], engine: Engine, max_tokens: int, opening: 
 
     if pairs < 1 or engine.fits(messages, max_tokens):
         return list(messages)
-    # Asking costs a tokenisation of everything, so the number is halved in on; without all pairs it's the opening.
+    # Asking costs a tokenisation of everything, so the number is found by bisection.
     enough = bisect_left(range(1, pairs), True, key=lambda dropped: engine.fits(without(dropped), max_tokens))
     return without(1 + enough)

@@ -26,8 +26,8 @@ _ITEM_NUMBER = re.compile(r"^\d+\.\s*")
 def parse_action(reply: str) -> str:
     """What the agent does: the text after the last ``Action 1:``, else after the last ``Action:``, else the last line.
 
-    After a marker, a list number (``12. ``) is removed and the action ends with its first line: what a model goes on to
-    write (an observation of its own, a next thought) is no part of it. May be empty, if nothing follows the marker.
+    After a marker, a list number (``12. ``) is removed and the action ends with its first line: what a model writes
+    after that (an observation of its own, a next thought) is no part of it. Empty if nothing follows the marker.
     """
     reply = reply.strip()
     for marker in _MARKERS:

@@ -24,7 +24,7 @@ from selfimprove.methods.agent_r.tree import Node, Tree
 async def search(
     task_id: int, world: World, actor: Engine, cfg: SearchParams, seed: int, prior: Sequence[str] = ()
 ) -> Tree:
-    """Grow one tree: ``cfg.dives`` dives from the root, or fewer if every path comes to an end before.
+    """Grow one tree: ``cfg.dives`` dives from the root, or fewer if every path has ended before.
 
     Args:
         prior: replies that were given before the root; their messages are part of the tree's ``prompt``.
@@ -59,7 +59,7 @@ def q_value(node: Node) -> float:
 def uct(node: Node, parent: Node | None, exploration: float) -> float:
     """``value/visits + exploration * sqrt(ln(parent.visits) / visits)``; no bonus when unvisited, none at the root.
 
-    None below an unvisited parent either, which no search has but a tree from elsewhere may.
+    None below an unvisited parent either; a tree of another program may have one.
     """
     if parent is None or node.visits == 0 or parent.visits == 0:
         return q_value(node)
@@ -79,7 +79,7 @@ def best_children(tree: Tree, index: int, exploration: float) -> list[int]:
 
 
 def backup(tree: Tree, leaf: int) -> None:
-    """Add a terminal node's reward to itself and all its ancestors; whose children are all terminal turn terminal."""
+    """Add a terminal node's reward to itself and its ancestors; where all children are terminal, so is the parent."""
     reward, at = tree.nodes[leaf].reward, tree.nodes[leaf]
     while True:
         at.visits += 1
@@ -116,7 +116,7 @@ class _Search:
             node = self.select(node)
 
     def select(self, index: int) -> int | None:
-        """Down from a node, best child after best child, to one not yet expanded; None where all children ended."""
+        """Descend from a node, best child after best child, to one not yet expanded; None if all have ended."""
         at = index
         while self.tree.nodes[at].children:
             best = best_children(self.tree, at, self.cfg.exploration)

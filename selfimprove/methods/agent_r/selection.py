@@ -29,7 +29,7 @@ class Pair:
 
 @dataclass
 class Counts:
-    """What there was and what is left, over all trees.
+    """Counts before and after selection, over all trees.
 
     ``without_reward``: trees whose root value is 0, which are left out; the counts after it are of the others.
     """
@@ -43,7 +43,7 @@ class Counts:
     kept_pairs: int = 0
 
     def add(self, other: Counts) -> None:
-        """Count another tree's."""
+        """Add another tree's counts."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
@@ -95,7 +95,7 @@ def select_all(trees: Sequence[Tree], cfg: ConvertParams, seed: int) -> tuple[li
 
 
 def nothing_kept(counts: Counts, cfg: ConvertParams) -> UserError:
-    """The error for thresholds that keep nothing: what there was, and which way out."""
+    """The error for thresholds that keep nothing: the counts, and the remedy."""
     word = "at least" if cfg.inclusive else "above"
     blocked = f", {counts.blocked} blocked by environment or engine" if counts.blocked else ""
     return UserError(

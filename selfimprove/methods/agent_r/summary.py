@@ -10,7 +10,7 @@ from selfimprove.methods.summary import iteration_curve, summarise
 
 
 def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
-    """Row name -> what it is, in the table's order: base, controls, iterations."""
+    """Row name -> its kind, in the table's order: base, controls, iterations."""
     rows = {"base": f"warm start on {agent_r.tasks.demonstrations} demonstrations"}
     said = {
         "demonstrations": "more SFT on the demonstrations",

@@ -4,7 +4,7 @@ The splits are frozen lists of task ids, drawn by the run's seed, hashed, disjoi
 may be given instead, as JSON in any of the shapes in which Agent-R publishes them ::
 
     [{"item_id": "textcraft_0"}, …]                  textcraft_test.json
-    {"31": 7, "32": 6, …}                            textcraft_train_clean.json: id -> length of an expert's way
+    {"31": 7, "32": 6, …}                            textcraft_train_clean.json: id -> length of an expert's path
     {"note": "…", "ids": {"0": [0, 3, …], …}}        ScienceWorld: task number -> ids
     [31, 32, …]
 """
@@ -180,7 +180,7 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
     ``observation_weight``: the weight of what the environment says, from the first observation on.
 
     Raises:
-        UserError: no such task, or the expert's way does not end with reward 1.
+        UserError: no such task, or the expert's path does not end with reward 1.
     """
     observation = env.reset(task_id)
     messages = opening(env.instruction, observation)
@@ -203,9 +203,9 @@ def demonstrate(env: AgentEnv, task_id: int, observation_weight: float = 0.0) ->
 def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example | None:
     """The expert's episode with a slip in it: a possible action that does not help, the revision turn, and the rest.
 
-    A large model knows how to say that it erred; one trained from scratch on faultless episodes has never seen a word
-    of it. The slip has weight 0, as a bad beginning has in a revision trajectory; what follows it is played for real,
-    from where it led. None where the slip leaves no way to the goal. ``key`` names the draw.
+    A large model knows how to say that it erred; one trained from scratch on faultless episodes has never seen
+    that. The slip has weight 0, as a bad beginning has in a revision trajectory; what follows it is played for real,
+    from where it led. None where the slip leaves no path to the goal. ``key`` names the draw.
     """
     draw = rng("slip", env.name, task_id, *key)
     observation = env.reset(task_id)
@@ -241,9 +241,9 @@ def demonstrate_revision(env: AgentEnv, task_id: int, *key: object) -> Example |
 
 
 def texts(examples: Sequence[Example]) -> list[dict[str, str]]:
-    """What the small tokenizer learns its merges from: every message as often as it is read, and revision turns.
+    """Texts that the small tokenizer is trained on: every message as often as it occurs, and revision turns.
 
-    A revision turn stands beside each example, the ten in turn, as if each had been revised once.
+    Each example gets one revision turn, of the ten in turn, as if it had been revised once.
     """
     rows = []
     for index, example in enumerate(examples):

@@ -1,4 +1,4 @@
-"""A search tree as it is kept: one JSON line a tree, the opening conversation once, one row a node.
+"""A search tree as it is stored: one JSON line a tree, the opening conversation once, one row a node.
 
 A node is a reply and what the environment answered. A node's conversation is the tree's ``prompt`` and the (reply,
 observation) pairs on the way from the root to it (``Tree.conversation``): the original stores it in every node.
@@ -38,7 +38,7 @@ class Node(Record):
 
 
 class Tree(Record):
-    """One task, searched. Nodes stand in the order in which they were made: a parent before its children."""
+    """One task, searched. Nodes are in the order in which they were made: a parent before its children."""
 
     id: str
     env: str

@@ -19,7 +19,7 @@ from selfimprove.methods.agent_r.tree import Tree
 async def replay(
     tree: Tree, trajectory: Sequence[Message], world: World, good_enough: Callable[[float], bool]
 ) -> list[Message] | None:
-    """The trajectory with the observations of a fresh episode; None if it does not score enough there.
+    """The trajectory with the observations of a fresh episode; None if its score there is too low.
 
     An episode that ends among the good steps ends the trajectory; one that ends before the revision turn's answer
     leaves nothing to train on.

@@ -2,7 +2,7 @@
 
 ========  ===========================================================================================================
 random    one of the listed labels, uniformly
-expert    the oracle: what there is to reach
+expert    the oracle: an upper bound
 direct    a chat model reads state and actions and answers with a label
 chat      it analyses the state first and chooses in a second turn, each step a dialogue of its own (auto_explore_gpt)
 react     the same in one dialogue over the whole episode, reflection and action in turn (evaluate_gpt)
@@ -31,7 +31,7 @@ REFLECT, ACT = 0, 1
 
 
 class Decision(NamedTuple):
-    """What an agent thought and chose; ``label`` "": it named no label that is listed."""
+    """An agent's thought and choice; ``label`` "": it named no label that is listed."""
 
     reflection: str | None
     label: str

@@ -10,7 +10,7 @@ sft_policy               instr, pre, analyse, reflection, post, act             
 =======================  ======================================================  =====================================
 
 Prompts are those of generation and reinforcement learning (``prompts.py``); an end token is trained after every answer.
-The original does neither. A complete trajectory is trained on if it succeeded, a negative only where it is put right.
+The original does neither. A complete trajectory is trained on if it succeeded, a negative only at its correction.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def convert(
 
 
 def shortened(examples: Sequence[Example], chat: ChatFormat, limit: int) -> list[Example]:
-    """The examples, with prompts that lost as many tokens of their left side as ``limit`` tokens in all ask for.
+    """The examples, with prompts cut on the left so that each has at most ``limit`` tokens in all.
 
     The answer is never cut: an example whose answer alone is too long stays as it is, and training counts it.
     """
@@ -93,7 +93,7 @@ def _with_ids(message: Message, ids: list[int], chat: ChatFormat) -> Message:
 def texts(
     sets: dict[DataSet, list[Example]], trajectories: Sequence[TeacherTrajectory], instruction: str, markers: Markers
 ) -> list[dict[str, Any]]:
-    """What the small tokenizer learns its merges from; what is the same in every prompt is one token (``fixed``).
+    """Texts that the small tokenizer is trained on; what is the same in every prompt is one token (``fixed``).
 
     That is the instruction, the markers and, where all states list the same actions, their list.
     """

@@ -23,7 +23,7 @@ def phases(env: EnumeratedEnv, tasks: Sequence[int], max_steps: int, *, curricul
     """The schedule of a run of ``max_steps`` iterations.
 
     Levels that share out the tasks (AutoExplore's depths) get whole iterations a task, as the original counts: level i
-    begins at (max_steps // items) x items before it, and what the division leaves over is the last level's. Levels
+    begins at (max_steps // items) x items before it, and the remainder of the division goes to the last level. Levels
     that each have all tasks (Taxi's pickup, dropoff, full) get equal parts. A level that is the only one
     (``env.curriculum_index``) is the whole run, with or without a curriculum.
 
@@ -69,7 +69,7 @@ def phase_at(schedule: Sequence[Phase], iteration: int) -> int:
 
 
 def drawn(phase: Phase, place: int, seed: int) -> int:
-    """The task at a place of the phase's stream: its tasks pass by after pass, each pass shuffled anew."""
+    """The task at a place of the phase's stream: its tasks again and again, each pass shuffled anew."""
     turn, index = divmod(place, len(phase.tasks))
     order = list(phase.tasks)
     rng("tasks", seed, phase.level, turn).shuffle(order)

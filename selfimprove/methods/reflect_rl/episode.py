@@ -23,8 +23,8 @@ from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, 
 class RLStep(Record):
     """One step. ``reflection`` None: there is no reflection model; "": there is, but it was not asked here.
 
-    ``logprob`` and ``entropy`` are of the choice among what could be chosen (None from engines that do not tell). What
-    an update needs besides, the prompt's ids, the label's and the labels that were listed, stays in memory.
+    ``logprob`` and ``entropy`` are of the choice among what could be chosen (None from engines that do not report
+    them). The rest of what an update needs (ids of prompt and label, the labels that were listed) stays in memory.
     """
 
     prompt: str

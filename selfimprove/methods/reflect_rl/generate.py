@@ -29,7 +29,7 @@ from selfimprove.methods.reflect_rl.teacher import Teacher
 class TaughtStep(Record):
     """A state, the reflection on it, and the action. ``learn``: it becomes training data; replayed steps do not.
 
-    ``label``, ``command``: what is right here by teacher or oracle; ``done``: what was done instead, if that differs.
+    ``label``, ``command``: the teacher's or oracle's choice; ``done``: what was done instead, if that differs.
     """
 
     pre: str
@@ -55,7 +55,7 @@ class TeacherTrajectory(Record):
     status: Status
     cost: float = 0.0
     error: str | None = None
-    told: int = Field(default=0, description="states left out since the teacher told the secret")
+    told: int = Field(default=0, description="states left out since the teacher revealed the spoiler")
     steps: list[TaughtStep] = Field(default=[])
 
 
@@ -86,7 +86,7 @@ def teaching_tasks(train: list[int], cfg: GenerateParams) -> list[TeachingTask]:
 async def teach(
     job: TeachingTask, env: EnumeratedEnv, teacher: Teacher, cfg: GenerateParams, seed: int
 ) -> TeacherTrajectory | None:
-    """The trajectory of a job, on a copy of ``env``; None: the task has no such negative.
+    """The trajectory of a teaching task, on a copy of ``env``; None: the task has no such negative.
 
     ``status``: ``solved`` if it succeeded, or if a negative got all its reflections; ``blocked`` if the teacher's
     engine failed for good.
@@ -218,7 +218,7 @@ def _with_step(
 
 
 def _act(env: EnumeratedEnv, label: str) -> tuple[Last, Played]:
-    """Do it; it helped if the remaining path became shorter."""
+    """Act; the action helped if the remaining path became shorter."""
     before, command = len(env.oracle()), env.commands()[label]
     played = env.step(label)
     helped = played.success or (not played.done and 0 < len(env.oracle()) < before)

@@ -6,7 +6,7 @@
         learn(replay.sample())                        successes of this level only
 
 With several processes each holds both models once, plays its share of the episodes through an engine over the very
-parameters that it trains, and computes its share of the update; gradients are added up, so no weights travel at all.
+parameters that it trains, and computes its share of the update; gradients are added up, so no weights are sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ STATE, LOG = "state.json", "log.jsonl"
 
 @dataclass(frozen=True)
 class RLJob:
-    """All that a run needs. ``checkpoints``: a folder of its own, named by everything that decides the result.
+    """The job of a run. ``checkpoints``: a folder of its own, named by everything that decides the result.
 
     ``policy_engine``, ``reflector_engine``: how each model decodes. The policy's engine decodes over the weights that
     are trained; the reflection model's may be any, and vLLM's in one process only. Slots are shared out to the
@@ -87,7 +87,7 @@ class RLJob:
 
 
 class RLReport(BaseModel):
-    """What a run tells of itself. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
+    """The report of a run. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
 
     ``shortened_prompts``, ``cut_completions``: of ``decisions``, those whose prompt (or the reflector's) lost its left
     side, or whose reflection the token limit ended. ``update_tokens``: read forwards and backwards, every pass;
@@ -150,7 +150,7 @@ def learn(job: RLJob, progress: Progress | None = None) -> RLReport:
 
 
 def _with_full_weights(job: RLJob) -> RLJob:
-    """The job over models whose adapters are merged; in the process that forks the others, so that it happens once."""
+    """The job with merged adapters; called in the process that forks the others, so that they are merged once."""
     policy, reflector, cfg = job.model_dir, job.reflector_dir, job.reflector_engine
     if reflector is not None and isinstance(cfg, TransformersEngineConfig | VllmEngineConfig):
         reflector = full_weights(reflector, trust_remote_code=cfg.trust_remote_code)
@@ -362,7 +362,7 @@ class _Run:
         keep_newest(self._job.checkpoints, self._params.save_total_limit)
 
     def _resume(self) -> int:
-        """Take up the newest whole checkpoint; how many iterations it had."""
+        """Load the newest whole checkpoint; returns how many iterations it had."""
         checkpoint = newest_whole(self._job.checkpoints)
         log = self._job.log
         self._group.gather(None)  # all have looked before the first one writes
@@ -383,7 +383,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _EpisodeSummary:
-    """What all processes know of an episode. ``trajectory`` None: it was blocked."""
+    """What every process gets of an episode. ``trajectory`` None: it was blocked."""
 
     trajectory: RLTrajectory | None
     cost: float

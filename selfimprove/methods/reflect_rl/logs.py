@@ -126,7 +126,7 @@ def read_original(folder: Path) -> list[Log]:
 
     Each has ``setting.yml`` (load_dir, gradient_accumulation_steps) and checkpoint-K/logs.json, which holds only the
     iterations since the checkpoint before: all of a run's are read, of an ancestor those up to the checkpoint that its
-    child was loaded from. An iteration that stands in two of them is taken from the later one.
+    child was loaded from. An iteration that is in two of them is taken from the later one.
 
     Raises:
         UserError: a file is missing or malformed, a ``load_dir`` is no checkpoint, or the runs form a cycle.

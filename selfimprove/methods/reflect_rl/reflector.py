@@ -22,10 +22,10 @@ _CHUNK = 1 << 24
 
 
 class Reflector(NamedTuple):
-    """An engine that answers an equal greedy question once; and a hash of the weights that it reads.
+    """An engine that caches greedy completions, and a hash of its weights.
 
     ``weights`` is taken before and after a run: of our own engine's model the tensors, of vLLM's the folder's files;
-    of an endpoint's model nothing is known (None).
+    None for an endpoint's model.
     """
 
     engine: Engine
@@ -66,7 +66,7 @@ def check_reflector_engine(cfg: EngineConfig, processes: int) -> None:
 
 
 def shared_out(cfg: EngineConfig, processes: int) -> EngineConfig:
-    """An endpoint's calls at once, divided among the processes; other engines as they are."""
+    """An endpoint's concurrency, divided among the processes; other engines as they are."""
     if not isinstance(cfg, OpenAiEngineConfig):
         return cfg
     return cfg.model_copy(update={"concurrency": max(1, cfg.concurrency // processes)})

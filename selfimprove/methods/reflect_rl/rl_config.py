@@ -11,7 +11,7 @@ from selfimprove.training.config import FinetuneParams, LauncherConfig, LoraConf
 
 
 class ActingParams(Section):
-    """How a policy takes an action, and how it is advised before: the same in training and in evaluation."""
+    """How a policy chooses an action and how the reflection before it is made: the same in training and evaluation."""
 
     temperature: float = Field(default=1.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)

@@ -17,7 +17,7 @@ from selfimprove.methods.reflect_rl.rl_config import CriticParams
 from selfimprove.methods.reflect_rl.rl_group import Group
 
 SCALE = 100.0
-"""The original's: errors are taken in hundreds."""
+"""The original's: errors are divided by 100."""
 
 
 class Critic:

@@ -34,7 +34,7 @@ WEIGHTS, OPTIMIZER, CRITIC = "policy.safetensors", "optimizer.pt", "critic.pt"
 
 
 class Learner:
-    """Optimiser, critic, and the episodes that wait for an update.
+    """Optimiser, critic, and the episodes accumulated for the next update.
 
     Attributes:
         tokens: that all updates have read so far, every pass counted.
@@ -80,7 +80,7 @@ class Learner:
                 )
 
     def end_iteration(self) -> float | None:
-        """Let the critic learn when its time has come; its loss then."""
+        """Train the critic every few iterations; returns its loss then."""
         return None if self._critic is None else self._critic.end_iteration(self._group)
 
     def _update(self, episodes: Sequence[tuple[RLTrajectory, bool]], iteration: int) -> float:
@@ -116,7 +116,7 @@ class Learner:
         return sum(losses) / len(losses)
 
     def _advantage(self, micro: MicroBatch, batch: _Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """Q - V of a micro-batch's decisions; the critic gets to see the fresh ones."""
+        """Q - V of a micro-batch's decisions; the critic keeps the fresh ones."""
         rows = order(micro)
         q = torch.tensor([batch.q[index] for index in rows], dtype=torch.float32, device=hidden.device)
         if self._critic is None:

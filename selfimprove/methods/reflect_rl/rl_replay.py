@@ -10,19 +10,19 @@ from selfimprove.methods.reflect_rl.rl_objective import RLTrajectory
 
 
 class Replay:
-    """Keeps at most ``size`` successes, the newest. What was drawn carries no importance weight, as in the original."""
+    """Keeps at most ``size`` successes, the newest. Draws have no importance weight, as in the original."""
 
     def __init__(self, size: int, kept: Iterable[RLTrajectory] = ()) -> None:
         self.kept: deque[RLTrajectory] = deque(kept, maxlen=size)
 
     def add(self, episodes: Iterable[RLTrajectory]) -> None:
-        """Remember those that succeeded."""
+        """Keep those that succeeded."""
         self.kept.extend(episode for episode in episodes if episode.success)
 
     def sample(self, count: int, *key: object) -> list[RLTrajectory]:
-        """``count`` draws, named by ``key``; none as long as nothing has succeeded."""
+        """``count`` draws, named by ``key``; none before the first success."""
         return rng("replay", *key).choices(list(self.kept), k=count) if self.kept else []
 
     def clear(self) -> None:
-        """Forget all: another level has begun."""
+        """Drop all: another level has begun."""
         self.kept.clear()

@@ -80,7 +80,7 @@ async def play(
 
 
 def reflects(cfg: ActingParams, key: SeedKey) -> bool:
-    """The step's coin: one for all episodes of the batch (``key.run``)."""
+    """The step's coin flip for ``reflect_prob``: one for all episodes of the batch (``key.run``)."""
     return cfg.reflect_prob == 1 or rng("reflect", key.run, key.turn).random() < cfg.reflect_prob
 
 

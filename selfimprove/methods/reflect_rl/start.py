@@ -1,6 +1,6 @@
 """What reinforcement learning may start from: a policy of this environment, with a reflection model if it needs one.
 
-A model folder that knows labels says so in ``environment.json``::
+A model folder with a policy names its environment and labels in ``environment.json``::
 
     {"env": "taxi", "labels": ["0", "1", "2", "3", "4", "5"]}
 
@@ -28,7 +28,7 @@ def mark_environment(folder: Path, env: EnumeratedEnv | Spelling) -> None:
 
 
 def check_environment(folder: Path, env: EnumeratedEnv) -> None:
-    """Refuse a policy of another environment, or of other labels; one that says nothing passes.
+    """Refuse a policy of another environment, or of other labels; one without ``environment.json`` passes.
 
     Raises:
         UserError: names both.
@@ -49,7 +49,7 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
 
 
 def check_labels(folder: Path, env: EnumeratedEnv, template: str | None) -> dict[str, int]:
-    """The token of each of the environment's labels, in the spelling of the policy's tokenizer.
+    """The token of each of the environment's labels, by the policy's tokenizer.
 
     Raises:
         UserError: some label is not one token, or shares one (names them, and offers the smaller set).

@@ -1,7 +1,7 @@
 """Which tasks Reflect-RL sees: splits to train on, to choose settings by, and to test on (docs/reflect-rl.md, L45).
 
 Splits are frozen lists of task ids, drawn by the run's seed, hashed and disjoint; AutoExplore's ids are places in the
-tasks.json beside them. Trajectories are made of the training split only, so nothing that is taught is ever tested.
+tasks.json beside them. Trajectories are made of the training split only, so no test task is ever trained on.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ SPOILER = (
 )
 CHOOSE = "Choose one of them: answer with its label and nothing else."
 TELLING_TRIES = 3
-"""How often a teacher that told the secret is asked again before the step is left out."""
+"""How often a teacher that revealed the spoiler is asked again before the step is left out."""
 
 _WHOLE = re.compile(r"(\w+)(?:\.(?!\d).*|:.*)?", re.DOTALL)
 """An answer that is a label, alone or with a dot or colon and any text after it; 1.5 is no label 1."""
@@ -80,11 +80,11 @@ class Teacher(Protocol):
 
     @property
     def name(self) -> str:
-        """Who is named as the data's author."""
+        """The data's author, by name."""
         ...
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
-        """A reflection on the state; None: it told the secret each time it was asked.
+        """A reflection on the state; None: it revealed the spoiler every time.
 
         Args:
             exploring: another player acts, and the last action may have been wrong.
@@ -102,7 +102,7 @@ class Teacher(Protocol):
 
 
 class ScriptedTeacher:
-    """The environment's own: knows a shortest path and why, in words drawn by the key."""
+    """The environment's own teacher: it knows a shortest path and explains it, in words drawn by the key."""
 
     name = "scripted"
 

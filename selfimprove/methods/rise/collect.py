@@ -24,7 +24,7 @@ RESAMPLE_STRIDE = 1000
 
 @dataclass(frozen=True)
 class Play:
-    """What every episode of a stage shares; ``run_seed`` names the stage's noise."""
+    """What every episode of a stage shares; ``run_seed`` seeds the stage's noise."""
 
     env: AnswerEnv
     few_shot: bool
@@ -114,7 +114,7 @@ def _both(
 
 
 def collection_metrics(episodes: Sequence[Episode], window: int | None = None) -> dict[str, Any]:
-    """What a collection gave: first attempts right, unreadable; episodes solved, blocked; samples in all.
+    """Metrics of a collection: first attempts right, unreadable; episodes solved, blocked; samples in all.
 
     ``shortened_prompts``: share of turns whose prompt left out what ``window``, the ``context_window``, shows;
     ``cut_completions``: share of samples that ``max_tokens`` ended.
@@ -145,7 +145,7 @@ async def _draw(
         kept = [completion for completion in drawn if not degenerate(completion.text)]
         if kept:
             return kept
-    return drawn[:1]  # a model that only rambles is scored on what it wrote
+    return drawn[:1]  # if every draw is degenerate, the first is scored as it is
 
 
 def _request(
@@ -173,7 +173,7 @@ def _prompt(
     engine: Engine,
     cfg: GenerateParams | EvaluateParams,
 ) -> list[Message]:
-    """What the next turn sees: the opening, and of the pairs the last that window, limit and engine's context allow."""
+    """The next turn's prompt: the opening, and the last pairs that window, limit and the engine's context allow."""
     fixed = len(start)
     dialogue = limit_dialogue(visible(start, pairs, cfg.context_window), opening=fixed, limit=cfg.dialogue_limit)
     while len(dialogue) > fixed and not engine.fits(dialogue, cfg.max_tokens):

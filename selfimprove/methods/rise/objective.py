@@ -1,7 +1,7 @@
-"""RISE's objective: reward-weighted regression on the attempts that collection brought (docs/rise.md, R21 and R26).
+"""RISE's objective: reward-weighted regression on the collected attempts (docs/rise.md, R21 and R26).
 
-An attempt y_i of reward r_i, made in the state s_i (the problem, and the earlier attempts with their feedback), counts
-with the exponent of its reward over a temperature tau::
+An attempt y_i of reward r_i, made in the state s_i (the problem, and the earlier attempts with their feedback), is
+weighted by the exponential of its reward over a temperature tau::
 
     minimise  mean_i  w_i * NLL_i,    w_i = exp((r_i - b_i) / tau),    NLL_i = -1/|y_i| * sum_t log p(y_it | s_i, y_i<t)
 
@@ -56,7 +56,7 @@ def reward_baselines(attempts: Sequence[tuple[str, int, float]], kind: Baseline)
 
 
 def unweighted(examples: Iterable[Example]) -> list[Example]:
-    """The same examples with every trained message at weight 1: what plain SFT would make of them."""
+    """The same examples with every trained message at weight 1: plain SFT on the same data."""
     return [
         one.model_copy(
             update={

@@ -1,4 +1,4 @@
-"""What a RISE dialogue says and how much of it a model sees (docs/rise.md, R2 to R4).
+"""The texts of a RISE dialogue, and how much of it a model sees (docs/rise.md, R2 to R4).
 
 A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*: an attempt and the feedback on
 it. The three protocol strings are the released code's, to the letter; the worked example is our own.
@@ -45,7 +45,7 @@ def opening(question: str, few_shot: bool = True) -> list[Message]:
 
 
 def feedback(reward: float | None, question: str, *, forced_negative: bool = False) -> str:
-    """What the environment says to an attempt: success at reward 1, else failure (wrong and unreadable alike).
+    """The feedback on an attempt: success at reward 1, else failure (wrong and unreadable alike).
 
     ``forced_negative``: evaluation without an oracle, which says "incorrect" to right attempts too.
     """

@@ -54,7 +54,7 @@ def summarise_rise(rise: RiseParams, results: Path) -> dict[str, Any]:
     columns: list[str] = summary["columns"]
     best = (name for start in ("m1@t", "p1@t", "m") for name in columns if name.startswith(start))
     summary["headline"] = next((name for name in best if name != "m1@t1"), "m1@t1")
-    # Any of k attempts is at least the first: what it is to be compared with are k independent ones, where there are.
+    # p1@tk is at least m1@t1 by definition: the fair comparison is with k independent attempts, where there are any.
     fair = [name for name in first if re.fullmatch(r"p1@t(\d+)-p\1@t1", name)]
     gains = [name for name in first if name.endswith("-m1@t1")]
     summary["gains"] = [name for name in gains if not (fair and name.startswith("p"))] + fair

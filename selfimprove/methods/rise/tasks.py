@@ -62,7 +62,7 @@ def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) 
 
 
 def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, str]]:
-    """What the small tokenizer learns its merges from: each problem as it is asked, asked again, and solved."""
+    """Texts that the small tokenizer is trained on: each problem as it is asked, asked again, and solved."""
     return [
         {"text": text}
         for problem in problems

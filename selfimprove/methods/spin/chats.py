@@ -36,7 +36,7 @@ TULU_TEST = 0.1
 
 
 class Reformatted(Record):
-    """What became of a data set's chats."""
+    """Counts of a data set's chats, kept and left out."""
 
     train: int = 0
     test: int = 0

@@ -57,7 +57,7 @@ def sequences_of(pairs: Sequence[EncodedPair]) -> list[EncodedExample]:
 
 
 def pairs_of(sequences: Sequence[EncodedExample]) -> list[EncodedPair]:
-    """What ``sequences_of`` took apart."""
+    """The inverse of ``sequences_of``."""
     return [EncodedPair(*sequences[start : start + 2]) for start in range(0, len(sequences), 2)]
 
 

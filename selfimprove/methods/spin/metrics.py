@@ -33,7 +33,7 @@ def is_invalid(entry: PlayedRound) -> bool:
 
 
 def outcome(episode: SpinEpisode) -> Outcome:
-    """One question's share in every average; ``em``, ``f1`` and ``reward`` are left out where nobody scored."""
+    """One question's share in every average; ``em``, ``f1`` and ``reward`` are left out where nothing was scored."""
     scores = {} if episode.reward is None else {"em": float(episode.em), "f1": episode.f1, "reward": episode.reward}
     values = {
         **scores,
@@ -67,7 +67,7 @@ def evaluate_metrics(episodes: Sequence[SpinEpisode]) -> dict[str, Any]:
 
 
 def tool_figures(stats: Mapping[str, int], faults: Mapping[str, int]) -> dict[str, Any]:
-    """What the tools counted, in an order that does not depend on who called first."""
+    """The tools' counters, in an order that does not depend on who called first."""
     return {"tools": dict(sorted(stats.items())), "tool_faults": dict(sorted(faults.items()))}
 
 

@@ -17,7 +17,7 @@ from selfimprove.methods.spin.prompts import written
 
 
 class PairAudit(Record):
-    """What became of the episodes of one iteration. Counts are of episodes; ``kept`` is the number of pairs."""
+    """Counts of one iteration's episodes, paired and left out; ``kept`` is the number of pairs."""
 
     episodes: int = 0
     kept: int = 0
@@ -114,7 +114,7 @@ def text_of(messages: Sequence[Message]) -> str:
 
 
 def unwritten(pairs: Sequence[Pair]) -> Mapping[str, list[str]]:
-    """What neither policy nor expert wrote, by side: where a difference would give away which side is which."""
+    """What neither policy nor expert wrote, by side: where a difference would reveal the side."""
     return {
         side: [message.content for pair in pairs for message in getattr(pair, side) if not message.weight]
         for side in ("real", "generated")

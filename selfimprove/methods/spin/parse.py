@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STOP = "\nObservation:"
-"""Where generation stops: what comes next is the tool's to say."""
+"""Where generation stops: the tool answers next."""
 ASKED = "Action: "
 """A reply without it is asked for again."""
 
@@ -39,10 +39,10 @@ def cut(reply: str) -> str:
 
 
 def parse(reply: str) -> Parsed:
-    """Read a reply; any text has a reading.
+    """Parse a reply; any text can be parsed.
 
     ``tool`` is lower-cased. It is None where the reply has no ``Action:``, its line no ``[``, or the name is empty;
-    which names exist is the tools' to say.
+    the tools know which names exist.
     """
     before, _, after = cut(reply).partition(_ACTION)
     line = after.partition("\n")[0].strip()

@@ -30,7 +30,7 @@ from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one
 
 FINISH = "finish"
 FAILED = Parsed("failed", f"{FINISH}[]", FINISH, "")
-"""What a round becomes whose replies all lack an action."""
+"""The action of a round whose replies all lack one."""
 
 
 class Caller(Protocol):
@@ -41,7 +41,7 @@ class Caller(Protocol):
         ...
 
     async def call(self, name: str, argument: str) -> str | None:
-        """A tool's answer; None: it found nothing, or failed. Never raises for a tool's fault."""
+        """A tool's answer; None: it found nothing, or failed. A tool's fault raises nothing."""
         ...
 
 
@@ -63,9 +63,9 @@ class SpinEpisode(Record):
 
     ``prompt`` holds the messages before the first round; ``messages`` those after it, up to the last thing the policy
     wrote, with the token ids as generated and the weights that training gives them. ``finished``: the policy itself
-    said finish; a round without any action ends the episode, too, but nobody said so.
+    said finish; a round without any action ends the episode, too, but it is not finished.
     ``cramped``: it ended because the next round did not fit the engine's context. ``reward`` is None where
-    nobody scored.
+    nothing was scored.
     """
 
     id: str

@@ -35,7 +35,7 @@ WRAPPER = (
 RESPONSE = "\n\n### Response:\n"
 CUE = "Thought:"
 NEUTRAL = "No result."
-"""The answer to an action that is none, to a tool that found nothing and to one that failed (failures are counted)."""
+"""The observation after an unknown action, and after a tool that found nothing or failed (failures are counted)."""
 FEW_SHOT = Path(__file__).with_name("few_shot")
 """One file a task: worked episodes for a policy that was not fine-tuned."""
 

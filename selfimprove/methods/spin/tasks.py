@@ -36,12 +36,12 @@ from selfimprove.methods.spin.prompts import CUE, RESPONSE, WRAPPER, Format, is_
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"
 SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}")
-"""What stands between the words of every episode."""
+"""The fixed text of every episode."""
 
 
 @dataclass
 class Material:
-    """What the data stage makes. ``experts`` has one for every question of the training split, in its order."""
+    """The output of the data stage. ``experts`` has one for every question of the training split, in its order."""
 
     splits: dict[Split, list[Question]]
     experts: list[Expert]
@@ -131,7 +131,7 @@ def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", pre
 
 
 def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
-    """What the small tokenizer learns its merges from; the scaffold of an episode is a token a piece."""
+    """Texts that the small tokenizer is trained on; each piece of an episode's fixed text is one token."""
     scaffold = [*((WRAPPER, RESPONSE) if form == "alpaca" else ()), *(SCAFFOLD if is_flat(form) else ())]
     fixed = [{"text": text, "fixed": True} for text in scaffold]
     rows = []
