@@ -41,7 +41,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
-.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp compare report page serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp compare report page watch serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -108,8 +108,11 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
-page: $(READY) ## report/index.html: tables, curves, episodes and the graph of stages to browse, without a server or network
-	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs '$(LOGPROBS)') $(ARGS)
+page: $(READY) ## report/index.html: tables, curves, episodes, trees and pairs to browse, offline (COMPARE=commit, experiment or folder)
+	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs '$(LOGPROBS)') $(foreach one,$(COMPARE),--compare '$(one)') $(ARGS)
+
+watch: $(READY) ## the same page, live, while a run goes on: http://127.0.0.1:8017 (PORT=8017)
+	@python -m selfimprove.apps.page.watch $(if $(filter command line environment,$(origin PORT)),--port $(PORT)) $(ARGS)
 
 dag: $(READY) ## METHOD=name: a method's stages in their order, and what each needs
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))

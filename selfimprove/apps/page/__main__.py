@@ -11,21 +11,27 @@ import typer
 
 from selfimprove.apps.page.build import OUT, build
 from selfimprove.apps.page.scores import Wanted
+from selfimprove.core.cli import run as run_command
 
 
 def main(
     run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
     out: Annotated[Path, typer.Option(help="where the report goes")] = OUT,
     logprobs: Annotated[Wanted, typer.Option(help="log-probabilities: auto computes them with small models")] = "auto",
+    compare: Annotated[list[str] | None, typer.Option(help="a run's folder, a commit or an experiment")] = None,
+    live: Annotated[bool, typer.Option(help="with the view that make watch serves")] = False,
 ) -> None:
     """Write the report and say where it is, and what could not be read."""
     began = time.monotonic()
-    built = build(run, out, logprobs)
+    built = build(run, out, logprobs, compare_with=compare or (), live=live)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())
     for problem in built.problems:
         print(f"left out: {problem}", file=sys.stderr)
     print(f"{out / 'index.html'}: {size / 1e6:.1f} MB in {time.monotonic() - began:.1f} s; open it in a browser")
 
 
+app = typer.Typer(add_completion=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(app)

@@ -7,7 +7,7 @@ half of the new one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from ruamel.yaml import YAML
 
-from selfimprove.apps.page import figures, graph, pairs, provenance, tables, trees
+from selfimprove.apps.page import compare, figures, graph, pairs, provenance, tables, trees
 from selfimprove.apps.page.chunks import write_chunk
 from selfimprove.apps.page.library import Library, write_library
 from selfimprove.apps.page.run import Run
@@ -58,15 +58,25 @@ class Built:
     problems: list[str]
 
 
-def build(root: Path, out: Path, logprobs: Wanted = "auto") -> Built:
-    """Write the report of the run in ``root`` to ``out``; other files in ``out`` stay."""
+def build(
+    root: Path, out: Path, logprobs: Wanted = "auto", *, compare_with: Sequence[str] = (), live: bool = False
+) -> Built:
+    """Write the report of the run in ``root`` to ``out``; other files in ``out`` stay.
+
+    Args:
+        compare_with: folders, commits or experiments; none: what ``compare.others`` finds.
+        live: with the view that ``make watch`` serves.
+
+    Raises:
+        UserError: there is no such run to compare with.
+    """
     run = Run(root)
     with TemporaryDirectory(prefix=".page-", dir=_made(out)) as aside:
         folder = Path(aside) / "page"
         (folder / "data").mkdir(parents=True)
         (folder / "tables").mkdir()
         _assets(folder / "assets")
-        _Report(run, folder, logprobs).write()
+        _Report(run, folder, logprobs, compare.others(run, compare_with), live).write()
         files = []
         for entry in sorted(folder.iterdir(), key=lambda path: (path.suffix == ".html", path.name)):
             publish(entry, out / entry.name)
@@ -90,8 +100,9 @@ def environment() -> Environment:
 class _Report:
     """The views of one run."""
 
-    def __init__(self, run: Run, folder: Path, logprobs: Wanted) -> None:
-        self.logprobs = logprobs
+    def __init__(self, run: Run, folder: Path, logprobs: Wanted, others: Sequence[compare.Other], live: bool) -> None:
+        self.logprobs, self.others = logprobs, others
+        self.views = [*VIEWS, ("live.html", "Live")] if live else VIEWS
         self.run, self.folder, self.templates = run, folder, environment()
         self.timing = run.root / TIMING
         self.summaries = run.summaries
@@ -110,7 +121,9 @@ class _Report:
         self._view("trees.html", "Trees", {"tree": trees.drawing()}, iterations=trees.write_trees(self.run, data))
         sets = pairs.write_pairs(self.run, data, scorer.margin)
         self._view("pairs.html", "Pairs", sets=sets, scored=scorer.scored)
-        self._view("compare.html", "Compare", runs=[])
+        self._view("compare.html", "Compare", runs=[compare.shown(self.run, other) for other in self.others])
+        if self.views is not VIEWS:
+            self._view("live.html", "Live", connect="'self'")
         self._overview()
 
     def _view(self, view: str, title: str, charts: Mapping[str, Any] | None = None, **values: Any) -> None:
@@ -118,7 +131,11 @@ class _Report:
         if charts:
             write_chunk(self.folder / "data", name, charts)
         text = self.templates.get_template(values.pop("template", view)).render(
-            view=view, title=title, views=VIEWS, charts=name if charts else "", connect="'none'", **values
+            view=view,
+            title=title,
+            views=self.views,
+            charts=name if charts else "",
+            **{"connect": "'none'", **values},
         )
         (self.folder / view).write_text(text, encoding="utf-8", errors="replace")
 

@@ -7,12 +7,12 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.installed import installed
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, PROFILE_MARK, composed
 
 SHOWN = ("torch", "transformers", "numpy", "tokenizers", "dvc", "peft", "vllm")
@@ -30,7 +30,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     """(what, value) of the run."""
     changed = git(run, "status", "--porcelain", "--untracked-files=no").splitlines()
     commit = git(run, "log", "-1", "--format=%h %cs %s")
-    pinned = dict(line.partition("==")[::2] for line in installed(run.root).splitlines()) if _has_lock(run) else {}
+    versions = [f"{name} {found}" for name in SHOWN if (found := _version(name))]
     return [
         ("commit", commit or "not a Git repository"),
         ("files that differ from the commit", ", ".join(line[2:].strip() for line in changed) or "none"),
@@ -39,7 +39,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
         ("threads", str((run.params.get("run") or {}).get("threads", "not set"))),
         ("processor", _processor()),
         ("kernels", os.environ.get("ATEN_CPU_CAPABILITY", "torch's choice for this processor")),
-        ("versions", ", ".join(f"{name} {pinned[name]}" for name in SHOWN if name in pinned) or "unknown"),
+        ("versions", ", ".join(versions)),
         ("Python", platform.python_version()),
     ]
 
@@ -72,8 +72,11 @@ def _said(values: Mapping[str, Any], key: str) -> str:
     return str(values[key]) if key in values else "–"
 
 
-def _has_lock(run: Run) -> bool:
-    return (run.root / "requirements" / "main.lock").is_file()
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _processor() -> str:

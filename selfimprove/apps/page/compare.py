@@ -1,0 +1,185 @@
+"""Other runs beside this one: another clone's folder, a commit or a DVC experiment.
+
+A commit or an experiment is read from its ``dvc.lock`` and DVC's cache; nothing is checked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.apps.page import provenance
+from selfimprove.apps.page.graph import hashes_of
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.page.tables import Plain
+from selfimprove.apps.report.charts import headline, own_rows
+from selfimprove.apps.report.table import figure_text, signed_text
+from selfimprove.apps.report.words import method_name, metric_name, row_name
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Outcome, average, compare
+
+CACHE = Path(".dvc/cache/files/md5")
+EXPERIMENTS = "refs/exps"
+MOST = 8
+"""So many experiments are compared unasked, the newest first."""
+
+
+class Other:
+    """A run to compare with."""
+
+    def __init__(self, run: Run, name: str, about: str, params: Mapping[str, Any], files: Mapping[str, Path]) -> None:
+        self._run, self.name, self.about, self.params, self._files = run, name, about, params, files
+
+    def outcomes(self, method: str, row: str) -> list[Outcome]:
+        """Task by task; [] if the row is not there."""
+        path = self._files.get(f"results/{method}/{row}/outcomes.jsonl")
+        return read_outcomes(self._run, path) if path else []
+
+
+def read_outcomes(run: Run, path: Path) -> list[Outcome]:
+    """The outcomes of a file; lines that are none are left out and said."""
+    found = []
+    for number, line in run.lines(path):
+        try:
+            found.append(Outcome.model_validate(line))
+        except ValidationError:
+            run.tell(f"{run.name(path)}, line {number}: not an outcome.")
+    return found
+
+
+def others(run: Run, named: Sequence[str]) -> list[Other]:
+    """The runs named, or else the last commit's, if its results differ from the workspace's, and its experiments.
+
+    Raises:
+        UserError: a name is neither a run's folder nor a commit with a ``dvc.lock``.
+    """
+    if named:
+        return [_named(run, name) for name in named]
+    found = []
+    lock = run.root / "dvc.lock"
+    committed = _of_revision(run, "HEAD", "the last commit")
+    if committed and lock.is_file() and _lock_of(run, "HEAD") != lock.read_text(encoding="utf-8", errors="replace"):
+        found.append(committed)
+    listed = provenance.git(run, "for-each-ref", "--sort=-creatordate", "--format=%(refname)", EXPERIMENTS).splitlines()
+    for reference in listed:
+        name = reference.rpartition("/")[2]
+        if reference.startswith(f"{EXPERIMENTS}/") and reference.count("/") == 4 and len(found) < MOST:
+            found += [one for one in [_of_revision(run, reference, name)] if one]
+    return found
+
+
+def _named(run: Run, name: str) -> Other:
+    folder = Path(name)
+    if (folder / "results").is_dir():
+        there = Run(folder)
+        files = {str(path.relative_to(folder)): path for path in (folder / "results").glob("*/*/outcomes.jsonl")}
+        return Other(run, name, f"The run in {name}.", there.params, files)
+    listed = provenance.git(run, "for-each-ref", "--format=%(refname)", EXPERIMENTS).splitlines()
+    revision = next((one for one in listed if one.endswith(f"/{name}")), name)
+    found = None if revision.startswith("-") else _of_revision(run, revision, name)
+    if found is None:
+        raise UserError(
+            f"COMPARE: {name!r} is neither the folder of a run nor a commit or experiment with a dvc.lock; "
+            "`dvc exp list` and `git log -- dvc.lock` name some."
+        )
+    return found
+
+
+def _lock_of(run: Run, revision: str) -> str:
+    text = provenance.git(run, "show", f"{revision}:dvc.lock")
+    return f"{text}\n" if text else ""
+
+
+def _of_revision(run: Run, revision: str, name: str) -> Other | None:
+    text = _lock_of(run, revision)
+    if not text:
+        return None
+    try:
+        lock = YAML(typ="safe").load(text) or {}
+        params = YAML(typ="safe", pure=True).load(provenance.git(run, "show", f"{revision}:params.yaml")) or {}
+    except YAMLError:
+        return None
+    files = {path: run.root / CACHE / md5[:2] / md5[2:] for path, md5 in hashes_of(lock).items() if md5}
+    there = {path: file for path, file in files.items() if path.endswith("outcomes.jsonl") and file.is_file()}
+    about = provenance.git(run, "log", "-1", "--format=%h, %cs: %s", revision)
+    missing = sum(path.endswith("outcomes.jsonl") for path in files) - len(there)
+    more = f" The results of {missing} of its rows are not in DVC's cache (`dvc pull`)." if missing else ""
+    return Other(run, name, f"{about}.{more}", params, there)
+
+
+def shown(run: Run, other: Other) -> dict[str, Any]:
+    """A section of the page: params, metrics with paired errors, and tasks that changed sides."""
+    tables, changes = [], []
+    for method, summary in run.summaries.items():
+        metric = headline(summary)
+        rows = []
+        for row in summary["order"]:
+            mine = read_outcomes(run, run.root / "results" / method / row / "outcomes.jsonl")
+            theirs = other.outcomes(method, row)
+            if not mine or not theirs:
+                continue
+            gains, paired = _differences(mine, theirs)
+            measured = [average(side) for side in (theirs, mine)]
+            columns = [name for name in summary["columns"] if name in gains]
+            if not columns:
+                continue
+            cells = [
+                text for name in columns
+                for text in (*(figure_text(one[name], name) for one in measured), signed_text(gains[name], name))
+            ]  # fmt: skip
+            rows.append((row, columns, [row_name(method, row), *cells, "yes" if paired else "no"]))
+            change = _changed(method, row, metric, mine, theirs)
+            if change["up"] or change["down"]:
+                changes.append(change)
+        if rows:
+            tables.append(_table(method, summary, rows))
+    return {
+        "name": other.name, "about": other.about, "tables": tables, "changes": changes,
+        "params": provenance.differing(other.params, run.params),
+    }  # fmt: skip
+
+
+def _table(method: str, summary: Mapping[str, Any], rows: Sequence[tuple[str, list[str], list[str]]]) -> Plain:
+    columns = rows[0][1]
+    head = [("row", False)]
+    for name in columns:
+        head += [(f"{metric_name(name)} there", True), ("here", True), ("difference", True)]
+    own = [row in own_rows(method, summary) for row, _, _ in rows]
+    notes = ["difference: here minus there, ± standard error; * more than three of them; paired: over the same tasks"]
+    kept = [cells for _, found, cells in rows if found == columns]
+    return Plain(f"{method_name(method)}: this run and the other", [*head, ("paired", False)], kept, own, notes)
+
+
+def _differences(mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[dict[str, dict[str, float | int]], bool]:
+    """Each metric here minus there, and whether it is paired: over the same tasks."""
+    try:
+        return compare(mine, theirs), True
+    except UserError:
+        here, there = average(mine), average(theirs)
+        return {
+            name: {
+                "mean": here[name]["mean"] - there[name]["mean"], "se": hypot(here[name]["se"], there[name]["se"]),
+                "n": here[name]["n"],
+            }
+            for name in here if name in there
+        }, False  # fmt: skip
+
+
+def _changed(method: str, row: str, metric: str, mine: Sequence[Outcome], theirs: Sequence[Outcome]) -> dict[str, Any]:
+    """The tasks whose headline metric differs."""
+    before = {one.id: one.values[metric] for one in theirs if metric in one.values}
+    sides: dict[str, list[dict[str, str]]] = {"up": [], "down": []}
+    for one in mine:
+        now, old = one.values.get(metric), before.get(one.id)
+        if now is None or old is None or now == old:
+            continue
+        link = f"episodes.html#method={method}&set={row}/evaluation&q={one.id}"
+        task = {"id": one.id, "before": f"{old:g}", "after": f"{now:g}", "link": link}
+        sides["up" if now > old else "down"].append(task)
+    return {"title": f"{row_name(method, row)}, {metric_name(metric)}", **sides}

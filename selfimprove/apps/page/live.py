@@ -1,0 +1,152 @@
+"""What a run is doing now, read from its scratch folder: stages at work, curves so far, what they wrote last."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from selfimprove.apps.page.episodes import clip
+
+SCRATCH = Path(".scratch")
+TAIL = 64_000
+"""Bytes that are read from the end of a log or a journal."""
+
+LAST = 5
+"""So many of the newest entries of a journal are shown."""
+
+_COUNT = re.compile(r"(\d+)/(\d+)")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[^\S\n]*\r")
+
+Json = dict[str, Any]
+
+
+def status(root: Path) -> Json:
+    """Stages at work and those that ended last; processor, memory and GPUs."""
+    scratch = root / SCRATCH
+    working = [_stage(scratch, name) for name in _working(scratch / "locks")]
+    ended = sorted(
+        ({"stage": path.stem, "at": path.stat().st_mtime, "seconds": _seconds(path)}
+         for path in (scratch / "timing").glob("*.json")),
+        key=lambda one: -float(one["at"] or 0),
+    )  # fmt: skip
+    memory = psutil.virtual_memory()
+    return {
+        "time": time.time(), "working": working, "ended": ended[:12],
+        "cpu": psutil.cpu_percent(), "memory": [memory.used, memory.total], "gpus": gpus(),
+    }  # fmt: skip
+
+
+def _working(locks: Path) -> Iterator[str]:
+    """Stages whose lock names a process that lives."""
+    for path in sorted(locks.glob("*.owner.json")):
+        try:
+            owner = json.loads(path.read_text(encoding="utf-8"))
+            process = psutil.Process(int(owner["pid"]))
+            if abs(process.create_time() - float(owner["created"])) < 2:
+                yield path.name.removesuffix(".owner.json")
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+            continue
+
+
+def _stage(scratch: Path, lock: str) -> Json:
+    """A stage at work. A lock is named ``rise-finetune-iter1``, a log ``rise-finetune@iter1.log``."""
+    log = next((path for path in (scratch / "logs").glob("*.log") if path.stem.replace("@", "-") == lock), None)
+    text = _CONTROL.sub("", tail(log).decode("utf-8", "replace")) if log else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    begun = max((place for place, line in enumerate(lines) if line.startswith("--- ")), default=-1)
+    counts = [found for line in lines[begun + 1 :] if (found := _COUNT.search(line))]
+    stage = log.stem if log else lock
+    return {
+        "stage": stage, "line": clip(lines[-1])[:300] if lines else "",
+        "done": int(counts[-1][1]) if counts else None, "total": int(counts[-1][2]) if counts else None,
+        "curves": curves(scratch / "tensorboard" / stage), "written": written(scratch / "stages" / lock),
+    }  # fmt: skip
+
+
+def curves(folder: Path) -> dict[str, list[list[float]]]:
+    """Metric -> [step, value] of a stage's event files, thinned."""
+    if not folder.is_dir():
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 200})
+    try:
+        events.Reload()
+        return {
+            name: [[event.step, event.value] for event in events.Scalars(name)] for name in events.Tags()["scalars"]
+        }
+    except Exception:  # a file that is being written may end in the middle of an event
+        return {}
+
+
+def written(folder: Path) -> list[str]:
+    """The texts of the newest journal entries of a stage's newest run."""
+    journals = sorted(folder.glob("*/*.journal"), key=lambda path: path.stat().st_mtime)
+    found: list[str] = []
+    for line in reversed(tail(journals[-1]).splitlines() if journals else []):
+        try:
+            value = json.loads(line.partition(b" ")[2])["value"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if text := " ".join(_texts(value)).strip():
+            found.append(clip(text)[:600])
+        if len(found) == LAST:
+            break
+    return found
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts that a model wrote in a journal's entry, in order."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in ("text", "reply", "command", "thought", "action") and isinstance(inner, str):
+                yield inner
+            elif isinstance(inner, list | Mapping):
+                yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def tail(path: Path) -> bytes:
+    """The end of a file, from a whole line on; empty if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL))
+            data = file.read()
+    except OSError:
+        return b""
+    return data if size <= TAIL else data.partition(b"\n")[2]
+
+
+def gpus() -> list[Json]:
+    """Use and memory of each NVIDIA GPU, of ``nvidia-smi``; [] where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = "name,utilization.gpu,memory.used,memory.total"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = []
+    for line in done.stdout.splitlines():
+        name, use, used, total = (part.strip() for part in line.split(","))
+        found.append({"name": name, "use": use, "used": used, "total": total})
+    return found
+
+
+def _seconds(path: Path) -> float | None:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,55 @@
+// @ts-check
+// What the run is doing now, asked of the local server every two seconds.
+"use strict";
+
+(() => {
+  const { el, byId, visible } = page;
+  const EVERY = 2000;
+
+  /** @typedef {{stage: string, line: string, done: number | null, total: number | null, curves: Record<string, [number, number][]>, written: string[]}} Stage */
+
+  /** @param {Stage} one */
+  function shown(one) {
+    const made = el("article", { class: "card" }, el("h3", {}, visible(one.stage)));
+    if (one.total) {
+      made.append(el("progress", { max: one.total, value: one.done ?? 0, "aria-label": `${one.stage}: ${one.done} of ${one.total}` }));
+    }
+    made.append(el("p", { class: "mono" }, visible(one.line)));
+    const curves = Object.entries(one.curves).filter(([, points]) => points.length);
+    if (curves.length) {
+      const items = curves.map(([name, points]) => el("li", {}, visible(name), `: ${page.short(points[points.length - 1][1])} at step ${points[points.length - 1][0]}`));
+      made.append(el("ul", { class: "small" }, ...items));
+      const loss = curves.find(([name]) => /loss/.test(name)) ?? curves[0];
+      const drawing = el("div", { class: "drawing", role: "img", "aria-label": `${loss[0]} so far` });
+      made.append(drawing);
+      page.draw(drawing, {
+        $schema: "https://vega.github.io/schema/vega-lite/v6.json", width: 420, height: 140, mark: { type: "line", strokeWidth: 1.6 },
+        data: { values: loss[1].map(([step, value]) => ({ step, value })) },
+        encoding: { x: { field: "step", type: "quantitative" }, y: { field: "value", type: "quantitative", title: loss[0], scale: { zero: false } } },
+      }).catch(page.failed);
+    }
+    if (one.written.length) {
+      made.append(el("details", { open: true }, el("summary", {}, "Written last"), ...one.written.map((text) => el("div", { class: "message assistant" }, el("div", { class: "text" }, visible(text))))));
+    }
+    return made;
+  }
+
+  const gigabytes = (/** @type {number} */ bytes) => (bytes / 2 ** 30).toFixed(1);
+
+  async function look() {
+    try {
+      const now = await (await fetch("status.json")).json();
+      const facts = [`processors ${Math.round(now.cpu)} %`, `memory ${gigabytes(now.memory[0])} of ${gigabytes(now.memory[1])} GiB`,
+        ...now.gpus.map((/** @type {any} */ gpu) => `${gpu.name}: ${gpu.use} %, ${gpu.used} of ${gpu.total} MiB`)];
+      byId("machine").replaceChildren(...facts.map((text) => el("span", {}, text)));
+      const stages = now.working.map(shown);
+      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is running.")]));
+      byId("done").replaceChildren(...now.ended.map((/** @type {any} */ one) => el("li", {}, visible(one.stage), ` · ${one.seconds === null ? "" : `${page.short(Math.round(one.seconds))} s, `}${Math.round(now.time - one.at)} s ago`)));
+    } catch {
+      byId("machine").textContent = "The server does not answer: make watch has ended.";
+    }
+    setTimeout(look, EVERY);
+  }
+
+  look();
+})();

@@ -1,0 +1,102 @@
+"""``make watch``: the report of a run while it goes on, at 127.0.0.1, read-only.
+
+The first view shows stages at work, their curves and what they wrote last; the others are those of ``make page``, made
+again whenever a stage has written results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from selfimprove.apps.page.live import SCRATCH, status
+from selfimprove.core.cli import run as run_command
+
+HOST = "127.0.0.1"
+OUT = SCRATCH / "watch"
+SECONDS = 5.0
+"""Between looks at the results."""
+
+app = typer.Typer(add_completion=False)
+
+
+def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
+    """The server. It answers GET alone, and only requests that name this machine: no other web page can read it."""
+
+    async def live(_: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(status, root), headers={"Cache-Control": "no-store"})
+
+    async def home(_: Request) -> Response:
+        return RedirectResponse("live.html")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(keep_fresh(root, out)) if rebuild else None
+        yield
+        if task:
+            task.cancel()
+
+    routes = [Route("/", home), Route("/status.json", live), Mount("/", StaticFiles(directory=out, check_dir=False))]
+    hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
+    return Starlette(routes=routes, middleware=[hosts], lifespan=lifespan)
+
+
+def newest(root: Path) -> float:
+    """When a result was written last."""
+    files = [*(root / "results").glob("*/*"), *(root / "results").glob("*/*/*")]
+    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+
+
+async def keep_fresh(root: Path, out: Path) -> None:
+    """Make the report again after results have changed, in a process of its own."""
+    seen = -1.0
+    while True:
+        found = await asyncio.to_thread(newest, root)
+        if found != seen:
+            seen = found
+            process = await asyncio.create_subprocess_exec(*building(root, out), stdout=subprocess.DEVNULL)
+            try:
+                await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+        await asyncio.sleep(SECONDS)
+
+
+def building(root: Path, out: Path) -> list[str]:
+    """The command that makes the report with the live view; it computes nothing, the run needs the processors."""
+    options = ["--run", str(root), "--out", str(out), "--logprobs", "no", "--live"]
+    return ["nice", sys.executable, "-m", "selfimprove.apps.page", *options]
+
+
+@app.command()
+def watch(
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8017,
+    run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
+    out: Annotated[Path, typer.Option(help="where the report is kept meanwhile")] = OUT,
+) -> None:
+    """Serve the report until interrupted."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "live.html").is_file():
+        subprocess.run(building(run, out), check=True, stdout=subprocess.DEVNULL)
+    typer.echo(f"http://{HOST}:{port} shows the run; Ctrl-C ends it")
+    uvicorn.run(make_app(run, out), host=HOST, port=port, log_level="warning")
+
+
+if __name__ == "__main__":
+    run_command(app)

@@ -1,0 +1,102 @@
+"""Runs beside each other: params that differ, paired differences, tasks that changed sides."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from hashlib import md5
+from pathlib import Path
+
+import pytest
+
+from selfimprove.apps.page import compare
+from selfimprove.apps.page.run import Run
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Outcome
+from selfimprove.core.outcomes import compare as paired
+from selfimprove.core.records import read_jsonl, write_jsonl
+from tests.support.reports import write_rise
+
+OUTCOMES = Path("results/rise/iter1/outcomes.jsonl")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_rise(tmp_path / "run")
+    (tmp_path / "run/params.yaml").write_text("run: {seed: 1}\nrise: {lr: 0.1}\n")
+    return tmp_path / "run"
+
+
+def worse(path: Path) -> None:
+    """The first two tasks are no longer solved, the last one is."""
+    outcomes = read_jsonl(path, Outcome)
+    for place, value in ((0, 0.0), (1, 0.0), (-1, 1.0)):
+        outcomes[place].values["m1@t2"] = value
+    write_jsonl(path, outcomes)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(
+        ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=folder, check=True, capture_output=True
+    )
+
+
+def check(run: Path, shown: dict[str, object], before: Path) -> None:
+    assert shown["params"] == [("rise.lr", "0.2", "0.1")]
+    [change] = [one for one in shown["changes"] if one["title"].startswith("RISE, iteration 1")]  # type: ignore[attr-defined]
+    assert [task["id"] for task in change["up"]] == ["problem-0", "problem-1"]
+    assert [task["id"] for task in change["down"]] == ["problem-11"]
+    [table] = shown["tables"]  # type: ignore[misc]
+    gain = paired(read_jsonl(run / OUTCOMES, Outcome), read_jsonl(before, Outcome))["m1@t2"]
+    row = next(row for row in table.rows if row[0] == "RISE, iteration 1")
+    assert row[-2].strip() == f"+{gain['mean']:.3f}±{gain['se']:.3f}".replace("0.", ".")
+    assert row[-1] == "yes"
+
+
+def test_another_folder(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "params.yaml").write_text("run: {seed: 1}\nrise: {lr: 0.2}\n")
+    worse(other / OUTCOMES)
+    here = Run(run)
+    [found] = compare.others(here, [str(other)])
+    check(run, compare.shown(here, found), other / OUTCOMES)
+
+
+def test_the_last_commit_is_read_from_the_cache(run: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    shutil.copyfile(run / OUTCOMES, kept)
+    worse(kept)
+    digest = md5(kept.read_bytes()).hexdigest()
+    cached = run / ".dvc/cache/files/md5" / digest[:2] / digest[2:]
+    cached.parent.mkdir(parents=True)
+    shutil.copyfile(kept, cached)
+    lock = "schema: '2.0'\nstages:\n  rise-evaluate@iter1:\n    cmd: x\n    outs:\n    - path: {}\n      md5: {}\n"
+    (run / "dvc.lock").write_text(lock.format(OUTCOMES, digest))
+    (run / "params.yaml").write_text("run: {seed: 1}\nrise: {lr: 0.2}\n")
+    git(run, "init", "-q")
+    git(run, "add", "dvc.lock", "params.yaml")
+    git(run, "commit", "-qm", "one")
+    assert compare.others(Run(run), []) == []
+    (run / "params.yaml").write_text("run: {seed: 1}\nrise: {lr: 0.1}\n")
+    (run / "dvc.lock").write_text(lock.format(OUTCOMES, "0" * 32))
+    here = Run(run)
+    [found] = compare.others(here, [])
+    assert found.name == "the last commit"
+    check(run, compare.shown(here, found), kept)
+
+
+@pytest.mark.parametrize("name", ["no-such-run", "--output=/tmp/x", "HEAD"])
+def test_what_is_no_run_is_refused(name: str, run: Path) -> None:
+    with pytest.raises(UserError, match="is neither the folder of a run nor a commit"):
+        compare.others(Run(run), [name])
+
+
+def test_other_tasks_are_compared_without_pairs(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    outcomes = read_jsonl(other / OUTCOMES, Outcome)
+    write_jsonl(other / OUTCOMES, [one.model_copy(update={"id": f"new-{one.id}"}) for one in outcomes])
+    here = Run(run)
+    [table] = compare.shown(here, compare.others(here, [str(other)])[0])["tables"]
+    assert [row[-1] for row in table.rows] == ["yes", "yes", "no"]
