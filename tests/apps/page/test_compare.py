@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from hashlib import md5
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +42,12 @@ def git(folder: Path, *arguments: str) -> None:
     )
 
 
-def check(run: Path, shown: dict[str, object], before: Path) -> None:
+def check(run: Path, shown: dict[str, Any], before: Path) -> None:
     assert shown["params"] == [("rise.lr", "0.2", "0.1")]
-    [change] = [one for one in shown["changes"] if one["title"].startswith("RISE, iteration 1")]  # type: ignore[attr-defined]
+    [change] = [one for one in shown["changes"] if one["title"].startswith("RISE, iteration 1")]
     assert [task["id"] for task in change["up"]] == ["problem-0", "problem-1"]
     assert [task["id"] for task in change["down"]] == ["problem-11"]
-    [table] = shown["tables"]  # type: ignore[misc]
+    [table] = shown["tables"]
     gain = paired(read_jsonl(run / OUTCOMES, Outcome), read_jsonl(before, Outcome))["m1@t2"]
     row = next(row for row in table.rows if row[0] == "RISE, iteration 1")
     assert row[-2].strip() == f"+{gain['mean']:.3f}±{gain['se']:.3f}".replace("0.", ".")
