@@ -7,6 +7,7 @@ rest on several.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from selfimprove.apps.claims.claims import difference, holds, verdicts
@@ -14,7 +15,7 @@ from selfimprove.apps.claims.published import Published, collected, kernels_here
 from selfimprove.core.errors import UserError
 
 
-def told(run: Published, runs: list[Published]) -> list[str]:
+def told(run: Published, runs: Sequence[Published]) -> list[str]:
     """What there is to say of a run beside the published ones."""
     if not runs:
         return ["no run is published yet; `make claims` makes some."]
