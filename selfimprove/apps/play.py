@@ -4,7 +4,7 @@
     $ make play ENV=autoexplore POLICY=expert
     $ make play ENV=textcraft POLICY=model:models/agent_r/iter1
 
-You type an action, or its label where actions have labels. A line that begins with a colon is for the player:
+You type an action, or its label where actions have labels. A line that begins with a colon is a command to the program:
 ``:a`` lists what can be done, ``:h`` asks the expert, ``:q`` leaves (so does the end of the input). Settings of the
 environments are those of params.yaml.
 """
@@ -30,8 +30,8 @@ from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Engine, EngineError
 from selfimprove.envs.interface import EnvError
 
-LINE_LIMIT = 2000  # characters of a typed line that count
-STEPS = 100  # after which an episode is left, for those that never end
+LINE_LIMIT = 2000  # characters of a typed line that are read
+STEPS = 100  # cap on an episode's actions
 HELP = """\
 an action, or its label    do it
 :a                         what can be done now
@@ -42,7 +42,7 @@ app = typer.Typer(add_completion=False)
 
 
 class Outcome(NamedTuple):
-    """How it ended. ``ended``: by the game; else by the player, or after so many steps."""
+    """How an episode ended. ``ended``: by the game; else the player left, or the cap was reached."""
 
     ended: bool
     success: bool
@@ -103,7 +103,7 @@ class Person:
 
 
 def expert(game: Game, step: int) -> str | None:
-    """Does what the expert says; leaves where it knows no way."""
+    """Plays the expert's action; leaves where the expert has none."""
     move = game.expert()
     return None if move is None else move.action
 
@@ -162,7 +162,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
 
 
 def _shown(text: str, style: str = "") -> Text:
-    """As it is: no markup, no control characters, whatever wrote it."""
+    """The text without markup and control characters."""
     return Text(plain(text), style=style)
 
 

@@ -1,7 +1,7 @@
-"""What can be played in the terminal: each environment behind one face, for persons, experts and models alike.
+"""Environments as games in the terminal, with one interface for persons, experts and models.
 
 Three kinds: environments with labelled actions (Reflect-RL's), with free text (Agent-R's), and questions with one right
-answer (RISE's). A model reads in each exactly what its method shows it.
+answer (RISE's). A model gets in each exactly the prompt of its method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPLY_TOKENS = 128  # of a model's answer in free text
 
 
 class Told(NamedTuple):
-    """What an action led to. ``score``: in words, with its sign and sum; ``success`` counts when ``done``."""
+    """The result of an action. ``score``: in words, with its sign and sum; ``success`` counts when ``done``."""
 
     text: str
     score: str
@@ -62,7 +62,7 @@ class Game(Protocol):
         ...
 
     def possible(self) -> list[str]:
-        """All that makes sense now; may take a moment. [] where it can't be listed."""
+        """The actions that make sense now; may take a while. [] where they can't be listed."""
         ...
 
     def act(self, action: str) -> Told:
@@ -70,11 +70,11 @@ class Game(Protocol):
         ...
 
     def expert(self) -> Move | None:
-        """What the expert would do now, and why; None if it knows no way."""
+        """The expert's action now, and why; None if it has none."""
         ...
 
     async def ask(self, engine: Engine, key: SeedKey, temperature: float) -> str:
-        """What a model does now, as ``act`` takes it. Raises: EngineError, UserError."""
+        """A model's action now, as ``act`` takes it. Raises: EngineError, UserError."""
         ...
 
 
@@ -150,7 +150,7 @@ class LabelledGame:
 
 
 class TextGame:
-    """An environment that takes any text. Models speak with it as in Agent-R's evaluation."""
+    """An environment that takes any text. Models are prompted as in Agent-R's evaluation."""
 
     def __init__(self, env: AgentEnv) -> None:
         self.name, self.about, self._env = env.name, env.instruction, env

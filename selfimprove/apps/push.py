@@ -1,6 +1,6 @@
 """``make push MODEL=models/rise/iter2 TO=owner/name``: a trained row and its card, to the Hugging Face Hub.
 
-Without ``CONFIRM=yes`` nothing is sent: the command writes the card and says what would be uploaded. A new repository
+Without ``CONFIRM=yes`` nothing is sent: the command writes the card and prints what would be uploaded. A new repository
 is private unless ``PUBLIC=yes``. The token comes from ``HF_TOKEN`` alone.
 
 A row trained with LoRA directly on a model of the hub is pushed as an adapter of that model; any other row with its
@@ -127,7 +127,7 @@ def upload(folder: Path, repository: str, token: str, *, public: bool) -> str:
     Raises:
         UserError: the hub refuses, or is not to be reached.
     """
-    import httpx2  # what huggingface_hub speaks HTTP with
+    import httpx2  # the HTTP client of huggingface_hub
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -42,7 +42,7 @@ def serve(
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
     settings = section.env if section.env.name == env else text_env(name=env)
     first = settings.make()
-    first.reset(first.task_ids()[0])  # what is wrong with it is said now, not to the first client
+    first.reset(first.task_ids()[0])  # so that a fault shows now, not at the first request
     close_env(first)
     server = make_app(
         protocol.dialect,

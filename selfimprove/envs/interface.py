@@ -1,4 +1,4 @@
-"""What environments promise: one small protocol a capability, and the values that they exchange.
+"""The interface of environments: one small protocol a capability, and the values that they exchange.
 
 | capability | protocol | needed by |
 |---|---|---|
@@ -9,7 +9,7 @@
 | an attempt that is judged, and made again after feedback | ``AnswerEnv`` | RISE |
 | actions with labels, and reflections | ``EnumeratedEnv`` | Reflect-RL |
 
-An environment is one place in one episode, as its original is: TextCraft, WebShop, ScienceWorld. A world (``World``) is
+An environment holds the state of one episode, as the originals do: TextCraft, WebShop. A world (``World``) is
 what a tree grows in: ``step(state, action)`` returns the next state and leaves the old one as it was, so that hundreds
 of episodes share one object. Embedded environments become worlds by snapshots (``EmbeddedWorld``), slow or remote ones
 by replaying actions on a pool of copies (``envs/replay.py``).
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Step(NamedTuple):
-    """What an action led to.
+    """The result of an action.
 
     ``reward`` is the episode's score so far, normalised to [0, 1]. ``info`` holds
     ``raw_score`` (the environment's own scale), ``valid`` (False: the environment did not understand or could not do
@@ -38,7 +38,7 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What an expert would do next and why: one short first-person sentence, and an action that ``step`` takes."""
+    """An expert's next action and the reason: one short first-person sentence, and an action that ``step`` takes."""
 
     thought: str
     action: str
@@ -98,7 +98,7 @@ class KnowsExpert(Protocol):
     """A scripted expert."""
 
     def expert(self) -> list[Move]:
-        """The rest of a shortest (or the known) way to reward 1 from here; [] when done or when there is none."""
+        """The rest of a shortest (or the known) path to reward 1 from here; [] when done or when there is none."""
         ...
 
 
@@ -115,7 +115,7 @@ class AgentEnv(Resets, Returns, ListsActions, KnowsExpert, Protocol):
 
 
 class World(Protocol):
-    """Where methods play. States are opaque, immutable and cheap to keep."""
+    """Environment with explicit states, in which methods play. States are opaque, immutable and cheap to keep."""
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ class EmbeddedWorld:
 
 
 class State(NamedTuple):
-    """What is read before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it."""
+    """The text before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it."""
 
     pre: str
     post: str
@@ -204,7 +204,7 @@ class Played(NamedTuple):
 
 
 class Last(NamedTuple):
-    """The action before this state, as a teacher looks back on it: the command, and whether it helped."""
+    """The action before this state, for a teacher's reflection: the command, and whether it helped."""
 
     command: str
     helped: bool
@@ -223,7 +223,7 @@ class EnumeratedEnv(Returns, Protocol):
 
     @property
     def instruction(self) -> str:
-        """What stands before a state that is reflected on ("instr"); only Taxi has one."""
+        """The text before a state that is reflected on ("instr"); only Taxi has one."""
         ...
 
     @property
@@ -268,7 +268,7 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     def state(self) -> State:
-        """What is read now; after the end, without labels."""
+        """The current state; after the end, without labels."""
         ...
 
     def commands(self) -> dict[str, str]:
@@ -286,13 +286,13 @@ class EnumeratedEnv(Returns, Protocol):
     def explain(self, last: Last | None, *key: object) -> str:
         """A scripted teacher's reflection on the state, in words drawn by ``key``; ``last`` None: the first step.
 
-        It says what the state is like and, if the last action was wrong, why. In Taxi it never tells the next action,
+        It describes the state and, if the last action was wrong, says why. In Taxi it never reveals the next action,
         and in AutoExplore it does not choose one.
         """
         ...
 
     def reveals(self, text: str) -> bool:
-        """Whether a reflection tells the oracle's next action, where that is a secret: Taxi; elsewhere False."""
+        """Whether a reflection reveals the oracle's next action, where that is forbidden: Taxi; elsewhere False."""
         ...
 
     def copy(self) -> EnumeratedEnv:

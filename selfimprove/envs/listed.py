@@ -1,4 +1,4 @@
-"""Gives an environment that is acted in by text what Reflect-RL asks for: labels, costs, and reflections.
+"""Adapter from ``AgentEnv`` to ``EnumeratedEnv``, for Reflect-RL: labels, costs, and reflections.
 
 The actions that it lists get labels; what an action adds to the episode's reward is its negative cost; the expert's
 next thought is the teacher's reflection. The text is the original's for ALFWorld (docs/reflect-rl.md, L42)::

@@ -33,7 +33,7 @@ class EnvParams(Section):
 
 
 class Judged(NamedTuple):
-    """What a judge is told that it judges, in a sentence and in a word."""
+    """The environment as a judge's prompt names it, in a sentence and in a word."""
 
     kind: str = "a text world, in which a task is to be carried out"
     short: str = "game"
@@ -59,7 +59,7 @@ class TextParams(EnvParams):
 
     judged: ClassVar[Judged] = Judged()
     best: ClassVar[float] = 1.0
-    """What the environment's own score is at most."""
+    """The maximum of the environment's own score."""
     has_games: ClassVar[bool] = False
     """Whether its tasks are variations of numbered games (agent_r.tasks.games); the environment is a ``ListsGames``."""
     has_layouts: ClassVar[bool] = False
@@ -138,7 +138,7 @@ class ListedParams(EnvParams):
 
     @classmethod
     def rules(cls, max_turns: int) -> str:
-        """What a person has to know before the first action; "" where the state says it all."""
+        """The rules for a person, before the first action; "" where the state has them."""
         return ""
 
     @classmethod
@@ -163,7 +163,7 @@ class ListedParams(EnvParams):
         raise NotImplementedError
 
     def instruction(self) -> str:
-        """What stands before a state that is reflected on, without making the environment."""
+        """The text before a state that is reflected on, without making the environment."""
         return ""
 
     def spelling(self) -> Spelling:
@@ -225,7 +225,7 @@ def own_class(name: str, needs: type, key: str = "name") -> Any:
     module_name, _, class_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a person's module does when it is read
+    except Exception as error:  # whatever a user's module raises at import
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{key}: module {module_name!r} can't be imported ({said})") from None
     found = getattr(module, class_name, None)

@@ -1,7 +1,7 @@
 """A world over a few live copies of an environment that cannot be snapshotted: states are reached by replay.
 
-A state is a task and the actions since its start. To act in it, a copy that stands there goes on; a
-copy that stands before it, on the same way, plays the rest; any other copy is reset and plays all of it. So a tree
+A state is a task and the actions since its start. To act in it, a copy in that state goes on; a
+copy in an earlier state of the same path plays the rest; any other copy is reset and plays all of it. So a tree
 can grow from any node, and hundreds of episodes share ``slots`` copies: servers' environments or Java processes.
 
     reset(7)         -> slot 1: reset 7
@@ -34,7 +34,7 @@ class Slot(Protocol):
     """One live copy of an environment. One call at a time; every call ends by itself (with its own time limit)."""
 
     async def reset(self, task_id: int) -> str:
-        """Begin a task, wherever the copy stands: the first observation.
+        """Begin a task, whatever state the copy is in: the first observation.
 
         Raises:
             EnvError: this copy cannot go on (broken connection, forgotten by its server, an error for an answer).
@@ -53,7 +53,7 @@ class Slot(Protocol):
 
 @dataclass(frozen=True)
 class ReplayState:
-    """Where an episode stands. ``seen`` names the last observation, so that a replay can be compared with it."""
+    """State of an episode. ``seen`` names the last observation, so that a replay can be compared with it."""
 
     task_id: int
     actions: tuple[str, ...]
@@ -97,7 +97,7 @@ def _stats(world: World) -> ReplayStats | None:
 
 @dataclass
 class _Place:
-    """Room for one copy. ``slot`` None: none made yet, or discarded. ``actions`` None: nobody knows where it stands."""
+    """Room for one copy. ``slot`` None: none made yet, or discarded. ``actions`` None: its state is unknown."""
 
     used: int
     slot: Slot | None = None
@@ -113,7 +113,7 @@ class _Place:
         return 2, 0, self.used
 
     def stands_before(self, task_id: int | None, actions: tuple[str, ...]) -> bool:
-        """Whether the copy stands in the state, or would reach it by acting on."""
+        """Whether the copy is in the state, or would reach it by further actions."""
         if self.slot is None or self.actions is None or self.task_id != task_id:
             return False
         return actions[: len(self.actions)] == self.actions
@@ -123,8 +123,8 @@ class ReplayWorld:
     """See the file's head. ``World``'s promises hold: old states stay, any number of calls may wait at once.
 
     Whoever waits for a copy gets the next free one in order of arrival; a slow copy delays its own call only. A
-    cancelled call gives its place on; a copy that was cancelled in mid-call is discarded, since nobody knows where it
-    stands. At most ``slots`` copies live at any moment.
+    cancelled call gives its place on; a copy that was cancelled in mid-call is discarded, since its state is
+    unknown. At most ``slots`` copies live at any moment.
     """
 
     def __init__(self, name: str, instruction: str, make_slot: Callable[[], Awaitable[Slot]], slots: int) -> None:
@@ -218,7 +218,7 @@ class ReplayWorld:
         return await play(place)
 
     async def _replay(self, place: _Place, state: ReplayState) -> None:
-        """Bring the copy from wherever it stands into ``state``."""
+        """Bring the copy into ``state``."""
         seen = None
         if not place.stands_before(state.task_id, state.actions):
             seen = key_bits(await self._reset(place, state.task_id))
@@ -231,7 +231,7 @@ class ReplayWorld:
                 raise EnvError(f"the replay ended after {i + 1} of {len(state.actions)} actions")
         self.stats.diverged += seen != state.seen
 
-    # A copy whose call does not return normally stands nowhere: ``actions`` stays None.
+    # The state of a copy whose call did not return normally is unknown: ``actions`` stays None.
 
     async def _reset(self, place: _Place, task_id: int) -> str:
         assert place.slot is not None
@@ -298,7 +298,7 @@ class ReplayWorld:
         task.add_done_callback(self._retiring.discard)
 
     async def _discard(self, place: _Place) -> None:
-        """Close the copy; what goes wrong in that concerns nobody any more."""
+        """Close the copy; errors in that are ignored."""
         if place.slot is not None:
             place.actions = None
             with suppress(Exception):

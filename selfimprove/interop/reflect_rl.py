@@ -1,4 +1,4 @@
-"""Exports of what the stages wrote in the original's formats, and imports of its files (docs/reflect-rl.md, L49).
+"""Exports the stages' files to the original's formats, and imports its files (docs/reflect-rl.md, L49).
 
     python -m selfimprove.interop.reflect_rl tasks        data/reflect_rl/tasks trajectories.jsonl train.json
     python -m selfimprove.interop.reflect_rl trajectories trajectories.jsonl taxi.json
@@ -49,7 +49,7 @@ from selfimprove.methods.splits import load_split
 
 
 def told_tasks(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
-    """AutoExplore's tasks with their trajectories; what a negative did wrong is a step of it, without a reflection.
+    """AutoExplore's tasks with their trajectories; a negative's wrong action is a step without a reflection.
 
     Those that a task of a file had before come first, and each negative after them gets a free number.
 

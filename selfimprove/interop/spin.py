@@ -58,7 +58,7 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
     for key in one:
         earned = [run.get(key, {}).get("reward") for run in (one, other)]
         if None in earned or bool(earned[0]) == bool(earned[1]):
-            continue  # one run lacks the task, nobody scored it, or both earned the same
+            continue  # one run lacks the task, it was not scored, or both earned the same
         right, wrong = (one, other) if earned[0] else (other, one)
         (chosen,) = alpaca_rows({key: right[key]}, "self_play", where, rewarded=False)
         (rejected,) = alpaca_rows({key: wrong[key]}, "self_play", where, rewarded=False)
@@ -71,7 +71,7 @@ def preferences(one: Mapping[str, Any], other: Mapping[str, Any], where: str) ->
 def pair_row(pair: Pair) -> dict[str, Any]:
     """A pair as the original's message lists, of text alone; the prompt is the question without its wrapper.
 
-    Whoever trains on the rows puts his own chat format around them, so a wrapper that stayed would be there twice.
+    A trainer puts its own chat format around the rows; a wrapper that stayed would be there twice.
     """
     prompt = {"role": "user", "content": asked_in(joined(pair.prompt))}
     return {

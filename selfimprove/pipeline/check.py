@@ -1,7 +1,7 @@
-"""``make check``: what can be known before anything runs. ``make repro`` and ``make exp`` do it first.
+"""``make check``: checks that need no run. ``make repro`` and ``make exp`` do them first.
 
-It validates every section of params.yaml and says all that does not fit, not only the first fault. Of the methods that
-are named and have no results yet it asks for what their stages would miss late: API keys, packages, a GPU.
+It validates every section of params.yaml and reports every fault, not only the first. For the methods that are named
+and have no results yet it checks what their stages would miss late: API keys, packages, a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from selfimprove.pipeline.small_defaults import small_settings
 PARAMS_FILE = Path("params.yaml")
 RESULTS = Path("results/summary")
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
-"""Any of them is there where the NVIDIA driver is (the last: under Windows' Linux)."""
+"""Device files, one of which exists where the NVIDIA driver is installed (the last: under WSL)."""
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
-    """What a method's section asks of this machine and does not find: keys, packages, GPUs."""
+    """What a method's section needs and this machine lacks: keys, packages, GPUs."""
     used = engines_in(section)
     for name, engine in getattr(section, "engines", {}).items():
         if name not in used:

@@ -29,10 +29,10 @@ ENVIRONMENT = MANIFESTS / "environment.txt"
 
 PARAMS = Path("params.yaml")
 REGISTRY = Path("selfimprove/envs/registry.py")
-"""Imports worlds by name. Those that the params do not name only say what they are called; no stage depends on them."""
+"""Imports worlds by name. Of worlds that the params do not name only their names are read; no stage depends on them."""
 
 KNOWN = Path(".scratch/code.json")
-"""What was found in each file, by the hash of its content: parsing all of them takes two seconds."""
+"""Cache of what was found in each file, by the hash of its content: parsing all of them takes two seconds."""
 
 TRAINING = Path("selfimprove/training")
 STARTED_BY_NAME: dict[Path, tuple[Path, ...]] = {
@@ -63,7 +63,7 @@ PLUMBING = frozenset(
         "training/stopping.py",
     )
 )
-"""Modules that cannot change a result: they show, time, lock or save what is done, or tell one run from another.
+"""Modules that cannot change a result: they show, time, lock or save the work, or name a run.
 
 A test replaces each of them by one that does next to nothing: the stages publish the same bytes.
 """
@@ -191,7 +191,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _read_known(file: Path) -> dict[str, _Source]:
-    """What is known; nothing if the file is damaged."""
+    """The cache; empty if the file is damaged."""
     try:
         checksum, text = file.read_text(encoding="utf-8").split("\n", 1)
     except (OSError, ValueError):
@@ -227,5 +227,5 @@ def _shape(node: Any) -> Any:
 
 
 def _is_text(node: Any) -> bool:
-    """Whether it is a statement that is only a text: a docstring, of whatever it is."""
+    """Whether a statement is a text alone: a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

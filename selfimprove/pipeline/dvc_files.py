@@ -37,7 +37,7 @@ TURN = Path(".scratch/locks/repro")
 
 
 def take_turn() -> int:
-    """Wait until no other run works in this folder, which is said once, and put right what a kill has left.
+    """Wait until no other run works in this folder, which is reported once, and repair what a kill has left.
 
     Returns the file that holds the turn: it lasts as long as any process has it open, a DVC whose make was killed too.
     """
@@ -55,7 +55,7 @@ def take_turn() -> int:
 
 
 def sign_turn(turn: int, pid: int) -> None:
-    """Leave the name of the process that works, for others who wait."""
+    """Write this process's id, for others that wait."""
     os.ftruncate(turn, 0)
     os.pwrite(turn, str(pid).encode("ascii"), 0)
 
@@ -72,7 +72,7 @@ def keep() -> None:
 
 
 def restore() -> Iterator[str]:
-    """Put right what a kill of DVC left; a sentence for each thing that was put right. Only while no DVC works here."""
+    """Repair what a kill of DVC left; a sentence for each repair. Only while no DVC works here."""
     if LOCK.exists() and not _whole(LOCK):
         if KEPT.is_file() and _whole(KEPT):
             with aside(LOCK) as part:

@@ -1,4 +1,4 @@
-"""What the finetune stages of all methods share: whose tokens count, the call, and what is published."""
+"""Shared by the finetune stages of all methods: the tokens that count, the call, and publishing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def train_and_publish(
 
     Args:
         ancestors: training tokens of the iterations before this one.
-        budget: stop after so many tokens; epochs are then not read.
+        budget: stop after so many tokens; ``epochs`` is then ignored.
         pinned: messages that open every dialogue and are never dropped.
         shortened: examples that have lost a part of their prompt before.
 

@@ -1,4 +1,4 @@
-"""One process at a time works on a stage.
+"""A lock: one process at a time works on a stage.
 
 A second run is refused with a sentence, except when the first is an orphan: ``kill -9`` of dvc leaves its stage
 working. The orphan's results are as good as ours, so we wait for it and take them over.
@@ -22,7 +22,7 @@ from selfimprove.pipeline.warm import parents
 
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
-"""After so many looks a holder that has not left its name is told of."""
+"""After so many tries a holder without a name is reported."""
 
 
 @contextmanager

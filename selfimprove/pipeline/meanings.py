@@ -1,4 +1,4 @@
-"""What keys of params.yaml mean that have no description in their schema: for docs/params.md.
+"""Descriptions of the keys of params.yaml that have none in their schema: for docs/params.md.
 
 A name alone stands for that key in every section, ``Class.name`` for one kind of section, ``package.name`` for those of
 one package (a method); the longer form goes before the name alone.

@@ -1,4 +1,4 @@
-"""Where a whole ``dvc repro`` stands: ``stage 12 of 89, at most about 14 min left``, added to DVC's line a stage.
+"""The position of a whole ``dvc repro``: ``stage 12 of 89, at most about 14 min left``, added to DVC's line a stage.
 
 DVC says of each stage in turn that it runs, that it did not change, or that it was restored. Those lines are counted.
 How long stages take is known from their last run here (``.scratch/stages.json``, seconds by DVC's name). Which of those
@@ -51,7 +51,7 @@ class Overall:
         return f"{line.rstrip().rstrip(':')} ({self._position()}):\n"
 
     def end(self) -> None:
-        """The stage that runs has ended, well as far as is known: keep how long it took."""
+        """The running stage has ended, without a known failure: keep how long it took."""
         if self._running:
             write_json(SECONDS, _seconds() | {self._running: round(time.monotonic() - self._since, 1)})
             self._running = ""

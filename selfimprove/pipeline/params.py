@@ -1,4 +1,4 @@
-"""Reads params.yaml: closed schemas, and one sentence for whatever does not fit.
+"""Reads params.yaml: closed schemas, and one sentence for each fault.
 
 A stage validates the sections it uses; an unknown top-level key is refused by every stage.
 """
@@ -17,7 +17,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
-"""In the order in which they are told of."""
+"""In the order of tables and messages."""
 
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""

@@ -1,9 +1,9 @@
-"""The stage runner: what every stage script shares, so that the script itself only says what the stage does.
+"""The stage runner: everything that stage scripts share.
 
 A stage reads validated params, takes its lock, works in a scratch folder named by the hash of its inputs, params and
 code (the manifest that DVC depends on too, ``pipeline.closure``), and publishes its outputs at the end by renaming.
 Killed at any moment and started again, it resumes from what the scratch folder holds and ends with the same bytes.
-DVC deletes a stage's outputs before running it; a finished scratch folder therefore keeps second names of them, and a
+DVC deletes a stage's outputs before running it; a finished scratch folder therefore keeps hard links to them, and a
 re-run with the same identity publishes those at once.
 """
 
@@ -92,7 +92,7 @@ class Stage(Generic[S]):
         return place
 
     def narrow(self, identity: Any) -> None:
-        """Say which part of the params this stage reads; the rest is not part of its identity.
+        """Declare which part of the params this stage reads; the rest is not part of its identity.
 
         Files and folders that this part names by path are inputs by their content (``named_paths``).
         """
@@ -169,13 +169,13 @@ class Stage(Generic[S]):
         return journal
 
     def count_blocked(self, played: Sequence[EpisodeResult]) -> None:
-        """Say what the engine or the environment failed for good; nothing if all is well.
+        """Report the episodes that engine or environment failed for good, if any.
 
         A blocked episode counts as failed. The stage's journals are then kept after publication, so that running the
         stage again (``dvc repro --force``) asks for the blocked episodes alone.
 
         Raises:
-            UserError: more than ``run.max_blocked`` of them; nothing is published, what was answered is kept.
+            UserError: more than ``run.max_blocked`` of them; nothing is published, the answers are kept.
         """
         blocked = [one for one in played if one.status == "blocked"]
         if not blocked:
@@ -200,7 +200,7 @@ class Stage(Generic[S]):
         return StageProgress(self.name, total, done=done, tracker=self.tracker)
 
     def publish(self) -> None:
-        """Move every output into place; keep second names of them in the scratch folder."""
+        """Move every output into place; keep hard links to them in the scratch folder."""
         done = self.scratch / "done"
         if not done.is_dir():
             staged = self.scratch / "done.part"
@@ -267,8 +267,8 @@ def stage(
 
     ``heavy``: it imports torch, so a helper that has done so already runs it where it may (``pipeline.warm``).
 
-    Exit codes: 0 done; 2 something the user can correct, said in one sentence; anything else is a fault of ours, with
-    its traceback.
+    Exit codes: 0 done; 2 an error that the user can correct, reported in one sentence; any other is a fault of this
+    repository, with its traceback.
     """
 
     def decorate(main: Callable[[Stage[S]], None]) -> Callable[[], None]:

@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 20
 
 
 class _Both:
-    """Standard error that is also written to a file. What moves the cursor (a progress bar) is only shown."""
+    """Standard error that is also written to a file. What moves the cursor (progress bars) is not kept."""
 
     def __init__(self, shown: TextIO, file: IO[str]) -> None:
         self._shown, self._file = shown, file

@@ -21,11 +21,11 @@ from selfimprove.core.errors import UserError
 LOCK = Path("dvc.lock")
 CACHE = Path(".dvc/cache/files/md5")
 FOLDER = ".dir"
-"""How the hash of a folder ends: the cache then holds a JSON list of its files and their hashes."""
+"""Suffix of the hash of a folder: the cache then holds a JSON list of its files and their hashes."""
 
 
 class Out(NamedTuple):
-    """A file that dvc.lock names, directly or in a folder: who made it, and its MD5 hash (``.dir``: a folder's)."""
+    """A file that dvc.lock names, directly or in a folder: its stage, and its MD5 hash (``.dir``: a folder's)."""
 
     stage: str
     path: Path
@@ -98,7 +98,7 @@ def _in_cache(md5: str) -> Path:
 
 
 _KNOWN: dict[tuple[int, int], str] = {}
-"""(device, inode) -> hash: a second name of a file is not read again."""
+"""(device, inode) -> hash: a hard link to a file that was read is not read again."""
 
 
 def _md5(file: Path) -> str:

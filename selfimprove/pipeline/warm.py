@@ -46,11 +46,11 @@ ADDRESS = "SELFIMPROVE_WARM"
 STARTED = "SELFIMPROVE_STARTED"
 PARENTS = "SELFIMPROVE_PARENTS"
 TERMINATE = b"t"
-"""What a stage's process sends to the helper when it gets a SIGTERM."""
+"""Message of a stage's process to the helper when it gets a SIGTERM."""
 
 ASK_SECONDS = 0.2
 FOLDER = "warm-"
-"""How the name of the helper's folder begins; the process id follows."""
+"""Prefix of the helper's folder; the process id follows."""
 
 
 def parents() -> list[list[float]]:
@@ -89,7 +89,7 @@ def forward(module: str, section: str) -> int | None:
             try:
                 part = line.recv(64)
             except KeyboardInterrupt:
-                continue  # the terminal has interrupted the child too; wait for its word
+                continue  # the terminal has interrupted the child too; wait for its answer
             if not part:
                 break
             answer += part

@@ -238,7 +238,7 @@ class AlfWorld:
 
 
 def explained(game: AlfGame, way: Sequence[str]) -> list[str]:
-    """A sentence for each command of a plan: the kitchen's, which say what the player hopes, not what is known."""
+    """A sentence for each command of a plan, as the kitchen's: what the player hopes for, not what is known."""
     things: list[str] = []
     receptacles: list[str] = []
     deeds = [_deed(command, things, receptacles) for command in way]

@@ -1,4 +1,4 @@
-"""The kitchen's planner: a shortest path to the goal from any scene, for one who knows where everything is.
+"""The kitchen's planner: a shortest path to the goal from any scene, with full knowledge of the scene.
 
 An errand says which things are brought where, one after the other, and where the hand is emptied first if it holds
 something else. All errands are tried; a walk turns each into deeds; the shortest is the plan.
@@ -121,7 +121,7 @@ _THOUGHTS = {
 
 
 def thoughts(game: KitchenGame, way: list[Deed]) -> list[str]:
-    """A sentence for each deed of a plan. It says what the player hopes to find, never that the plan knows it."""
+    """A sentence for each command of a plan: what the player hopes to find, never what only the plan knows."""
     said = []
     for i, deed in enumerate(way):
         aim = next((later for later in way[i:] if later.verb not in ("go", "open")), None)

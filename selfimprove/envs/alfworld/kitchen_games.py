@@ -55,7 +55,7 @@ class KitchenGame:
         return self.receptacle_kinds[receptacle] in OPENABLE
 
     def fits(self, thing: int, receptacle: int) -> bool:
-        """Whether the thing may be put there."""
+        """Whether the object may be put there."""
         return self.thing_kinds[thing] in HOLDS[self.receptacle_kinds[receptacle]]
 
 

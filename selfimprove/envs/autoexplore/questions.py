@@ -38,7 +38,7 @@ _UNASKED = re.compile(r"(?:^|[/_.-])(?:tests?|out|output|outputs|git)(?:$|[/_.-]
 
 
 class Fact(NamedTuple):
-    """Something that a file says about itself: what kind of thing, its name, and a sentence on it ("": none)."""
+    """A fact in a file about itself: its kind, its name, and a sentence on it ("": none)."""
 
     kind: str
     name: str

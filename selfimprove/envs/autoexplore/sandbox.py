@@ -71,7 +71,7 @@ class Sandbox:
         self._cut = cut
 
     def run(self, argv: Sequence[str]) -> Result:
-        """Run one command, given as its name and operands; never raises for anything the operands say.
+        """Run one command, given as its name and operands; raises for no operand.
 
         Operands are taken literally; one that names nothing is tried again without the quotes around it.
         """

@@ -1,4 +1,4 @@
-"""The scripted expert of the arithmetic problems: stands where a stronger teacher model would, errors included.
+"""The scripted expert of the arithmetic problems, in place of a stronger teacher model, errors included.
 
 It writes its attempt with the box that RISE's prompt asks for::
 

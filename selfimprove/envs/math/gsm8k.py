@@ -46,7 +46,7 @@ def parse_gold(answer: str) -> str | None:
 
 
 def extract_strict(attempt: str) -> str | None:
-    r"""The integer in the last box, commas removed; anything else there is no answer (the original's reading).
+    r"""The integer in the last box, commas removed; anything else there is no answer, as in the original.
 
     A box is ``boxed{``, with or without a backslash, up to the first closing brace, and not empty: ``\boxed 18`` and
     ``\boxed {18}`` are none, and ``\boxed{\boxed{18}}`` holds no integer. Digits are ASCII here.
@@ -94,7 +94,7 @@ _DIVISORS = frozenset(
 
 
 def extract_robust(attempt: str) -> str | None:
-    r"""The number in the last box, whatever it is dressed in; None for fractions, lists and formulas.
+    r"""The number in the last box, without units and formatting; None for fractions, lists and formulas.
 
     Dropped: signs of currency, ``%``, thousands separators, ``\text{..}`` that holds no number, trailing unit words,
     remarks in parentheses and punctuation, degree marks, ``\approx``, and what makes a number bold, italic, upright or

@@ -1,4 +1,4 @@
-"""Expert trajectories: what SPIN imitates. Scripted ones, whose questions say what to look up, are made here.
+"""Expert trajectories, which SPIN imitates. Scripted ones, whose questions say what to look up, are made here.
 
 One of the encyclopedia, as a policy's text would read (docs/spin.md, S30)::
 

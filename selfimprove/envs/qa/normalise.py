@@ -32,7 +32,7 @@ def compared(answer: str, gold: str) -> tuple[str, str]:
 
 
 def exact_match(answer: str, gold: str) -> bool:
-    """Whether both say the same; an empty answer says nothing."""
+    """Whether both have the same normal form; an empty answer equals nothing."""
     if not answer.strip():
         return False
     pred, gt = compared(answer, gold)

@@ -44,7 +44,7 @@ class _RemoteWorld(ReplayWorld):
 
 
 class Answer(BaseModel):
-    """What we read of an answer; servers may tell more."""
+    """The fields of an answer that are read; servers may send more."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -85,7 +85,7 @@ class RemoteSlot(ABC):
             server: its address, ``http://host:port``.
             concurrency: environments held open, and so calls at once.
             timeout: seconds a call may take.
-            instruction: the first user message; the protocol does not tell it.
+            instruction: the first user message; the protocol does not have it.
             backoff: seconds before a call is first tried again; doubled each time.
 
         Raises:

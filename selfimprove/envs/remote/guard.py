@@ -1,4 +1,4 @@
-"""What keeps the environment server working whatever connects to it: limits, time limits, and who may ask.
+"""Protects the environment server from its clients: size limits, time limits, and allowed hosts.
 
 A browser on the same machine can be made to send requests by any page that it shows. Such a request carries an
 ``Origin``, or a ``Host`` that a foreign name server points here (DNS rebinding), or no JSON content type; those are

@@ -1,4 +1,4 @@
-"""One AgentGym server over HTTP: sends a call, again where that does no harm, and says what went wrong.
+"""One AgentGym server over HTTP: sends a call, retries where that is safe, and reports errors.
 
 What may be sent again depends on what the call does and on how it failed (``Fault``). A ``/step`` never is: who needs
 it all the same replays the episode in another environment (``envs/replay.py``). Errors come with status 200 and a body
@@ -32,7 +32,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 T = TypeVar("T")
 Method = Literal["GET", "POST"]
 Fault = Literal["unreached", "answered", "lost"]
-"""The server never saw the call; it failed in it (5xx); nobody knows (no answer in time, the connection broke)."""
+"""The server never saw the call; it failed in it (5xx); or it is unknown (no answer in time, the connection broke)."""
 
 ALWAYS: tuple[Fault, ...] = ("unreached", "answered", "lost")
 IF_ANSWERED: tuple[Fault, ...] = ("answered",)

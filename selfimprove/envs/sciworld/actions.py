@@ -11,7 +11,7 @@ Mapping (docs/agent-r.md, A40; optional, off by default)::
 The original mapped ``close door to kitchen`` to ``open door to kitchen``, and vague words to a fatal ``focus on``, and
 nobody could see it. Here a prediction that is valid itself stays, and so does one whose best match would
 reverse what was said (``turn off`` is the opposite of ``activate``), would do something where the agent only wanted to
-look, or would focus on what was not named. Every mapping that happens is told (``Step.info``).
+look, or would focus on what was not named. Every mapping is reported in ``Step.info``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def candidates(valid: Iterable[str], look: str, inventory: str) -> list[str]:
 
 
 def map_action(prediction: str, among: Iterable[str], valid: Iterable[str] = ()) -> str:
-    """The action of ``among`` that ``prediction`` means; ``prediction`` itself where none can be told.
+    """The action of ``among`` that ``prediction`` means; ``prediction`` itself where there is no match.
 
     A prediction in ``among`` or in ``valid`` (all valid actions, those that are no candidates included) stays. Else the
     action with most distinct words in common is meant; of several, the shorter, then the first by the alphabet. If that

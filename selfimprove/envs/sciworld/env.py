@@ -202,7 +202,7 @@ class SciWorld:
         return SciWorldSnapshot(self._task_id, self._actions)
 
     def restore(self, snapshot: SciWorldSnapshot) -> None:
-        """Play the episode again up to there; at once where this copy stands there or on the way to there."""
+        """Play the episode again up to there; at once if this copy is in that state or an earlier one."""
         task_id, actions = snapshot
         done = len(self._actions)
         if task_id != self._task_id or self._actions != actions[:done]:

@@ -230,7 +230,7 @@ class Jvm:
 
     @cached_property
     def scratch(self) -> Simulator:
-        """A simulator in which nobody plays, to make gold paths in."""
+        """A simulator apart from all episodes, to make gold paths in."""
         return Simulator(self)
 
     def make(self) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""What Agent-R's stages do, in counts, for ``make plan``."""
+"""Counts of Agent-R's requests and training tokens, for ``make plan``."""
 
 from __future__ import annotations
 

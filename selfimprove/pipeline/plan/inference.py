@@ -21,7 +21,7 @@ VLLM_STEP, EAGER_LAYER = 4e-3, 4e-4
 kernels, which are started one by one."""
 
 BATCHED_TOKENS = 8192
-"""Tokens that vLLM is taken to read in one pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
+"""Tokens that vLLM is taken to prefill in one pass; its defaults (``max_num_batched_tokens``) are 2,048 to 16,384."""
 
 PROCESS_GPU, PROCESS_HOST, PROCESS_CPU = 1.5e9, 4e9, 1e9
 """Bytes of a process beside its tensors: the CUDA context, library workspaces and fragmentation on a GPU; the libraries
@@ -74,7 +74,7 @@ def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConf
 def _transformers(
     place: str, cfg: TransformersEngineConfig, shape: f.Shape, problems: list[str], held_dtype: str | None
 ) -> Loaded:
-    """Rows of ``context`` tokens for slots and reading, in the model's precision, and prompt blocks that are kept."""
+    """Rows of ``context`` tokens for slots and prefill, in the model's precision, and the prefix cache."""
     token = f.kv_bytes(shape, held_dtype or cfg.dtype)
     rows, prefill_rows = batch_sizes(cfg, shape.parameters)
     slots = rows * cfg.context * token
@@ -126,7 +126,7 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
 
 
 def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardware) -> float:
-    """Reading all prompts, then drawing all tokens, with as many sequences at once as there are and as fit."""
+    """Prefill of all prompts, then decoding, with as many sequences at once as there are and as fit."""
     cfg, ways = engine.cfg, max(1, engine.gpus // engine.replicas)
     compute, traffic = machine.gpu.operations * COMPUTE * ways, machine.gpu.bandwidth * TRAFFIC * ways
     if cfg.dtype == "float32":

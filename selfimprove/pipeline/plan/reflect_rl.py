@@ -1,4 +1,4 @@
-"""What Reflect-RL's stages do, in counts, for ``make plan``."""
+"""Counts of Reflect-RL's requests and training tokens, for ``make plan``."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _acting(
 
 
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
-    """Playing and learning; and what fine-tuning would read for as much compute, which controls match."""
+    """Rollouts and updates; and the training tokens of equal compute, which controls match."""
     rl, max_turns = run.rl, reflect_rl.env.max_turns
     advised = run.advisor is not None
     calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * max_turns, rl.episodes, advised=advised)
@@ -151,7 +151,7 @@ def _evaluation(reflect_rl: ReflectRLParams, splits: dict[str, int], *, advised:
 
 
 def _agent(reflect_rl: ReflectRLParams, splits: dict[str, int], agent: Agent) -> tuple[Calls, ...]:
-    """A chat model as a player: one request a step, or two with an analysis before. Others ask nobody."""
+    """A chat model as a player: one request a step, or two with an analysis before. Others need no engine."""
     if agent.engine is None:
         return ()
     episodes = _games(reflect_rl, splits, agent.eval_reps or reflect_rl.evaluate.eval_reps)

@@ -1,4 +1,4 @@
-"""What SPIN's stages do, in counts, for ``make plan``."""
+"""Counts of SPIN's requests and training tokens, for ``make plan``."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def count(number: float) -> str:
 
 
 def hours(number: float | None) -> str:
-    """2.5; – where there is nothing to count."""
+    """2.5, or – if there is nothing to count."""
     if number is None or number == 0:
         return "–"
     return digits(number)

@@ -1,4 +1,4 @@
-"""What a stage does, in counts: requests to engines, and tokens to train on. Each method's ``plan.py`` lists its
+"""A stage's work in counts: requests to engines, and tokens to train on. Each method's ``plan.py`` lists its
 stages.
 
 Counts are upper bounds. They follow from params wherever params decide; where data decides, one of the bounds below is

@@ -1,4 +1,4 @@
-"""What the local teacher answers: the scripted experts of the environments, found from the text of a dialogue.
+"""Answers of the local teacher: the environments' scripted experts, chosen by the text of a dialogue.
 
 RISE's teacher is asked a problem of the training split and answers with its gold solution. Reflect-RL's is shown a
 file and writes questions about it, or is shown a state of AutoExplore: the state names its task and the commands so
@@ -132,7 +132,7 @@ class ExploreExpert:
         return self._params.env.model_copy(update={"max_turns": max_turns}).make(self._tasks)
 
     def _stand(self, question: str, history: Sequence[str]) -> EnumeratedEnv | None:
-        """The environment where a state says that the player stands; None if no task has the question."""
+        """The environment in the state that the text describes; None if no task has the question."""
         heading = f"# Task\n{question}\n"
         for task in self._env.task_ids():
             if heading not in self._env.reset(task).pre:

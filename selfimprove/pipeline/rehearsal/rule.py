@@ -324,7 +324,7 @@ def _fit_sizes(edit: _Edit, method: str) -> None:
 
 
 def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpus: int) -> None:
-    """What the machine has: fewer processes, and on a CPU no GPU's data types and kernels."""
+    """Fit the settings to this machine: fewer processes, and on a CPU no GPU's data types and kernels."""
     place = ".".join(path)
     most = gpus or 2
     if "processes" in node:

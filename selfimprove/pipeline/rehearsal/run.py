@@ -1,4 +1,4 @@
-"""Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and tells what happened."""
+"""Runs a rehearsal: lays out its folder, serves the teacher, drives DVC stage by stage and reports."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _stand_in(model: str, folder: Path, root: Path, quick: bool) -> str:
 
 
 def run_make(root: Path, goal: str) -> None:
-    """Let make bring what is missing. Of several rehearsals that miss it, one builds it and the others wait.
+    """Let make build what is missing. Of several rehearsals that need it, one builds it and the others wait.
 
     Raises:
         UserError: it failed.

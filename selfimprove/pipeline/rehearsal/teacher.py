@@ -45,7 +45,7 @@ class Said(BaseModel):
 
 
 class Call(BaseModel):
-    """What of a chat completion call is read; ``temperature`` and the like mean nothing to an expert."""
+    """The fields of a chat completion call that are read; an expert ignores ``temperature`` and the like."""
 
     model: str
     messages: list[Said] = Field(min_length=1)

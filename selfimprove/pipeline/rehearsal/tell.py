@@ -1,4 +1,4 @@
-"""What a rehearsal says at its end: minutes per stage, what was replaced, what only a GPU can show."""
+"""The closing report of a rehearsal: minutes per stage, what was replaced, what only a GPU can show."""
 
 from __future__ import annotations
 

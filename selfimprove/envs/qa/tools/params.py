@@ -1,4 +1,4 @@
-"""The ``tools`` section of a method: which tools a policy may call, by name, and what stands behind each.
+"""The ``tools`` section of a method: which tools a policy may call, by name, and the implementation of each.
 
 ::
 
