@@ -75,16 +75,16 @@ TRAINING: dict[Place, tuple[str, ...]] = {
 }
 """Where the params of a trainer stand; every other time it is trained in one of ``LAUNCHED``."""
 
-LAUNCHED: dict[str, dict[str, Any]] = {
+Way = Literal["plain", "endpoint", "fork", "torchrun", "deepspeed", "xtuner"]
+"""How a stage is run: as the bench has it, with an endpoint for an engine, or as one of ``LAUNCHED``."""
+
+LAUNCHED: dict[Way, dict[str, Any]] = {
     "fork": {"launcher": {"kind": "fork", "processes": 2}},
     "torchrun": {"launcher": {"kind": "torchrun", "processes": 2}},
     "deepspeed": {"launcher": {"kind": "deepspeed", "processes": 2, "zero_stage": 2}},
     "xtuner": {"backend": "xtuner", "attention": "sdpa"},
 }
 """With two processes, as forks or by torchrun, and by DeepSpeed's ZeRO; XTuner trains Agent-R."""
-
-Way = Literal["plain", "endpoint", "fork", "torchrun", "deepspeed", "xtuner"]
-"""How a stage is run: as the bench has it, with an endpoint for an engine, or as one of ``LAUNCHED``."""
 
 MOST_KILLS = 3
 FAULTS = 0.3
