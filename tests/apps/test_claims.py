@@ -11,7 +11,15 @@ from ruamel.yaml import YAML
 
 from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, written
-from selfimprove.apps.claims.published import collected, kernels_here, kinds_here, pooled, publish, read_published
+from selfimprove.apps.claims.published import (
+    collected,
+    kernels_here,
+    kinds_here,
+    params_digest,
+    pooled,
+    publish,
+    read_published,
+)
 from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
@@ -106,30 +114,32 @@ def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_results_are_those_of_the_committed_runs(page: str) -> None:
     """If this fails: `make docs`."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert written(text, PAGES[page], read_published(ROOT / "results/published")) == text
+    text, default = (ROOT / page).read_text(encoding="utf-8"), params_digest(profile("default"))
+    assert written(text, PAGES[page], read_published(ROOT / "results/published"), default) == text
 
 
 @pytest.mark.parametrize("method", [None, "spin"])
 def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | None) -> None:
     page = f"before\n{BEGIN}{END}after\n"
-    one, other = written(page, method, everywhere()), written(page, method, everywhere(avx2_17=0.12))
+    one, other = (written(page, method, runs, "p") for runs in (everywhere(), everywhere(avx2_17=0.12)))
     assert one != other
-    assert written(one, method, everywhere()) == one
+    assert written(one, method, everywhere(), "p") == one
     assert all(text.startswith("before\n") and text.endswith("after\n") for text in (one, other))
     with pytest.raises(UserError, match="lost its marks"):
-        written("no marks", method, everywhere())
+        written("no marks", method, everywhere(), "p")
 
 
 def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
     single = run("avx2", 17)
     page = f"{BEGIN}{END}"
-    assert "one seed on one kind of kernels" in written(page, "spin", [single]).replace("\n", " ")
-    assert "one seed on one kind" not in written(page, "spin", everywhere())
-    assert "Left out" not in written(page, "spin", [single])
+    assert "one seed on one kind of kernels" in written(page, "spin", [single], "p").replace("\n", " ")
+    assert "one seed on one kind" not in written(page, "spin", everywhere(), "p")
+    assert "Left out" not in written(page, "spin", [single], "p")
     single["methods"]["spin"]["rows"]["iter1"]["omissions"] = {"evaluate": {"cramped": 0.012}}
-    assert "SPIN, evaluate: cramped up to 1.2 % (iter1)" in written(page, "spin", [single])
-    assert "No run of RISE is published yet" in written(page, "rise", [single])
+    assert "SPIN, evaluate: cramped up to 1.2 % (iter1)" in written(page, "spin", [single], "p")
+    assert "has changed since" not in written(page, "spin", [single], "p")
+    assert "The default profile has changed since" in written(page, "spin", [single], "q").replace("\n", " ")
+    assert "No run of RISE is published yet" in written(page, "rise", [single], "p")
 
 
 def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> None:

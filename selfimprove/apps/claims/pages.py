@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdicts
-from selfimprove.apps.claims.published import FOLDER, Published, pooled, read_published
+from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.publish import write_text
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import DEFAULT, composed
 
 BEGIN, END = "<!-- results: `make docs` -->\n", "<!-- end of results -->\n"
 PAGES = {
@@ -36,8 +37,8 @@ LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "
 """Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
 
 
-def written(page: str, method: str | None, runs: Sequence[Published]) -> str:
-    """The page with its results between the marks.
+def written(page: str, method: str | None, runs: Sequence[Published], default: str) -> str:
+    """The page with its results between the marks. ``default``: names the default profile's params of today.
 
     Raises:
         UserError: the marks are missing.
@@ -46,7 +47,7 @@ def written(page: str, method: str | None, runs: Sequence[Published]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise UserError(f"a page has lost its marks {BEGIN.strip()} … {END.strip()}; put them back around its results.")
-    return f"{before}{BEGIN}\n{_results(method, runs)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{_results(method, runs, default)}\n{END}{after}"
 
 
 def shown_runs(runs: Sequence[Published]) -> list[Published]:
@@ -57,7 +58,7 @@ def shown_runs(runs: Sequence[Published]) -> list[Published]:
     return kinds[best]
 
 
-def _results(method: str | None, runs: Sequence[Published]) -> str:
+def _results(method: str | None, runs: Sequence[Published], default: str) -> str:
     if not runs:
         return "No run is published yet: `make claims` makes them.\n"
     shown = shown_runs(runs)
@@ -66,7 +67,7 @@ def _results(method: str | None, runs: Sequence[Published]) -> str:
     ]
     if not methods:
         return f"No run of {NAMES[method] if method else 'any method'} is published yet: `make claims` makes them.\n"
-    parts = [_basis(runs, shown), _overview(methods, shown) if method is None else _table(method, shown)]
+    parts = [_basis(runs, shown, default), _overview(methods, shown) if method is None else _table(method, shown)]
     parts += [_sentence(one, shown) for one in methods]
     missing = [NAMES[one] for one in METHODS if method is None and one not in methods]
     if missing:
@@ -79,7 +80,7 @@ def _results(method: str | None, runs: Sequence[Published]) -> str:
     return "\n".join(parts)
 
 
-def _basis(runs: Sequence[Published], shown: Sequence[Published]) -> str:
+def _basis(runs: Sequence[Published], shown: Sequence[Published], default: str) -> str:
     seeds = ", ".join(str(run["seed"]) for run in shown)
     packages = ", ".join(f"{name} {number}" for name, number in shown[0]["packages"].items())
     text = f"Held-out tasks, mean ± standard error; seed{'s' if len(shown) > 1 else ''} {seeds} on "
@@ -92,6 +93,8 @@ def _basis(runs: Sequence[Published], shown: Sequence[Published]) -> str:
             " This is one seed on one kind of kernels. Another seed or processor moves these numbers by as much as the "
             "errors say, or more, so no claim rests on them yet."
         )
+    if shown[0]["params"] != default:
+        text += " The default profile has changed since; these are the results of the one before."
     return _wrapped(text)
 
 
@@ -214,11 +217,11 @@ def _row(method: Mapping[str, Any], row: str) -> str:
 def main() -> None:
     """Write every page."""
     try:
-        runs = read_published(FOLDER)
+        runs, default = read_published(FOLDER), params_digest(composed(DEFAULT))
         for name, method in PAGES.items():
             page = Path(name)
             text = page.read_text(encoding="utf-8")
-            new = written(text, method, runs)
+            new = written(text, method, runs, default)
             if new != text:
                 write_text(page, new)
     except UserError as error:
