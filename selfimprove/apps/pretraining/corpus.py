@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 from pydantic import Field
 
@@ -42,6 +43,31 @@ WORLDS: dict[str, tuple[Page, ...]] = {
 """By world, the kinds of its pages; a kind that stands twice is drawn twice as often."""
 
 
+def _words(draws: Random) -> list[str]:
+    """Ten to forty different words of one world, in no order."""
+    page = draws.choice(WORLDS[draws.choice(("math", "textcraft", "qa", "alfworld", "autoexplore"))])(draws)
+    words = sorted({word.strip(".,:?[]") for passage in page for word in passage.text.split()} - {""})
+    return draws.sample(words, min(len(words), draws.randint(10, 40)))
+
+
+def _lines(draws: Random) -> list[Passage]:
+    """Lines of words to be repeated."""
+    words = [_words(draws) for _ in range(draws.randint(1, 3))]
+    return [Passage(f"Repeat: {line}", line, "copying") for line in map(" ".join, words)]
+
+
+def _pairs(draws: Random) -> list[Passage]:
+    """Pairs of words, and questions for the other half of a pair."""
+    words = _words(draws)
+    known = dict(zip(words[::2], words[1::2], strict=False))
+    asked = draws.sample(sorted(known), min(6, len(known)))
+    page = [Passage("\n".join(f"{word} is {other}." for word, other in known.items()))]
+    return [*page, *(Passage(f"What is {word}?", known[word], "lookup") for word in asked)]
+
+
+WORLDS["words"] = (_lines, _lines, _pairs)
+
+
 class Text(Section):
     """Of what the text is, and how it is cut into sequences."""
 
@@ -57,16 +83,18 @@ def page_of(world: str, *key: object) -> list[Passage]:
     return draws.choice(WORLDS[world])(draws)
 
 
-def world_of(text: Text, number: int) -> str:
+def world_of(shares: dict[str, float], number: int) -> str:
     """The world of a sequence of the training text."""
-    return rng("pretraining world", number).choices(list(text.shares), list(text.shares.values()))[0]
+    return rng("pretraining world", number).choices(list(shares), list(shares.values()))[0]
 
 
-def encoded(text: Text, model: Path, seed: int, numbers: range) -> Iterator[EncodedExample]:
-    """The training sequences of these numbers, in their order."""
+def encoded(
+    text: Text, model: Path, seed: int, numbers: range, shares: dict[str, float] | None = None
+) -> Iterator[EncodedExample]:
+    """The training sequences of these numbers, in their order; ``shares`` in place of the text's."""
     writer = Writer(text, model)
     for number in numbers:
-        one = writer.sequence(world_of(text, number), seed, "train", number)
+        one = writer.sequence(world_of(shares or text.shares, number), seed, "train", number)
         if one is not None:
             yield one
 

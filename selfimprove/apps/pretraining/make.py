@@ -41,6 +41,7 @@ class Phase(Section):
     sequences: int = Field(ge=1, le=10_000_000)
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
+    shares: dict[str, float] | None = Field(default=None, description="in place of the text's")
 
 
 class Recipe(Section):
@@ -106,7 +107,7 @@ def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
             continue
         shutil.rmtree(out, ignore_errors=True)
         part = prepare(start, out)
-        sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences)))
+        sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences), phase.shares))
         params = recipe.train.model_copy(update={"lr": phase.lr, "schedule": phase.schedule})
         job = SftJob(
             model_dir=start,

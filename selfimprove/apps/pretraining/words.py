@@ -91,7 +91,7 @@ def make_tokenizer(pages: int, vocab_size: int, folder: Path, seed: int) -> None
 def texts(pages: int, seed: int) -> Iterator[str]:
     """The worlds' pages, and what experts and methods say, for its words alone."""
     for world in WORLDS:
-        if world != "copying":  # its words are made up
+        if world not in ("copying", "words"):  # one's words are made up, the other's are the worlds'
             for number in range(pages):
                 for passage in page_of(world, seed, "tokenizer", number):
                     yield passage.text
