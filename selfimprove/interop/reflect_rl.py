@@ -48,7 +48,7 @@ from selfimprove.methods.reflect_rl.tasks import SPLITS
 from selfimprove.methods.splits import load_split
 
 
-def told_tasks(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
+def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[TeacherTrajectory]) -> list[Task]:
     """AutoExplore's tasks with their trajectories; a negative's wrong action is a step without a reflection.
 
     Those that a task of a file had before come first, and each negative after them gets a free number.
@@ -109,7 +109,7 @@ def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["sp
     if not isinstance(text, str) or marker is None:
         raise UserError(
             f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
-            "learnt; fix or delete the line."
+            "trained on; fix or delete the line."
         )
     prompt, _, answer = text.rpartition(marker)
     messages = [
@@ -167,7 +167,7 @@ def export_tasks(
     split: Annotated[str, typer.Option(help="train, dev or test: only that split's tasks; none: all")] = "",
 ) -> None:
     """AutoExplore's tasks with their trajectories, as train.json, validate.json and test.json are."""
-    tasks = told_tasks(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
+    tasks = tasks_with_trajectories(read_tasks(folder / TASKS_FILE), read_jsonl(source, TeacherTrajectory))
     if split:
         name = next((name for name in SPLITS if name == split), None)
         if name is None:

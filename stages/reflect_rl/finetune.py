@@ -5,7 +5,7 @@ import shutil
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
 from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.methods.reflect_rl.logs import told_curve
+from selfimprove.methods.reflect_rl.logs import log_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
@@ -45,7 +45,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         stage.output(f"results/reflect_rl/{name}/train.json"),
         {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
     )
-    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(told_curve(job.log)))
+    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(log_curve(job.log)))
     shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))
 
 

@@ -97,7 +97,7 @@ def test_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
     changes = {"lora": lora, "dtype": "bfloat16", "gradient_checkpointing": True, "max_steps": 2}
     run = _Run(make_job(gpt2, tmp_path, params(**changes)), 1, None)
     assert run._engine._decoder.slots.kv.dtype == torch.bfloat16
-    assert {parameter.dtype for parameter in run._policy.learnt} == {torch.float32}
+    assert {parameter.dtype for parameter in run._policy.trainable} == {torch.float32}
     before = {name: value.clone() for name, value in run._policy.state().items()}
     with asyncio.Runner() as runner:
         losses = [run._iterate(iteration, runner)["loss"][0] for iteration in range(2)]

@@ -97,12 +97,15 @@ async def convert(
         revisions = await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress)
 
     made = [
-        (revision, Example(id="", messages=_learnt(revision.messages), source=_source(revision.tree, revision.pair)))
+        (
+            revision,
+            Example(id="", messages=_trained_part(revision.messages), source=_source(revision.tree, revision.pair)),
+        )
         for revision in revisions
         if revision.messages is not None
     ]
     goods = [
-        Example(id="", messages=_learnt(whole(tree, tree.path(leaf))), source=f"{tree.id}:{leaf}")
+        Example(id="", messages=_trained_part(whole(tree, tree.path(leaf))), source=f"{tree.id}:{leaf}")
         for tree, leaf in good
     ]
     kinds = mixed([example for _, example in made], goods, cfg.mix, seed, warm_start)
@@ -207,7 +210,7 @@ def _world_of(world: World | Mapping[str, World] | None, env: str) -> World:
     return found
 
 
-def _learnt(messages: Sequence[Message]) -> list[Message]:
+def _trained_part(messages: Sequence[Message]) -> list[Message]:
     """Up to the last reply: nothing after it is trained on, so the last observation would only cost tokens."""
     last = max(i for i, message in enumerate(messages) if message.role == "assistant")
     return list(messages[: last + 1])

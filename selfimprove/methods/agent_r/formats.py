@@ -111,7 +111,7 @@ def to_xtuner(example: Example) -> dict[str, Any]:
         elif message.role == "system" or (message.role == "user" and message.weight):
             raise UserError(
                 f"example {example.id!r}, message {place + 1}: XTuner's format has no place for "
-                f"a {'later system message' if message.role == 'system' else 'learnt user message'}; train with the "
+                f"a {'later system message' if message.role == 'system' else 'trained user message'}; train with the "
                 "trainer backend."
             )
         elif message.role == "user":

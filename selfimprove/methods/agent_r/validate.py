@@ -36,11 +36,11 @@ async def replay(
     fresh, states = await begin(world, tree.task_id, given)
     for here in states[1:]:
         fresh += [Message(role="assistant", content=here.reply), Message(role="user", content=here.observation)]
-    here, learnt = states[-1], 0
+    here, trained = states[-1], 0
     for said in trajectory[len(tree.prompt) :: 2]:
         if here.done:
             break
         here = await act(world, here, said.content)
         fresh += [said, Message(role="user", content=here.observation)]
-        learnt += bool(said.weight)
-    return fresh if learnt > 1 and good_enough(here.reward) else None
+        trained += bool(said.weight)
+    return fresh if trained > 1 and good_enough(here.reward) else None

@@ -31,7 +31,7 @@ from selfimprove.methods.reflect_rl.prompts import (
 )
 
 
-def learnt_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtStep]]:
+def trained_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtStep]]:
     """(name, step) of the steps that are trained on; none of a trajectory that failed."""
     if trajectory.status != "solved":
         return
@@ -50,7 +50,7 @@ def convert(
     """
     sets: dict[DataSet, list[Example]] = {name: [] for name in DATA_SETS}
     for trajectory in trajectories:
-        for name, step in learnt_steps(trajectory):
+        for name, step in trained_steps(trajectory):
             state = State(step.pre, step.post, tuple(step.labels))
             plain = policy_example(name, instruction, state, None, step.label, markers, trajectory.id)
             reflect = reflection_example(name, instruction, state, step.reflection, markers, trajectory.id)

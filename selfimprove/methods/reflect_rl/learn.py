@@ -312,11 +312,11 @@ class _Run:
     def _summary(self, episode: RLEpisode, tell: bool) -> _EpisodeSummary:
         if episode.status == "blocked":
             return _EpisodeSummary(None, episode.cost, False, 0, 0, 0, [])
-        learnt = trajectory(episode, self._ids, self._params.mask_invalid)
+        path = trajectory(episode, self._ids, self._params.mask_invalid)
         read = sum(len(step.prompt_ids) * (2 if step.reflection else 1) for step in episode.steps)
-        detail = details(episode, learnt.decisions, self._params.entropy_coef) if tell else []
+        detail = details(episode, path.decisions, self._params.entropy_coef) if tell else []
         shortened, cut = (sum(getattr(step, what) for step in episode.steps) for what in ("shortened", "cut"))
-        return _EpisodeSummary(learnt, episode.cost, episode.success, read, shortened, cut, detail)
+        return _EpisodeSummary(path, episode.cost, episode.success, read, shortened, cut, detail)
 
     def _count(self, played: Sequence[_EpisodeSummary]) -> None:
         self._totals["episodes"] += len(played)

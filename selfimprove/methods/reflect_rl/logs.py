@@ -97,7 +97,7 @@ def read_curve(path: Path) -> list[Point]:
     return points
 
 
-def told_curve(log: Path) -> Iterator[dict[str, Any]]:
+def log_curve(log: Path) -> Iterator[dict[str, Any]]:
     """A run's log.jsonl as rows of a table, read line by line; an empty cell: there was nothing to measure."""
     with log.open(encoding="utf-8") as file:
         for line in file:

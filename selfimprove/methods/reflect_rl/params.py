@@ -264,7 +264,7 @@ class ReflectRLParams(Trained):
         reflectors = [key for key, sft in self.sft.items() if sft.data.startswith("sft_reflection")]
         if name not in reflectors:
             raise ValueError(
-                f"{place}: {name!r} has not learnt to reflect; name one of sft whose data is sft_reflection "
+                f"{place}: {name!r} was not trained to reflect; name one of sft whose data is sft_reflection "
                 f"({', '.join(reflectors) or 'there is none yet'})"
             )
 
@@ -273,7 +273,7 @@ class ReflectRLParams(Trained):
         first = self.iterations[self.lineage(run)[0]].init
         if self.sft[first].data.startswith("sft_policy") and self.iterations[run].advisor is None:
             raise ValueError(
-                f"iterations.{run}: {first!r} has learnt to act on reflections, but the run has no reflection model; "
+                f"iterations.{run}: {first!r} was trained to act on reflections, but the run has no reflection model; "
                 "name one as reflector, or start from a policy that was trained on the set sft"
             )
 

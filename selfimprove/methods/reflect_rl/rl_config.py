@@ -78,7 +78,7 @@ class RLParams(ActingParams):
         if self.temperature == 0:
             raise ValueError("temperature 0 never tries anything; set 1")
         if self.lora is not None and self.lora.dropout:
-            raise ValueError("lora.dropout must be 0: what is learnt from is what was done, without dropout")
+            raise ValueError("lora.dropout must be 0: updates need the probabilities of play, without dropout")
         if self.lora is None and self.dtype != "float32":
             raise ValueError(f"dtype {self.dtype!r} is for adapters; add lora, or set float32")
         if self.launcher.kind not in ("single", "fork"):

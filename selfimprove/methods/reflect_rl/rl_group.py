@@ -46,14 +46,14 @@ class Group:
         """Replace gradients by their sums, added in order of rank: the same bits in every process and every run."""
         if self._sums is None:
             return
-        learnt = list(parameters)
-        for parameter in learnt:  # a process may have had no work
+        trainable = list(parameters)
+        for parameter in trainable:  # a process may have had no work
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = torch.cat([parameter.grad.flatten() for parameter in learnt if parameter.grad is not None])
+        gradients = torch.cat([parameter.grad.flatten() for parameter in trainable if parameter.grad is not None])
         self._sums.add_up(gradients)
         at = 0
-        for parameter in learnt:
+        for parameter in trainable:
             assert parameter.grad is not None
             parameter.grad.copy_(gradients[at : at + parameter.numel()].view_as(parameter))
             at += parameter.numel()

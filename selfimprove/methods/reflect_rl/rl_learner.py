@@ -46,7 +46,7 @@ class Learner:
         """``critic_body``: whose hidden states the critic reads; None: the policy's own."""
         self._policy, self._params, self._group, self._critic_body = policy, params, group, critic_body
         self._optimizer = torch.optim.Adam(
-            policy.learnt, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, foreach=True
+            policy.trainable, lr=params.lr, betas=params.betas, weight_decay=params.weight_decay, foreach=True
         )
         hidden = policy.model.config.get_text_config().hidden_size
         self._critic = Critic(params.critic, hidden, seed, params.device) if params.critic is not None else None
@@ -105,8 +105,8 @@ class Learner:
                 part.backward()  # type: ignore[no-untyped-call]
                 loss += float(part.detach())
             losses.append(self._group.total(loss))
-            self._group.sum_gradients(self._policy.learnt)
-            norm = float(torch.nn.utils.clip_grad_norm_(self._policy.learnt, params.grad_clip))
+            self._group.sum_gradients(self._policy.trainable)
+            norm = float(torch.nn.utils.clip_grad_norm_(self._policy.trainable, params.grad_clip))
             if not (math.isfinite(losses[-1]) and math.isfinite(norm)):
                 raise UserError(
                     f"rl: the loss of iteration {iteration + 1} is {losses[-1]:.4g} and the gradient norm {norm:.4g}; "

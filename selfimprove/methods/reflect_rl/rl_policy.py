@@ -46,7 +46,7 @@ class Policy:
 
     Attributes:
         model: as the library has it (with adapters: the model that they sit in).
-        learnt: the trainable parameters.
+        trainable: the parameters that are trained.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Policy:
         without_dropout(self._outer)
         if params.gradient_checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.learnt = [parameter for parameter in self._outer.parameters() if parameter.requires_grad]
+        self.trainable = [parameter for parameter in self._outer.parameters() if parameter.requires_grad]
         self._pad = int(getattr(self.model.config, "pad_token_id", None) or 0)
         self._wanted: torch.Tensor | None = None
         self._hidden = torch.empty(0)

@@ -38,12 +38,12 @@ def check_environment(folder: Path, env: EnumeratedEnv) -> None:
     known = json.loads((folder / MARK).read_text(encoding="utf-8"))
     if known.get("env") != env.name:
         raise UserError(
-            f"{folder} has learnt to act in {known.get('env')}, not in {env.name}; name another init, or fix "
+            f"{folder} was trained to act in {known.get('env')}, not in {env.name}; name another init, or fix "
             "reflect_rl.env.name."
         )
     if known.get("labels") != list(env.labels):
         raise UserError(
-            f"{folder} has learnt {len(known.get('labels', []))} other labels than the {len(env.labels)} of these "
+            f"{folder} was trained on {len(known.get('labels', []))} other labels than the {len(env.labels)} of these "
             "params; fix reflect_rl.env.labels, or train it anew."
         )
 

@@ -129,10 +129,10 @@ def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tup
     full = room(reflect_rl.engines["policy"], 1)
     replayed = rl.replay_episodes if rl.replay_buffer else 0
     passes = rl.ppo_epochs if rl.algorithm == "ppo" else 1
-    learnt = rl.max_steps * (rl.episodes + replayed) * max_turns * full * passes
+    trained = rl.max_steps * (rl.episodes + replayed) * max_turns * full * passes
     played = rl.max_steps * rl.episodes * max_turns * full * (2 if advised else 1)
-    training = Training(f"reflect_rl.iterations.{key}.rl", rl, learnt, full, rl.max_steps)
-    return calls, training, learnt + played // 3
+    training = Training(f"reflect_rl.iterations.{key}.rl", rl, trained, full, rl.max_steps)
+    return calls, training, trained + played // 3
 
 
 def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> int:

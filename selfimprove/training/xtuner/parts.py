@@ -57,10 +57,10 @@ class MicroBatches(Dataset):
         if index < 0:
             return {**PADDING, "divisor": 1.0}
         example = self._examples[index]
-        learnt = zip(example.ids, example.token_weights, strict=True)
+        weighted = zip(example.ids, example.token_weights, strict=True)
         return {
             "input_ids": example.ids,
-            "labels": [token if weight else IGNORED for token, weight in learnt],
+            "labels": [token if weight else IGNORED for token, weight in weighted],
             "divisor": self._divisors[place],
         }
 

@@ -221,7 +221,7 @@ def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
 def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = with_(iterations={"reflect_rl": {"reflect": False}})
     sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
-    assert "'policy' has learnt to act on reflections, but the run has no reflection model" in sentence
+    assert "'policy' was trained to act on reflections, but the run has no reflection model" in sentence
     assert "name one as reflector" in sentence
 
 
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path:
     done(reflect_bench, folder, "data")
     for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
         sentence = refused(reflect_bench, folder, stage, item)
-        assert "models/reflect_rl/policy has learnt to act in taxi, not in alfworld" in sentence
+        assert "models/reflect_rl/policy was trained to act in taxi, not in alfworld" in sentence
 
 
 def test_splits_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from selfimprove.envs.autoexplore.repos import Repo, open_repos
 from selfimprove.envs.autoexplore.tasks import filter_tasks, read_tasks, split_tasks
 from selfimprove.envs.interface import State
 from selfimprove.envs.registry import listed_env
-from selfimprove.interop.reflect_rl import app, from_text, to_text, told_tasks
+from selfimprove.interop.reflect_rl import app, from_text, tasks_with_trajectories, to_text
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach
 from selfimprove.methods.reflect_rl.logs import Point, original_points
 from selfimprove.methods.reflect_rl.params import GenerateParams
@@ -81,7 +81,7 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
     task = task_for("core/hub.py", trajectories=told)
     made = [TeacherTrajectory(id=info, env="autoexplore", task_id=0, info=info, teacher="scripted", status="solved")
             for info in ("positive", "negative0", "negative1")]  # fmt: skip
-    once = told_tasks([task], made)
+    once = tasks_with_trajectories([task], made)
     infos = ["positive", "negative0", "positive", "negative1", "negative2"]
     assert [one.info for one in once[0].trajectories] == infos
     write_tasks(tmp_path / "all.json", once)

@@ -22,7 +22,7 @@ from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.envs.labels import label_ids
 from selfimprove.methods.reflect_rl.curriculum import phases
 from selfimprove.methods.reflect_rl.learn import RLJob, _Run, learn
-from selfimprove.methods.reflect_rl.logs import told_curve
+from selfimprove.methods.reflect_rl.logs import log_curve
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
 from selfimprove.methods.reflect_rl.rl_policy import example, order, weights_hash
@@ -117,7 +117,7 @@ def test_every_kind_of_run_ends_with_a_model_that_loads_and_a_whole_log(
     assert report.episodes == 36
     assert report.decisions == sum(row["steps"] for row in rows)
     assert report.real_tokens == report.update_tokens + report.rollout_tokens // 3
-    assert [row["step"] for row in told_curve(job.log)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in log_curve(job.log)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_log_tells_steps_as_the_originals_does(folder: Path, tmp_path: Path) -> None:
@@ -239,9 +239,9 @@ def test_a_checkpoint_of_another_environment_is_refused_and_descendants_inherit_
     learn(job)
     other = Corridor()
     other.name = "taxi"
-    with pytest.raises(UserError, match="has learnt to act in corridor, not in taxi"):
+    with pytest.raises(UserError, match="was trained to act in corridor, not in taxi"):
         check_environment(job.out_dir, other)
-    with pytest.raises(UserError, match="has learnt 3 other labels than the 2"):
+    with pytest.raises(UserError, match="was trained on 3 other labels than the 2"):
         check_environment(job.out_dir, Corridor(labels=("0", "1")))
 
 

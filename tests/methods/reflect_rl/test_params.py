@@ -93,8 +93,8 @@ RUN = {"init": "policy", "reflector": "reflector"}
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"iterations": {"r": {"init": "policy", "reflector": "policy"}}}, "'policy' has not learnt to reflect; name"),
-        ({"iterations": {"r": {"init": "policy", "reflector": "nobody"}}}, "'nobody' has not learnt to reflect"),
+        ({"iterations": {"r": {"init": "policy", "reflector": "policy"}}}, "'policy' was not trained to reflect; name"),
+        ({"iterations": {"r": {"init": "policy", "reflector": "nobody"}}}, "'nobody' was not trained to reflect"),
         ({"iterations": {"r": {"init": "nowhere"}}}, "there is no model 'nowhere'; there are reflector, policy"),
         ({"iterations": {"a": {"init": "b"}, "b": {"init": "a"}}}, "the iterations form a cycle"),
         ({"iterations": {"policy": RUN}}, "the name is taken"),

@@ -67,8 +67,8 @@ def test_an_update_is_adams_with_its_gradient_clipped(tiny: Path) -> None:
             value, _ = twin.evaluate(((0,),), [one], [example(one)])
             values = values + q * value[0] / 8
     values.backward()
-    torch.nn.utils.clip_grad_norm_(twin.learnt, 1e-3)
-    torch.optim.Adam(twin.learnt, lr=1e-3, weight_decay=0.01).step()
+    torch.nn.utils.clip_grad_norm_(twin.trainable, 1e-3)
+    torch.optim.Adam(twin.trainable, lr=1e-3, weight_decay=0.01).step()
     learner.train(played, iteration=0, fresh=True)
     for name, value in policy.state().items():
         assert torch.allclose(value, twin.state()[name], atol=2e-4), name
@@ -181,7 +181,7 @@ def test_a_loss_that_is_no_number_is_refused_and_nothing_is_learnt(tiny: Path) -
 def test_a_policy_whose_weights_are_not_finite_is_not_handed_on(tiny: Path) -> None:
     learner, policy = make(tiny)
     learner.check_weights()
-    policy.learnt[-1].data.view(-1)[-1] = math.inf
+    policy.trainable[-1].data.view(-1)[-1] = math.inf
     with pytest.raises(UserError, match=r"^rl: after the last iteration, model\..* holds numbers that are not finite"):
         learner.check_weights()
 

@@ -102,8 +102,8 @@ def test_the_heads_weights_stay_and_the_body_learns(tiny: Path) -> None:
     values, hidden = policy.evaluate(((0, 1), (2, 3)), some, [example(one) for one in some])
     values.sum().backward()
     assert head.grad is None
-    assert not any(parameter is head for parameter in policy.learnt)
-    assert all(parameter.grad is not None for parameter in policy.learnt)
+    assert not any(parameter is head for parameter in policy.trainable)
+    assert all(parameter.grad is not None for parameter in policy.trainable)
     assert not hidden.requires_grad
     assert hidden.shape == (4, 32)
     rows = [IDS.index(one.token) for one in some]
@@ -117,8 +117,8 @@ def test_a_tied_output_layer_is_frozen_with_the_embedding(tiny: Path, tmp_path: 
     model.tie_weights()
     model.save_pretrained(tmp_path)
     policy = load(tmp_path)
-    assert not any(parameter is policy.model.get_input_embeddings().weight for parameter in policy.learnt)
-    assert policy.learnt
+    assert not any(parameter is policy.model.get_input_embeddings().weight for parameter in policy.trainable)
+    assert policy.trainable
 
 
 def test_an_output_layer_with_a_bias_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_with_adapters_only_they_learn_and_the_written_model_decides_alike(tiny:
     policy, some = load(tiny, lora={"rank": 4, "alpha": 8}), decisions(8)
     assert torch.allclose(logprobs(policy, some), expected(tiny, some), atol=1e-5)
     assert {"lora_A", "lora_B"} == {name.split(".")[-3] for name in policy.state()}
-    optimizer = torch.optim.Adam(policy.learnt, lr=0.05)
+    optimizer = torch.optim.Adam(policy.trainable, lr=0.05)
     for _ in range(3):
         optimizer.zero_grad()
         values, _ = policy.evaluate((tuple(range(8)),), some, [example(one) for one in some])
@@ -155,7 +155,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) ->
         policy = load(tiny, lora=lora, gradient_checkpointing=checkpointing)
         values, _ = policy.evaluate((tuple(range(6)),), some, [example(one) for one in some])
         values.sum().backward()
-        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.learnt]))
+        gradients.append(torch.cat([parameter.grad.flatten() for parameter in policy.trainable]))
     assert torch.allclose(*gradients, atol=1e-5)  # type: ignore[arg-type,misc]
     assert gradients[0].abs().max() > 0
 
@@ -163,7 +163,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny: Path, lora: object) ->
 def test_a_policy_goes_on_from_its_state_to_the_bit(tiny: Path) -> None:
     policy, other = load(tiny), load(tiny)
     with torch.no_grad():
-        for parameter in policy.learnt:
+        for parameter in policy.trainable:
             parameter.add_(0.01)
     other.restore({name: value.clone() for name, value in policy.state().items()})
     assert weights_hash(other.model) == weights_hash(policy.model) != weights_hash(load(tiny).model)

@@ -17,7 +17,10 @@ ADVISED = {"init": "policy", "reflector": "reflector"}
 def test_reflect_rl_bad_input_a_policy_that_reads_reflections_is_not_trained_without_a_reflector(
     run: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValidationError, match=r"iterations.x: 'policy' has learnt to act on reflections.*as reflector"):
+    said = r"iterations.x: 'policy' was trained to act on reflections.*as reflector"
+    with pytest.raises(ValidationError, match=said):
+        ValidationError, match=r"iterations.x: 'policy' was trained to act on reflections.*as reflector"
+    ):
         read({"x": run})
 
 
