@@ -141,8 +141,8 @@ RUN = {"init": "policy", "reflector": "reflector"}
         ({"env": {"name": "autoexplore", "mode": "pickup"}}, "mode is an option of taxi, and name is autoexplore"),
         ({"env": {"name": "taxi", "blacklist": "x"}}, "blacklist is an option of alfworld, and name is taxi"),
         ({"env": {"name": "alfworld", "games": "x"}}, "games is an option of textworld, and backend is kitchen"),
-        ({"tasks": {"file": "x.json"}}, "tasks.file: is for env.name autoexplore, and it is taxi; remove it"),
-        ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: is for env.name autoexplore"),
+        ({"tasks": {"file": "x.json"}}, "tasks.file: taxi takes no tasks of a file or a teacher; remove it"),
+        ({"tasks": {"teacher": "teacher"}}, "tasks.teacher: taxi takes no tasks of a file or a teacher"),
     ],
 )
 def test_reflect_rl_bad_input_params(changes: Any, said: str) -> None:

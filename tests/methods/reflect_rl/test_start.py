@@ -19,8 +19,6 @@ def test_reflect_rl_bad_input_a_policy_that_reads_reflections_is_not_trained_wit
 ) -> None:
     said = r"iterations.x: 'policy' was trained to act on reflections.*as reflector"
     with pytest.raises(ValidationError, match=said):
-        ValidationError, match=r"iterations.x: 'policy' was trained to act on reflections.*as reflector"
-    ):
         read({"x": run})
 
 
