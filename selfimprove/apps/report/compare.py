@@ -28,6 +28,9 @@ Run = tuple[str, dict[str, Any], dict[str, str]]
 
 ERROR = " error"
 
+MOST_CHANGES = 12
+"""So many changed params are named of a run: another profile changes hundreds."""
+
 
 def main() -> None:
     """Print the table; exit with 2 if there is nothing to compare."""
@@ -101,6 +104,8 @@ def table_of(runs: list[Run]) -> Table:
     for name, params, cells in runs:
         table.add_row(escape(name), *(cells.get(heading, "-") for heading in columns))
         changed = changes(params, reference)
+        if (more := len(changed) - MOST_CHANGES) > 0:
+            changed[MOST_CHANGES:] = [f"and {more} more, which `dvc params diff` lists"]
         notes += [f"{name}: {'; '.join(changed)}"] if changed else []
     table.caption = escape("\n".join(["mean ± standard error; minus: paired difference of the last row", *notes]))
     table.caption_justify = "left"
