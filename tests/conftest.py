@@ -54,6 +54,14 @@ def bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
 
 
 @pytest.fixture(scope="session")
+def rise_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """RISE's first stages run, and the first collection."""
+    made = Workbench(copy_code(tmp_path_factory.mktemp("rise_bench")), forks)
+    made.done(made.folder, "rise.generate", "iter1")
+    return made
+
+
+@pytest.fixture(scope="session")
 def agent_bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """Agent-R's first stages run: those, and the trees that the expert searched."""
     return Workbench(copy_code(tmp_path_factory.mktemp("agent_bench")), forks, "agent_r")

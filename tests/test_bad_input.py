@@ -1,6 +1,7 @@
 """Bad input, given to the real stages: one sentence on stderr, exit code 2, nothing published and nothing lost.
 
-Each case breaks one thing in a working folder. (Params: tests/pipeline/test_params.py; a full disk and two runs at
+Each case breaks one thing in a working folder. (Rows, missing files and unknown items, of every method:
+tests/contracts/test_bad_input.py; params: tests/pipeline/test_params.py; a full disk and two runs at
 once: tests/contracts/test_rerun.py; declared sources: tests/core/test_sources.py.)
 """
 
@@ -19,166 +20,74 @@ from typing import Any
 import pytest
 
 from tests.engines.http_endpoint import Reply, Seen, echo, endpoint
-from tests.pipeline.workbench import Forks, Workbench, copy_code, published, write_params
+from tests.pipeline.workbench import Workbench, published, write_params
 from tests.support.tiny import train_tokenizer
 
 pytestmark = pytest.mark.timeout(600)
 
-EPISODES = "data/rise/iter1/episodes.jsonl"
 EXAMPLES = "data/rise/base/train/examples.jsonl"
-TEXTS = "data/rise/texts.jsonl"
-PANEL = "data/rise/tasks/train.jsonl"
-
-
-@pytest.fixture(scope="module")
-def bench(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
-    """First stages run, and the first collection."""
-    made = Workbench(copy_code(tmp_path_factory.mktemp("bench")), forks)
-    assert forks.run(made.folder, "rise.generate", "iter1").code == 0
-    return made
-
-
-def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
-    """The one sentence with which a stage ends; whatever was published before is as it was."""
-    before = published(folder)
-    ran = bench.forks.run(folder, stage, item, **more)
-    assert ran.code == 2, ran.stderr
-    assert len(ran.lines) == 1, ran.stderr
-    assert published(folder) == before
-    name = stage.replace(".", "-")
-    assert ran.stderr.startswith(f"{name}@{item}: " if item else f"{name}: ")
-    return ran.lines[0]
 
 
 def lines_of(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)
 
 
-@pytest.mark.parametrize(
-    ("stage", "item", "file", "line", "damage", "said"),
-    [
-        ("rise.convert", "iter1", EPISODES, 3, lambda raw: raw[: len(raw) // 2] + b"\n", "not a whole JSON object"),
-        ("rise.convert", "iter1", EPISODES, 6, lambda raw: raw[:-20], "not a whole JSON object"),
-        ("rise.convert", "iter1", EPISODES, 2, lambda raw: b"\xff" + raw, "not UTF-8 (byte 0)"),
-        ("rise.convert", "iter1", EPISODES, 1, lambda raw: b"[1]\n", "a JSON object was expected"),
-        ("rise.convert", "iter1", EPISODES, 4, lambda raw: raw.replace(b'"turns"', b'"turn"'), "field 'turn"),
-        ("rise.convert", "iter1", EPISODES, 5, lambda raw: raw.replace(b'"reward": ', b'"reward": NaN, "r": ', 1), ""),
-        ("rise.generate", "iter1", PANEL, 5, lambda raw: raw[:-9] + b"\n", "not a whole JSON object"),
-        ("rise.generate", "iter1", PANEL, 4, lambda raw: raw.replace(b"#### ", b"#### about "), "####"),
-        ("rise.generate", "iter1", PANEL, 7, lambda raw: raw.replace(b"#### ", b"that is "), "####"),
-        ("rise.generate", "iter1", PANEL, 2, lambda raw: raw.replace(b'"question"', b'"query"'), "'question'"),
-        ("rise.finetune", "base", EXAMPLES, 9, lambda raw: raw[1:], "not a whole JSON object"),
-        ("rise.finetune", "base", EXAMPLES, 1, lambda raw: raw.replace(b'"role": "user"', b'"role": "me"'), "role"),
-        ("base", "rise", TEXTS, 1, lambda raw: b"\xfe\n", "not UTF-8"),
-    ],
-)
-def test_a_torn_or_foreign_line_is_named_by_file_and_line(
-    bench: Workbench,
-    tmp_path: Path,
-    stage: str,
-    item: str,
-    file: str,
-    line: int,
-    damage: Callable[[bytes], bytes],
-    said: str,
-) -> None:
-    folder = bench.copy(tmp_path / "bench")
-    lines = lines_of(folder / file)
-    lines[line - 1] = damage(lines[line - 1])
-    (folder / file).write_bytes(b"".join(lines))
-    sentence = refused(bench, folder, stage, item)
-    assert f"{file}, line {line}: " in sentence
-    assert said in sentence
-    assert "; " in sentence  # and the remedy
-
-
-@pytest.mark.parametrize(
-    ("stage", "item", "file"),
-    [("rise.convert", "iter1", EPISODES), ("rise.generate", "iter1", PANEL), ("rise.finetune", "base", EXAMPLES)],
-)
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_an_empty_data_set_is_refused(
-    bench: Workbench, tmp_path: Path, stage: str, item: str, file: str, content: bytes
-) -> None:
-    folder = bench.copy(tmp_path / "bench")
-    (folder / file).write_bytes(content)
-    assert f"{file} holds no rows; " in refused(bench, folder, stage, item)
-
-
-@pytest.mark.parametrize(
-    ("stage", "item", "missing"),
-    [
-        ("rise.generate", "iter1", "models/rise/base"),
-        ("rise.finetune", "base", "models/base/rise"),
-        ("rise.evaluate", "base", "models/rise/base"),
-        ("rise.convert", "iter1", EPISODES),
-        ("base", "rise", TEXTS),
-    ],
-)
-def test_a_missing_input_is_named_with_the_command_that_makes_it(
-    bench: Workbench, tmp_path: Path, stage: str, item: str, missing: str
-) -> None:
-    folder = bench.copy(tmp_path / "bench")
-    shutil.rmtree(folder / missing) if (folder / missing).is_dir() else (folder / missing).unlink()
-    assert f"{missing} does not exist; run `make repro METHOD=rise`" in refused(bench, folder, stage, item)
-
-
 def engine(**options: Any) -> dict[str, Any]:
     return {"rise": {"engines": {"student": options}}}
 
 
-def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(bench: Workbench, tmp_path: Path) -> None:
+def test_a_missing_model_folder_of_an_engine_or_the_base_is_named(rise_bench: Workbench, tmp_path: Path) -> None:
     teacher = {"engine": "transformers", "model": "models/nowhere"}
-    folder = bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
-    assert "models/nowhere holds no model (config.json)" in refused(bench, folder, "rise.generate", "iter1")
-    folder = bench.copy(tmp_path / "student", engine(model="models/nowhere"))
-    assert "name a model of your own as base.rise.model" in refused(bench, folder, "rise.generate", "iter1")
-    folder = bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
-    assert "base.rise: model 'models/nowhere' is no folder" in refused(bench, folder, "base", "rise")
+    folder = rise_bench.copy(tmp_path / "engine", {"rise": {"engines": {"teacher": teacher}}})
+    assert "models/nowhere holds no model (config.json)" in rise_bench.refused(folder, "rise.generate", "iter1")
+    folder = rise_bench.copy(tmp_path / "student", engine(model="models/nowhere"))
+    assert "name a model of your own as base.rise.model" in rise_bench.refused(folder, "rise.generate", "iter1")
+    folder = rise_bench.copy(tmp_path / "base", {"base": {"rise": {"model": "models/nowhere"}}})
+    assert "base.rise: model 'models/nowhere' is no folder" in rise_bench.refused(folder, "base", "rise")
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_model_folder_without_a_file_it_needs_is_refused(bench: Workbench, tmp_path: Path, missing: str) -> None:
-    folder = bench.copy(tmp_path / "bench")
+def test_a_model_folder_without_a_file_it_needs_is_refused(rise_bench: Workbench, tmp_path: Path, missing: str) -> None:
+    folder = rise_bench.copy(tmp_path / "bench")
     (folder / "models/rise/base" / missing).unlink()
-    sentence = refused(bench, folder, "rise.generate", "iter1")
+    sentence = rise_bench.refused(folder, "rise.generate", "iter1")
     assert "models/rise/base" in sentence
     assert missing in sentence
 
 
-def test_a_truncated_weight_file_is_refused(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench")
+def test_a_truncated_weight_file_is_refused(rise_bench: Workbench, tmp_path: Path) -> None:
+    folder = rise_bench.copy(tmp_path / "bench")
     weights = folder / "models/rise/base/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    assert "models/rise/base: the model does not load" in refused(bench, folder, "rise.generate", "iter1")
+    assert "models/rise/base: the model does not load" in rise_bench.refused(folder, "rise.generate", "iter1")
     shutil.copy(weights, folder / "models/base/rise/model.safetensors")
-    assert "models/base/rise" in refused(bench, folder, "rise.finetune", "base")
+    assert "models/base/rise" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
-def test_a_model_without_a_chat_template_is_refused_and_the_param_named(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench")
+def test_a_model_without_a_chat_template_is_refused_and_the_param_named(rise_bench: Workbench, tmp_path: Path) -> None:
+    folder = rise_bench.copy(tmp_path / "bench")
     for model in ("rise/base", "base/rise"):
         (folder / f"models/{model}/chat_template.jinja").unlink()
     for stage, item in (("rise.generate", "iter1"), ("rise.finetune", "base")):
-        sentence = refused(bench, folder, stage, item)
+        sentence = rise_bench.refused(folder, stage, item)
         assert "has no chat template; name one with the param chat_template" in sentence
-    given = bench.copy(tmp_path / "own", {"base": {"rise": {"model": "given"}}})
+    given = rise_bench.copy(tmp_path / "own", {"base": {"rise": {"model": "given"}}})
     shutil.copytree(folder / "models/base/rise", given / "given")
-    assert "given has no chat template" in refused(bench, given, "base", "rise")
+    assert "given has no chat template" in rise_bench.refused(given, "base", "rise")
 
 
-def test_a_tokenizer_of_another_model_is_refused(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench")
+def test_a_tokenizer_of_another_model_is_refused(rise_bench: Workbench, tmp_path: Path) -> None:
+    folder = rise_bench.copy(tmp_path / "bench")
     train_tokenizer(tmp_path / "other", vocab_size=400)
     for model in ("rise/base", "base/rise"):
         shutil.copy(tmp_path / "other/tokenizer.json", folder / f"models/{model}/tokenizer.json")
-    said = refused(bench, folder, "rise.generate", "iter1")
+    said = rise_bench.refused(folder, "rise.generate", "iter1")
     assert "models/rise/base: the tokenizer has " in said
     assert "put the model's own tokenizer.json into the folder" in said
     rows = [json.loads(line) for line in lines_of(folder / EXAMPLES)]
     rows[0]["messages"][-1]["token_ids"] = [395]  # an id that this model has not
     (folder / EXAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "models/base/rise" in refused(bench, folder, "rise.finetune", "base")
+    assert "models/base/rise" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
 def closed_port() -> int:
@@ -192,15 +101,15 @@ def remote(**more: Any) -> dict[str, Any]:
     return {"rise": {"engines": {"teacher": engine}}}
 
 
-def test_an_endpoint_that_refuses_is_named_and_what_was_done_is_kept(bench: Workbench, tmp_path: Path) -> None:
+def test_an_endpoint_that_refuses_is_named_and_what_was_done_is_kept(rise_bench: Workbench, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}/v1"
-    folder = bench.copy(tmp_path / "bench", remote(base_url=url, api_key_env=None))
-    sentence = refused(bench, folder, "rise.generate", "iter1")
+    folder = rise_bench.copy(tmp_path / "bench", remote(base_url=url, api_key_env=None))
+    sentence = rise_bench.refused(folder, "rise.generate", "iter1")
     assert url in sentence
     (journal,) = folder.glob(".scratch/stages/rise-generate-iter1/*/completions.journal")
     kept = len(lines_of(journal))
     assert kept >= 1  # the student's attempts, which the teacher was asked about
-    again = bench.forks.run(folder, "rise.generate", "iter1")
+    again = rise_bench.forks.run(folder, "rise.generate", "iter1")
     assert again.code == 2
     assert again.log.count("computed") == again.log.count("journaled") <= 6 - kept  # none of the kept ones
     assert len(lines_of(journal)) == kept + again.log.count("journaled")
@@ -213,83 +122,74 @@ def moody(failing: set[int]) -> Callable[[Seen], Reply]:
 
 
 def test_more_blocked_episodes_than_params_allow_end_the_stage_and_a_rerun_asks_for_those_alone(
-    bench: Workbench, tmp_path: Path
+    rise_bench: Workbench, tmp_path: Path
 ) -> None:
     with endpoint(then=moody({2, 4})) as server:
-        folder = bench.copy(tmp_path / "bench", remote(base_url=server.url, api_key_env=None))
-        sentence = refused(bench, folder, "rise.generate", "iter1")
+        folder = rise_bench.copy(tmp_path / "bench", remote(base_url=server.url, api_key_env=None))
+        sentence = rise_bench.refused(folder, "rise.generate", "iter1")
         assert "2 of 6 are blocked; the first, " in sentence
         assert "run.max_blocked allows 0.05 of them; remove the cause and run again: what was answered" in sentence
         asked = len(server.seen)
-        assert bench.forks.run(folder, "rise.generate", "iter1").code == 0
+        assert rise_bench.forks.run(folder, "rise.generate", "iter1").code == 0
         assert len(server.seen) - asked == 2
     assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
-def test_blocked_episodes_are_told_and_asked_for_again_after_publication(bench: Workbench, tmp_path: Path) -> None:
+def test_blocked_episodes_are_told_and_asked_for_again_after_publication(rise_bench: Workbench, tmp_path: Path) -> None:
     with endpoint(then=moody({3})) as server:
         changes = {**remote(base_url=server.url, api_key_env=None), "run": {"max_blocked": 0.2}}
-        folder = bench.copy(tmp_path / "bench", changes)
-        ran = bench.forks.run(folder, "rise.generate", "iter1")
+        folder = rise_bench.copy(tmp_path / "bench", changes)
+        ran = rise_bench.forks.run(folder, "rise.generate", "iter1")
         assert ran.code == 0
         (told,) = [line for line in ran.lines if "blocked" in line]
         assert told.startswith("rise-generate@iter1: 1 of 6 are blocked; the first, ")
         assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 1
         asked = len(server.seen)
-        assert bench.forks.run(folder, "rise.generate", "iter1").code == 0
+        assert rise_bench.forks.run(folder, "rise.generate", "iter1").code == 0
         assert len(server.seen) - asked == 1  # the answers of the published run are still in its journal
     assert json.loads((folder / "results/rise/iter1/generate.json").read_text())["blocked"] == 0
 
 
-def test_a_missing_key_is_named_and_a_present_one_never_shown(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench", remote(base_url="http://127.0.0.1:9/v1", api_key_env="MY_TEST_KEY"))
-    assert "MY_TEST_KEY" in refused(bench, folder, "rise.generate", "iter1")
-    sentence = refused(bench, folder, "rise.generate", "iter1", env={"MY_TEST_KEY": "sk-secret-1234"})
+def test_a_missing_key_is_named_and_a_present_one_never_shown(rise_bench: Workbench, tmp_path: Path) -> None:
+    folder = rise_bench.copy(tmp_path / "bench", remote(base_url="http://127.0.0.1:9/v1", api_key_env="MY_TEST_KEY"))
+    assert "MY_TEST_KEY" in rise_bench.refused(folder, "rise.generate", "iter1")
+    sentence = rise_bench.refused(folder, "rise.generate", "iter1", env={"MY_TEST_KEY": "sk-secret-1234"})
     assert "sk-secret" not in sentence
 
 
-@pytest.mark.parametrize(
-    ("item", "said"), [("iter7", "no entry 'iter7' in params.yaml; there are: iter1, iter2"), ("", "no entry ''")]
-)
-def test_an_iteration_that_is_not_in_the_params_is_refused(
-    bench: Workbench, tmp_path: Path, item: str, said: str
-) -> None:
-    assert said in refused(bench, bench.copy(tmp_path / "bench"), "rise.generate", item)
-
-
-def test_too_many_problems_are_refused(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"tasks": 99}}}}})
-    assert "iterations.iter1.generate: 99 tasks from place 0 on are asked for, tasks.train is 12" in refused(
-        bench, folder, "rise.generate", "iter1"
+def test_too_many_problems_are_refused(rise_bench: Workbench, tmp_path: Path) -> None:
+    folder = rise_bench.copy(tmp_path / "bench", {"rise": {"iterations": {"iter1": {"generate": {"tasks": 99}}}}})
+    assert "iterations.iter1.generate: 99 tasks from place 0 on are asked for, tasks.train is 12" in rise_bench.refused(
+        folder, "rise.generate", "iter1"
     )
 
 
-def test_own_files_are_refused_by_line_and_by_their_number(bench: Workbench, tmp_path: Path) -> None:
+def test_own_files_are_refused_by_line_and_by_their_number(rise_bench: Workbench, tmp_path: Path) -> None:
     files = {"source": "files", "files": {"train": "my/train.jsonl", "test": "my/test.jsonl"}}
     counts = {"demonstrations": 1, "train": 3, "dev": 1, "test": 2}
     collected = {"iter1": {"generate": {"tasks": 3}}, "iter2": {"generate": {"tasks": 3, "offset": 0}}}
-    folder = bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}, "iterations": collected}})
-    assert "my/train.jsonl does not exist" in refused(bench, folder, "rise.data")
+    folder = rise_bench.copy(tmp_path / "bench", {"rise": {"tasks": {**files, **counts}, "iterations": collected}})
+    assert "my/train.jsonl does not exist" in rise_bench.refused(folder, "rise.data")
     rows = [json.dumps({"question": f"What is {n} + 1?", "answer": f"#### {n + 1}"}) for n in range(9)]
     (folder / "my").mkdir()
     (folder / "my/test.jsonl").write_text("\n".join(rows[5:7]))
     (folder / "my/train.jsonl").write_text("\n".join(rows[:4]))
-    said = refused(bench, folder, "rise.data")
+    said = rise_bench.refused(folder, "rise.data")
     assert "rise.tasks.demonstrations: 1 problems are asked for, 0 are left of 4; ask for fewer" in said
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]).replace("#### 3", "3"))
-    assert "my/train.jsonl, line 3" in refused(bench, folder, "rise.data")
+    assert "my/train.jsonl, line 3" in rise_bench.refused(folder, "rise.data")
     (folder / "my/train.jsonl").write_text("\n".join(rows[:5]))
-    assert bench.forks.run(folder, "rise.data").code == 0
+    assert rise_bench.forks.run(folder, "rise.data").code == 0
     (folder / "my/train.jsonl").write_text("\n".join(rows[:4] + rows[8:]))  # edited: not yesterday's splits
-    assert bench.forks.run(folder, "rise.data").code == 0
+    assert rise_bench.forks.run(folder, "rise.data").code == 0
     splits = b"".join(path.read_bytes() for path in (folder / "data/rise").rglob("*.jsonl"))
     assert b"What is 8 + 1" in splits
     assert b"What is 4 + 1" not in splits
 
 
-def test_the_scripts_say_the_same_when_python_starts_them(bench: Workbench, tmp_path: Path) -> None:
+def test_the_scripts_say_the_same_when_python_starts_them(rise_bench: Workbench, tmp_path: Path) -> None:
     """Without the forks of the other tests: a process of its own, from nothing."""
-    folder = bench.copy(tmp_path / "bench")
+    folder = rise_bench.copy(tmp_path / "bench")
     write_params(folder, {"rise": {"sft": {"epochz": 1}}})
     before = published(folder)
     done = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -152,6 +153,25 @@ class Workbench:
         for stage, item in FIRST_STAGES[method]:
             ran = forks.run(folder, stage, item)
             assert ran.code == 0, ran.stderr
+
+    def refused(self, folder: Path, stage: str, item: str = "", **more: Any) -> str:
+        """The one sentence with which a stage ends; whatever was published before is as it was."""
+        before = published(folder)
+        ran = self.forks.run(folder, stage, item, **more)
+        assert ran.code == 2, ran.stderr
+        said = [line for line in ran.lines if not re.search(r": \d+/\d+ (in|\()", line)]  # progress, on a busy machine
+        assert len(said) == 1, ran.stderr
+        assert published(folder) == before
+        name = stage.replace(".", "-")
+        assert said[0].startswith(f"{name}@{item}: " if item else f"{name}: ")
+        assert said[0].endswith(".")
+        return said[0]
+
+    def done(self, folder: Path, stage: str, item: str = "") -> list[str]:
+        """Run a stage that ends well; what it said."""
+        ran = self.forks.run(folder, stage, item)
+        assert ran.code == 0, ran.stderr
+        return ran.lines
 
     def copy(self, target: Path, overlay: Mapping[str, Any] | None = None) -> Path:
         """A folder of its own for a test, with ``overlay`` laid over the params."""

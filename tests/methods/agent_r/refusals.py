@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline.workbench import Workbench, published
+from tests.pipeline.workbench import Workbench
 
 TREES = "data/agent_r/iter2/trees.jsonl"
 PANEL = "data/agent_r/tasks/train.jsonl"
@@ -13,21 +13,12 @@ PANEL = "data/agent_r/tasks/train.jsonl"
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "", **more: Any) -> str:
     """The one sentence with which a stage ends; whatever was published before is as it was."""
-    before = published(folder)
-    ran = bench.forks.run(folder, f"agent_r.{stage}", item, **more)
-    assert ran.code == 2, ran.stderr
-    assert len(ran.lines) == 1, ran.stderr
-    assert published(folder) == before
-    assert ran.stderr.startswith(f"agent_r-{stage}@{item}: " if item else f"agent_r-{stage}: ")
-    assert ran.lines[0].endswith(".")
-    return ran.lines[0]
+    return bench.refused(folder, f"agent_r.{stage}", item, **more)
 
 
 def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
     """Run a stage that ends well; what it said of episodes that are blocked or mix worlds."""
-    ran = bench.forks.run(folder, f"agent_r.{stage}", item)
-    assert ran.code == 0, ran.stderr
-    return [line for line in ran.lines if "blocked" in line or "replays" in line]
+    return [line for line in bench.done(folder, f"agent_r.{stage}", item) if "blocked" in line or "replays" in line]
 
 
 def with_env(**env: Any) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 What is no error ends no stage: whatever the actor says is acted on. (Params: tests/pipeline/test_params.py; an AgentGym
 server that is away or mad: test_bad_server.py; the parts themselves, in more cases: tests/envs and the other files
-here; RISE's and the shared stages: tests/test_bad_input.py.)
+here; RISE's and the shared stages: tests/test_bad_input.py; rows and missing files: tests/contracts/test_bad_input.py.)
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from selfimprove.core.records import Episode, read_jsonl, read_rows
 from selfimprove.methods.agent_r.tree import Tree
 from tests.engines.http_endpoint import Reply as Said
 from tests.engines.http_endpoint import Seen, answer, endpoint
-from tests.methods.agent_r.refusals import PANEL, TREES, done, refused, with_env
+from tests.methods.agent_r.refusals import TREES, done, refused, with_env
 from tests.pipeline.workbench import Workbench
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,6 +34,10 @@ def with_search(generate: dict[str, Any], **section: Any) -> dict[str, Any]:
 
 def with_convert(**convert: Any) -> dict[str, Any]:
     return {"agent_r": {"iterations": {"iter2": {"convert": convert}}}}
+
+
+def lines_of(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
 
 
 # The environment's own needs
@@ -245,78 +248,3 @@ def test_an_endpoint_that_refuses_is_named(agent_bench: Workbench, tmp_path: Pat
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"engines": {"actor": engine}}})
     for stage, item in (("generate", "iter1"), ("convert", "iter2")):
         assert server.url in refused(agent_bench, folder, stage, item)
-
-
-# Files
-
-
-def lines_of(path: Path) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True)
-
-
-@pytest.mark.parametrize(
-    ("stage", "item", "file", "damage", "said"),
-    [
-        ("convert", "iter2", TREES, lambda raw: raw[: len(raw) // 2] + b"\n", "not a whole JSON object"),
-        ("convert", "iter2", TREES, lambda raw: raw.replace(b'"nodes"', b'"node"'), "field 'node"),
-        ("convert", "iter2", TREES, lambda raw: b"\xff" + raw, "not UTF-8"),
-        ("generate", "iter2", PANEL, lambda raw: raw.replace(b"textcraft", b"webshop"), "no task_id of textcraft"),
-        ("generate", "iter2", PANEL, lambda raw: raw[:-5] + b"\n", "not a whole JSON object"),
-        ("finetune", "base", EXAMPLES, lambda raw: raw[1:], "not a whole JSON object"),
-        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw[:-9], "not a whole JSON object"),
-        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw.replace(b'"replies"', b'"reply"'), "field 'replies'"),
-        ("evaluate", "iter1", BEGINNINGS, lambda raw: raw.replace(b'"task_id": ', b'"task_id": "x", "a": '), "task_id"),
-    ],
-)
-def test_a_torn_or_foreign_line_is_named_by_file_and_line(
-    agent_bench: Workbench,
-    tmp_path: Path,
-    stage: str,
-    item: str,
-    file: str,
-    damage: Callable[[bytes], bytes],
-    said: str,
-) -> None:
-    folder = agent_bench.copy(tmp_path / "bench")
-    if file == BEGINNINGS:
-        shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
-        (folder / file).write_text('{"task_id": 3, "replies": ["Action: inventory"]}\n' * 2)
-    lines = lines_of(folder / file)
-    lines[1] = damage(lines[1])
-    (folder / file).write_bytes(b"".join(lines))
-    sentence = refused(agent_bench, folder, stage, item)
-    assert f"{file}, line 2: " in sentence
-    assert said in sentence
-    assert "; " in sentence  # and the remedy
-
-
-@pytest.mark.parametrize(
-    ("stage", "item", "missing"),
-    [
-        ("generate", "iter1", "models/agent_r/base"),
-        ("convert", "iter2", TREES),
-        ("convert", "iter2", "data/agent_r/base/train"),
-        ("evaluate", "base", "models/agent_r/base"),
-        ("evaluate", "iter1", BEGINNINGS),
-        ("finetune", "base", "models/base/agent_r"),
-        ("report", "", "results/agent_r/base"),
-    ],
-)
-def test_a_missing_input_is_named_with_the_command_that_makes_it(
-    agent_bench: Workbench, tmp_path: Path, stage: str, item: str, missing: str
-) -> None:
-    folder = agent_bench.copy(tmp_path / "bench")
-    shutil.copytree(folder / "models/agent_r/base", folder / "models/agent_r/iter1")
-    if (folder / missing).is_dir():
-        shutil.rmtree(folder / missing)
-    else:
-        (folder / missing).unlink(missing_ok=True)
-    assert f"{missing} does not exist; run `make repro METHOD=agent_r`" in refused(agent_bench, folder, stage, item)
-
-
-def test_an_iteration_that_is_not_in_the_params_is_refused(agent_bench: Workbench, tmp_path: Path) -> None:
-    folder = agent_bench.copy(tmp_path / "bench")
-    for stage in ("generate", "convert", "finetune"):
-        assert "no entry 'iter7' in params.yaml; there are: iter1, iter2" in refused(
-            agent_bench, folder, stage, "iter7"
-        )

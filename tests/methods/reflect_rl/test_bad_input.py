@@ -7,7 +7,6 @@ no number, test_learn, tests/envs; a teacher that fails for a while: test_genera
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from selfimprove.envs.labels import LABELS
 from tests.engines.http_endpoint import Reply, Seen, answer, endpoint
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
-from tests.pipeline.workbench import Workbench, published
+from tests.pipeline.workbench import Workbench
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,22 +25,12 @@ AUTO = {"name": "autoexplore"}
 
 def refused(bench: Workbench, folder: Path, stage: str, item: str = "") -> str:
     """The one sentence with which a stage ends; whatever was published before is as it was."""
-    before = published(folder)
-    ran = bench.forks.run(folder, f"reflect_rl.{stage}", item)
-    assert ran.code == 2, ran.stderr
-    said = [line for line in ran.lines if not re.search(r"\d/s\)", line)]  # progress, on a busy machine
-    assert len(said) == 1, ran.stderr
-    assert published(folder) == before
-    assert said[0].startswith(f"reflect_rl-{stage}@{item}: " if item else f"reflect_rl-{stage}: ")
-    assert said[0].endswith(".")
-    return said[0]
+    return bench.refused(folder, f"reflect_rl.{stage}", item)
 
 
 def done(bench: Workbench, folder: Path, stage: str, item: str = "") -> list[str]:
     """Run a stage that ends well; what it said."""
-    ran = bench.forks.run(folder, f"reflect_rl.{stage}", item)
-    assert ran.code == 0, ran.stderr
-    return ran.lines
+    return bench.done(folder, f"reflect_rl.{stage}", item)
 
 
 def with_(**section: Any) -> dict[str, Any]:
