@@ -24,7 +24,7 @@ from tests.backends.vllm_asking import CONTEXT, FEEDBACK, QUESTION, Reference, a
 from tests.backends.vllm_server import KEY, Server, starting
 from tests.support.tiny import make_tiny_model
 
-pytestmark = pytest.mark.backend
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,7 +17,7 @@ from selfimprove.engines.pool import open_engines
 from selfimprove.engines.vllm.engine import VllmEngine
 from tests.backends.vllm_asking import ask, config, run, together
 
-pytestmark = pytest.mark.backend
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 REQUESTS = [ask(f"task {i % 7}", sample=10 * i, n=1 + i % 2, max_tokens=60) for i in range(40)]
 

@@ -34,7 +34,7 @@ from selfimprove.training.xtuner import backend
 from selfimprove.training.xtuner.backend import environment_python
 from tests.support.tiny import make_tiny_model
 
-pytestmark = pytest.mark.backend
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
 MAX_LENGTH = 300
 ROPE_BASE = 500_000.0
