@@ -348,7 +348,8 @@ def _endpoint(base_url: str) -> tuple[str, str | None]:
     except httpx.InvalidURL:
         raise UserError("base_url is not an address; write it like http://localhost:8000/v1.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        raise UserError(f"base_url {url.host or str(url)!r} is no http(s) address; try http://localhost:8000/v1.")
+        shown = url.netloc.decode("ascii") if url.host else str(url)  # without a password, which a URL may hold
+        raise UserError(f"base_url {shown!r} is no http(s) address; try http://localhost:8000/v1.")
     if url.userinfo or url.fragment or set(url.params) - {_VERSION}:
         raise UserError(
             f"base_url of {url.host} holds a password, a query or a fragment; keep the plain address in params and the "
