@@ -127,6 +127,25 @@ env-tracking: $(TRACKING_STAMP) ## create .venvs/tracking: W&B, trackio and DVCL
 test-backends-tracking: $(TRACKING_STAMP)
 	OMP_NUM_THREADS=1 $(TRACKING_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_tracking.py -p no:cacheprovider
 
+# A driver for the system's Chromium, axe-core and a type checker of the page's scripts (150 MB). RUN names the folder of a
+# run whose report is opened, too.
+PAGE_ENV := .venvs/page
+PAGE_LOCK := requirements/page.lock
+PAGE_STAMP := $(PAGE_ENV)/.ready-$(firstword $(shell cat $(PAGE_LOCK) requirements/page/package-lock.json requirements/main.lock | cksum))
+
+$(PAGE_STAMP): $(READY) | $(PAGE_LOCK)
+	@echo "installing into $(PAGE_ENV) (once; a quarter of a minute, 150 MB)"
+	$(call BESIDE_MAIN,$(PAGE_ENV),$(PAGE_LOCK))
+	cp requirements/page/package.json requirements/page/package-lock.json $(PAGE_ENV)/
+	cd $(PAGE_ENV) && npm ci --silent
+	touch $@
+
+.PHONY: env-page test-backends-page
+env-page: $(PAGE_STAMP) ## create .venvs/page: what opens the report in a browser (Chromium and npm are for you to install)
+
+test-backends-page: $(PAGE_STAMP)
+	OMP_NUM_THREADS=1 PAGE_RUN="$(RUN)" $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -135,7 +154,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking
+BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 

@@ -43,8 +43,25 @@ def rise_episode(number: int, solved: bool, text: str = "1 + 1 = 2", turns: int 
     )  # fmt: skip
 
 
-def write_rise(root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS) -> None:
-    """Rows that solve a third, a half and two thirds of ``count`` problems; their summary, and training examples."""
+def rise_row(number: int, *, solved: bool) -> str:
+    """A line of an episodes file, made fast."""
+    words = f"How many apples are {number} apples?"
+    said = f'{{"text": "1 + 1 = 2 apples.", "reward": {float(solved)}, "token_ids": [1, 2, 3, 4], "finish": "stop"}}'
+    turn = f'{{"model": "student", "attempts": [{said}], "chosen": 0, "observation": "Well."}}'
+    return (
+        f'{{"id": "problem-{number}", "env": "gsm8k", "query": "{words}", "gold": "#### 1", "prompt": '
+        f'[{{"role": "user", "content": "{words}"}}], "turns": [{turn}], '
+        f'"status": "{"solved" if solved else "unsolved"}", "seed": "1/{number}", "run": "sequential"}}\n'
+    )
+
+
+def write_rise(
+    root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS, query: str = ""
+) -> None:
+    """Rows that solve a third, a half and two thirds of ``count`` problems; their summary, and training examples.
+
+    ``texts``: what the model says of a problem; ``query`` stands before every problem.
+    """
     said = texts or {}
     outcomes: dict[str, list[Outcome]] = {}
     summary: dict[str, Any] = {
@@ -57,6 +74,8 @@ def write_rise(root: Path, count: int = 12, texts: Mapping[int, str] | None = No
         share = (1 / 3, 1 / 2, 2 / 3)[place]
         solved = [number < share * count for number in range(count)]
         episodes = [rise_episode(n, ok, said.get(n, "1 + 1 = 2")) for n, ok in enumerate(solved)]
+        for one in episodes:
+            one.query = query + one.query
         write_jsonl(folder / "episodes.jsonl", episodes)
         outcomes[row] = [
             Outcome(id=f"problem-{n}", values={"m1@t1": 0.0, "m1@t2": float(ok)}) for n, ok in enumerate(solved)

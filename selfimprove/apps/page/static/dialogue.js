@@ -42,7 +42,8 @@ const dialogue = (() => {
     return made;
   }
 
-  /** @param {Part} part @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how */
+  /** @param {Part} part @param {{tokens: boolean, vocabulary: Record<string, string>, top: number}} how
+   * @returns {Node[]} */
   function pieces([text, weight, ids, now, before], how) {
     if (how.tokens && ids?.length) {
       return ids.map((id, place) => {

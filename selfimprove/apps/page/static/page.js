@@ -150,12 +150,16 @@ const page = (() => {
     const room = place.clientWidth - 24;
     const width = typeof spec.width === "number" && !spec.wide ? Math.max(220, Math.min(spec.width, room - 90)) : spec.width;
     const narrow = room < 520 ? { legend: { columns: 1, orient: "bottom" } } : {};
+    /** @type {Record<string, any>} */
     const shown = { ...spec, width, config: merged(config, narrow) };
     delete shown.wide;
     const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true } };
-    const made = await embed(place, shown, { ...options, ...more });
-    const svg = place.querySelector("svg");
-    if (svg) svg.setAttribute("aria-hidden", "true");
+    // The place itself keeps its role and label; what stands in it is for the eye.
+    const inner = el("div", { "aria-hidden": "true" });
+    place.replaceChildren(inner);
+    const made = await embed(inner, shown, { ...options, ...more });
+    for (const one of [inner, ...inner.querySelectorAll("[role]")]) one.removeAttribute("role");
+    if (place.scrollWidth > place.clientWidth) place.tabIndex = 0;
     return made;
   }
 

@@ -1,0 +1,330 @@
+"""The report in a real browser, Debian's Chromium, from the disk: every view, filters, trees, hostile text, size.
+
+Runs in the environment of ``make test-backends-page``, which sees the main one. ``RUN=folder`` opens the report of that
+run, too. Screenshots are kept in ``build/page``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from selfimprove.apps.page.build import VIEWS, build
+from selfimprove.core.records import read_rows
+from tests.support.reports import HOSTILE, make_tree, rise_row, write_pairs, write_rise, write_trees
+
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+PICTURES = Path("build/page")
+TSC = Path(".venvs/page/node_modules/.bin/tsc")
+
+EPISODES, NODES = 200_000, 5_000
+PAINT, FILTER = 1000, 200
+"""Milliseconds: the first paint, and a filter over all episodes."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium; on Debian: apt-get install chromium")
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(run, report) of a small run whose models write what could break out of a page."""
+    root = tmp_path_factory.mktemp("page")
+    texts = dict(enumerate([*HOSTILE.values(), "long " * 200_000]))
+    write_rise(root / "run", texts=texts, query="".join(HOSTILE.values()))
+    write_trees(root / "run", [make_tree(), make_tree(branches=5, number=1, text=HOSTILE["handler"])])
+    write_pairs(root / "run", [(HOSTILE["script"], HOSTILE["bidi"]), ("a b c", "a x c")])
+    build(root / "run", root / "out")
+    return root / "run", root / "out"
+
+
+class Tab:
+    """A page that remembers what went wrong in it."""
+
+    def __init__(self, browser: Browser, out: Path, width: int = 1280, scheme: Any = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page: Page = self.context.new_page()
+        self.out, self.wrong = out, list[str]()
+        self.page.on(
+            "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
+        )
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on(
+            "request", lambda asked: None if asked.url.startswith(("file:", "data:")) else self.wrong.append(asked.url)
+        )
+
+    def open(self, view: str) -> Page:
+        self.page.goto("about:blank")
+        self.page.goto((self.out.resolve() / view.partition("#")[0]).as_uri() + view[len(view.partition("#")[0]) :])
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+
+
+@pytest.fixture
+def tab(browser: Browser, report: tuple[Path, Path]) -> Iterator[Tab]:
+    opened = Tab(browser, report[1])
+    yield opened
+    opened.close()
+    assert opened.wrong == []
+
+
+def until(page: Page, expression: str) -> None:
+    """Ask until it is true. Playwright's own waiting evaluates strings in the page, which its policy forbids."""
+    for _ in range(600):
+        if page.evaluate(expression):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{page.url}: not true within 30 s: {expression}")
+
+
+def see(page: Page, name: str) -> None:
+    """Bring every chart into sight, then keep a picture."""
+    page.evaluate(
+        "async () => { for (let y = 0; y < document.body.scrollHeight; y += 600) { scrollTo(0, y);"
+        " await new Promise((done) => setTimeout(done, 60)); } scrollTo(0, 0); }"
+    )
+    until(
+        page, "[...document.querySelectorAll('figure[data-chart] .drawing')].every((one) => one.querySelector('svg'))"
+    )
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+
+
+VIEWED = [
+    *(view for view, _ in VIEWS),
+    "episodes.html#method=rise&set=base/evaluation&at=0", "episodes.html#method=rise&set=iter1/training&at=1",
+    "episodes.html#method=rise&set=iter1/evaluation&at=4&beside=base/evaluation", "trees.html#tree=1&node=3",
+    "pairs.html#set=spin/iter1/pairs&at=0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_every_view_opens_for_every_reader(
+    browser: Browser, report: tuple[Path, Path], width: int, scheme: str
+) -> None:
+    opened = Tab(browser, report[1], width, scheme)
+    found = []
+    for number, view in enumerate(VIEWED):
+        page = opened.open(view)
+        page.wait_for_load_state()
+        see(page, f"{number:02}-{view.partition('.')[0]}-{width}-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{view} is wider than the screen"
+        assert page.evaluate("window.hacked") is None
+        violations = Axe().run(page, options={"preload": False}).response["violations"]
+        found += [
+            (view, one["id"], one["nodes"][0]["html"][:200])
+            for one in violations
+            if one["impact"] in ("serious", "critical")
+        ]
+    opened.close()
+    assert found == []
+    assert opened.wrong == []
+
+
+def counted(page: Page) -> int:
+    until(page, "/\\d/.test(document.getElementById('count').textContent)")
+    return int(page.inner_text("#count").split(" ")[0].replace(",", ""))
+
+
+def test_filters_give_the_counts_of_the_files(tab: Tab, report: tuple[Path, Path]) -> None:
+    run = report[0]
+    rows = {row: [one for _, one in read_rows(run / f"results/rise/{row}/episodes.jsonl")] for row in ("base", "iter1")}
+    solved = {row: {one["id"] for one in several if one["status"] == "solved"} for row, several in rows.items()}
+    page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
+    assert counted(page) == len(rows["iter1"])
+    page.select_option("[name=result]", "s")
+    assert counted(page) == len(solved["iter1"])
+    page.select_option("[name=result]", "")
+    page.select_option("[name=against]", "base/evaluation")
+    page.select_option("[name=change]", "mended")
+    assert counted(page) == len(solved["iter1"] - solved["base"]) > 0
+    page.select_option("[name=change]", "regressed")
+    assert counted(page) == len(solved["base"] - solved["iter1"])
+    page.select_option("[name=change]", "")
+    page.fill("[name=q]", "problem-1")
+    assert counted(page) == sum("problem-1" in one["id"] for one in rows["iter1"])
+    page.fill("[name=q]", "window.hacked = 1")
+    page.check("[name=deep]")
+    until(page, "document.getElementById('count').textContent.startsWith('1 of')")
+    assert "deep=on" in page.url
+
+
+def test_a_link_leads_back_to_the_same_view(tab: Tab) -> None:
+    page = tab.open("episodes.html#method=rise&set=iter1/evaluation&result=s&q=problem")
+    counted(page)
+    page.click("#list a >> nth=2")
+    page.wait_for_selector("#reader h2")
+    title, url, count = page.inner_text("#reader h2"), page.url, counted(page)
+    again = tab.open(url.rpartition("/")[2])
+    again.wait_for_selector("#reader h2")
+    assert (again.inner_text("#reader h2"), counted(again)) == (title, count)
+
+
+def test_hostile_text_is_shown_as_text(tab: Tab) -> None:
+    for number, text in enumerate(HOSTILE.values()):
+        page = tab.open(f"episodes.html#method=rise&set=base/evaluation&at={number}")
+        page.wait_for_selector("#reader .message.assistant")
+        assert page.evaluate("window.hacked") is None
+        shown = page.evaluate("document.querySelector('#reader .message.assistant .text').textContent")
+        visible = "".join(one if one.isprintable() or one == "\n" else f"⟨{ord(one):04X}⟩" for one in text)
+        assert shown == visible
+        assert page.locator("#reader img, #reader script").count() == 0
+
+
+def test_a_tree_shows_the_nodes_of_its_file(tab: Tab, report: tuple[Path, Path]) -> None:
+    trees = [one for _, one in read_rows(report[0] / "data/agent_r/iter1/trees.jsonl")]
+    for number, tree in enumerate(trees):
+        page = tab.open(f"trees.html#tree={number}")
+        page.wait_for_selector("#nodes")
+        assert page.inner_text("#nodes") == f"{len(tree['nodes'])} nodes"
+        page.click("#expand")
+        until(page, f"document.querySelectorAll('[role=treeitem]').length === {len(tree['nodes'])}")
+        assert page.locator("text=cut here").count() >= 1
+
+
+def test_a_tree_is_walked_by_the_keyboard(tab: Tab) -> None:
+    page = tab.open("trees.html#tree=0")
+    page.wait_for_selector("#node-0")
+    page.focus("#node-0")
+    for key, node in (("ArrowDown", 1), ("ArrowRight", 2), ("ArrowUp", 1), ("ArrowLeft", 1), ("Home", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.id") == f"node-{node}"
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("[role=treeitem]").count() == 1
+
+
+def test_pairs_mark_their_difference(tab: Tab) -> None:
+    page = tab.open("pairs.html#set=spin/iter1/pairs&at=1")
+    page.wait_for_selector("#reader ins")
+    assert page.locator("#reader ins").all_inner_texts() == ["b"]
+    assert page.locator("#reader del").all_inner_texts() == ["x"]
+
+
+def test_the_reader_chooses_dark_or_light(tab: Tab) -> None:
+    page = tab.open("index.html")
+    colours = []
+    for _ in range(3):
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.click("#theme")
+    assert colours[0] == colours[2] != colours[1]
+
+
+def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser, tmp_path: Path) -> None:
+    rows = ("base", "iter1")
+    write_rise(tmp_path / "run", rows=("base", "more_sft", "iter1"))
+    for row in rows:
+        with (tmp_path / f"run/results/rise/{row}/episodes.jsonl").open("w", encoding="utf-8") as file:
+            for number in range(EPISODES // len(rows)):
+                file.write(rise_row(number, solved=(number % 3 == 0) ^ (row == "base" and number % 7 == 0)))
+    write_trees(tmp_path / "run", [make_tree(branches=NODES // 25, depth=25)])
+    began = time.monotonic()
+    build(tmp_path / "run", tmp_path / "out")
+    took: dict[str, Any] = {"build seconds": round(time.monotonic() - began, 1)}
+    took["report MB"] = round(
+        sum(one.stat().st_size for one in (tmp_path / "out").rglob("*") if one.is_file()) / 1e6, 1
+    )
+    opened = Tab(browser, tmp_path / "out")
+    for view in ("index.html", "episodes.html", "trees.html"):
+        page = opened.open(view)
+        until(page, "performance.getEntriesByName('first-contentful-paint').length")
+        took[f"{view}: first paint, ms"] = round(
+            page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        )
+    began = time.monotonic()
+    page = opened.open("episodes.html#method=rise&set=iter1/evaluation")
+    assert counted(page) == EPISODES // len(rows)
+    took["index loaded, ms"] = round(1000 * (time.monotonic() - began))
+    for name, value in (("result", "s"), ("against", "base/evaluation"), ("change", "mended"), ("order", "n")):
+        page.select_option(f"[name={name}]", value)
+        took[f"filter {name}, ms"] = round(float(page.get_attribute("#filters", "data-milliseconds") or "nan"))
+    page.fill("[name=q]", "problem-7")
+    took["filter text, ms"] = round(float(page.get_attribute("#filters", "data-milliseconds") or "nan"))
+    wanted = [
+        n for n in range(EPISODES // len(rows)) if n % 3 == 0 and n % 7 == 0 and f"problem-{n}".startswith("problem-7")
+    ]
+    assert counted(page) == len(wanted)
+    began = time.monotonic()
+    page = opened.open("trees.html")
+    page.wait_for_selector("#nodes")
+    took["tree shown, ms"] = round(1000 * (time.monotonic() - began))
+    assert page.inner_text("#nodes") == f"{NODES + 1} nodes"
+    began = time.monotonic()
+    page.click("#expand")
+    until(page, f"document.querySelectorAll('[role=treeitem]').length === {NODES + 1}")
+    took["all nodes opened, ms"] = round(1000 * (time.monotonic() - began))
+    page.screenshot(path=PICTURES / "large-tree.png")
+    opened.close()
+    print(json.dumps(took, indent=1))
+    (PICTURES / "measured.json").write_text(json.dumps(took, indent=1))
+    assert opened.wrong == []
+    assert max(value for name, value in took.items() if "paint" in name) < PAINT
+    assert max(value for name, value in took.items() if name.startswith("filter")) < FILTER
+
+
+@pytest.mark.skipif(not os.environ.get("PAGE_RUN"), reason="make test-backends-page RUN=folder names a run")
+def test_a_real_run_s_report_opens(browser: Browser, tmp_path: Path) -> None:
+    run = Path(os.environ["PAGE_RUN"])
+    built = build(run, tmp_path / "out")
+    assert built.problems == []
+    opened = Tab(browser, tmp_path / "out")
+    for number, (view, _) in enumerate(VIEWS):
+        page = opened.open(view)
+        see(page, f"{run.name}-{number:02}-{view.partition('.')[0]}")
+        if view == "episodes.html":
+            for path in sorted((run / "results").glob("*/*/episodes.jsonl")):
+                method, row = path.parts[-3:-1]
+                page = opened.open(f"episodes.html#method={method}&set={row}/evaluation&at=0")
+                assert counted(page) == sum(1 for _ in read_rows(path))
+                page.wait_for_selector("#reader h2")
+        if view == "trees.html":
+            for path in sorted((run / "data").glob("*/*/trees.jsonl")):
+                page = opened.open(f"trees.html#set={path.parts[-2]}")
+                assert counted(page) == sum(1 for _ in read_rows(path))
+                nodes = sum(len(tree["nodes"]) for _, tree in read_rows(path))
+                assert f"{nodes:,} nodes" in page.inner_text("#count")
+    opened.close()
+    assert opened.wrong == []
+
+
+@pytest.mark.skipif(not TSC.is_file(), reason="npm has not installed typescript")
+def test_the_scripts_have_sound_types() -> None:
+    files = sorted(Path("selfimprove/apps/page/static").glob("*.js"))
+    options = [
+        "--noEmit",
+        "--checkJs",
+        "--allowJs",
+        "--strict",
+        "--target",
+        "es2022",
+        "--lib",
+        "es2022,dom,dom.iterable",
+    ]
+    done = subprocess.run(
+        [TSC, *options, "--moduleDetection", "legacy", *files], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+    assert done.returncode == 0
