@@ -95,7 +95,7 @@ check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything run
 	@python -m selfimprove.pipeline.check $(filter-out all,$(METHOD))
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S); METHOD= as for repro
-	@$(if $(SET),,$(error make exp SET="rise.iterations.iter2.finetune.lr=5e-4"))$(no_profile)
+	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))

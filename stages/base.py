@@ -1,11 +1,16 @@
-"""base@<method>: the model that a method starts from, with its tokenizer: both from scratch, or a named model's own."""
+"""base@<method>: the model that a method starts from, with its tokenizer: both from scratch, or a named model's own.
+
+It has read nothing yet, which the rows that go on from it add to; and rows that match none name a file that says so.
+"""
 
 from itertools import islice
 from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
+from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_rows
 from selfimprove.core.yaml import read_yaml
+from selfimprove.methods.rows import NONE, START
 from selfimprove.models.base import BaseSection, resolve_model, take_weights
 from selfimprove.models.base_adapter import with_full_weights
 from selfimprove.models.scratch import build_scratch_model
@@ -23,7 +28,7 @@ def main(stage: Stage[BaseSection]) -> None:
     texts = stage.input(f"data/{stage.item}/texts.jsonl")
     stage.narrow((cfg, trained))
 
-    folder = stage.output(f"models/base/{stage.item}")
+    folder = stage.output(f"models/{stage.item}/{START}")
     if cfg.model is None:
         rows = [row for _, row in islice(read_rows(texts), trained.texts)]
         fixed = [str(row["text"]) for row in rows if row.get("fixed")]
@@ -38,6 +43,8 @@ def main(stage: Stage[BaseSection]) -> None:
         take_weights(model, folder, own=model == Path(cfg.model))
         copy_tokenizer(model, folder, cfg.chat_template)
         check_tokenizer(model, meta, ChatFormat.load(folder).vocab_size)
+    for name in (START, NONE):
+        write_json(stage.output(f"results/{stage.item}/{name}/train.json"), {"lineage_tokens": 0})
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ STAGES: dict[str, list[Place]] = {
     ],
     "agent_r": [("agent_r.generate", "iter1"), ("agent_r.convert", "iter2"), ("agent_r.finetune", "base")],
     "reflect_rl": [
-        ("reflect_rl.generate", ""), ("reflect_rl.convert", ""), ("reflect_rl.sft", "policy"),
-        ("reflect_rl.finetune", "reflect_rl"),
+        ("reflect_rl.generate", ""), ("reflect_rl.convert", ""), ("reflect_rl.finetune", "policy"),
+        ("reflect_rl.reinforce", "reflect_rl"),
     ],
     "spin": [("spin.generate", "iter0"), ("spin.convert", "iter0"), ("spin.finetune", "iter0")],
 }  # fmt: skip
@@ -66,12 +66,12 @@ ASKING: dict[Place, str] = {
 """The engine of a stage that an endpoint can take the place of."""
 
 TRAINING: dict[Place, tuple[str, ...]] = {
-    ("rise.finetune", "base"): ("sft",),
-    ("rise.finetune", "iter1"): ("iterations", "iter1", "finetune"),
-    ("agent_r.finetune", "base"): ("sft",),
-    ("reflect_rl.sft", "policy"): ("sft", "policy", "finetune"),
-    ("reflect_rl.finetune", "reflect_rl"): ("iterations", "reflect_rl", "rl"),
-    ("spin.finetune", "iter0"): ("iterations", "iter0", "finetune"),
+    ("rise.finetune", "base"): ("rows", "base", "train"),
+    ("rise.finetune", "iter1"): ("rows", "iter1", "train"),
+    ("agent_r.finetune", "base"): ("rows", "base", "train"),
+    ("reflect_rl.finetune", "policy"): ("models", "policy", "train"),
+    ("reflect_rl.reinforce", "reflect_rl"): ("iterations", "reflect_rl", "rl"),
+    ("spin.finetune", "iter0"): ("rows", "iter0", "train"),
 }
 """Where the params of a trainer stand; every other time it is trained in one of ``LAUNCHED``."""
 

@@ -60,26 +60,26 @@ def test_a_truncated_weight_file_is_refused(rise_bench: Workbench, tmp_path: Pat
     weights = folder / "models/rise/base/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert "models/rise/base: the model does not load" in rise_bench.refused(folder, "rise.generate", "iter1")
-    shutil.copy(weights, folder / "models/base/rise/model.safetensors")
-    assert "models/base/rise" in rise_bench.refused(folder, "rise.finetune", "base")
+    shutil.copy(weights, folder / "models/rise/start/model.safetensors")
+    assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
 def test_a_model_without_a_chat_template_is_refused_and_the_param_named(rise_bench: Workbench, tmp_path: Path) -> None:
     folder = rise_bench.copy(tmp_path / "bench")
-    for model in ("rise/base", "base/rise"):
+    for model in ("rise/base", "rise/start"):
         (folder / f"models/{model}/chat_template.jinja").unlink()
     for stage, item in (("rise.generate", "iter1"), ("rise.finetune", "base")):
         sentence = rise_bench.refused(folder, stage, item)
         assert "has no chat template; name one with the param chat_template" in sentence
     given = rise_bench.copy(tmp_path / "own", {"base": {"rise": {"model": "given"}}})
-    shutil.copytree(folder / "models/base/rise", given / "given")
+    shutil.copytree(folder / "models/rise/start", given / "given")
     assert "given has no chat template" in rise_bench.refused(given, "base", "rise")
 
 
 def test_a_tokenizer_of_another_model_is_refused(rise_bench: Workbench, tmp_path: Path) -> None:
     folder = rise_bench.copy(tmp_path / "bench")
     train_tokenizer(tmp_path / "other", vocab_size=400)
-    for model in ("rise/base", "base/rise"):
+    for model in ("rise/base", "rise/start"):
         shutil.copy(tmp_path / "other/tokenizer.json", folder / f"models/{model}/tokenizer.json")
     said = rise_bench.refused(folder, "rise.generate", "iter1")
     assert "models/rise/base: the tokenizer has " in said
@@ -87,7 +87,7 @@ def test_a_tokenizer_of_another_model_is_refused(rise_bench: Workbench, tmp_path
     rows = [json.loads(line) for line in lines_of(folder / EXAMPLES)]
     rows[0]["messages"][-1]["token_ids"] = [395]  # an id that this model has not
     (folder / EXAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "models/base/rise" in rise_bench.refused(folder, "rise.finetune", "base")
+    assert "models/rise/start" in rise_bench.refused(folder, "rise.finetune", "base")
 
 
 def closed_port() -> int:
@@ -190,11 +190,14 @@ def test_own_files_are_refused_by_line_and_by_their_number(rise_bench: Workbench
 def test_the_scripts_say_the_same_when_python_starts_them(rise_bench: Workbench, tmp_path: Path) -> None:
     """Without the forks of the other tests: a process of its own, from nothing."""
     folder = rise_bench.copy(tmp_path / "bench")
-    write_params(folder, {"rise": {"sft": {"epochz": 1}}})
+    write_params(folder, {"rise": {"rows": {"base": {"train": {"epochz": 1}}}}})
     before = published(folder)
     done = subprocess.run(
         [sys.executable, "-m", "stages.rise.finetune", "base"], cwd=folder, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "rise-finetune@base: params.yaml: rise.sft.epochz: unknown key; did you mean 'epochs'?\n"
+    assert (
+        done.stderr
+        == "rise-finetune@base: params.yaml: rise.rows.base.train.epochz: unknown key; did you mean 'epochs'?\n"
+    )
     assert published(folder) == before

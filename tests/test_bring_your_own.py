@@ -66,7 +66,7 @@ def test_an_own_model_is_the_base_and_its_settings_are_not_the_small_model_s(roo
     (root / "data/rise/texts.jsonl").write_text('{"text": "unread"}\n')
     run(root, "python", "-m", "stages.base", "rise")
     weights = "model.safetensors"
-    assert (root / "models/base/rise" / weights).read_bytes() == (root / "my-model" / weights).read_bytes()
+    assert (root / "models/rise/start" / weights).read_bytes() == (root / "my-model" / weights).read_bytes()
     params["base"]["rise"]["model"] = "somebody/large"
     assert small_settings(params, "rise") is None
 

@@ -223,10 +223,10 @@ def changed(repo: Path) -> Changed:
     """A learning rate changed in a control, in a run of reinforcement and in an iteration of each other method."""
     old, text = hashes(repo), (repo / "params.yaml").read_text()
     params = [
-        *(f"{method}.iterations.iter2.finetune.lr" for method in METHODS),
-        "rise.controls.more_sft.finetune.lr",
+        *(f"{method}.rows.iter2.train.lr" for method in METHODS),
+        "rise.rows.more_sft.train.lr",
         "reflect_rl.iterations.no_reflection.rl.lr",
-        "spin.iterations.iter1.finetune.lr",
+        "spin.rows.iter1.train.lr",
     ]
     for param in params:
         edit(repo, param, 0.003)
@@ -239,8 +239,8 @@ def changed(repo: Path) -> Changed:
 
 def test_a_changed_param_reruns_what_depends_on_it_and_nothing_else(changed: Changed) -> None:
     mine = both("finetune@iter2", "evaluate@iter2", "report") | {"report"}
-    control = {"rise-control-finetune@more_sft", "rise-control-evaluate@more_sft"}
-    others = {"reflect_rl-finetune@no_reflection", "reflect_rl-evaluate@no_reflection", "spin-finetune@iter1"}
+    control = {"rise-finetune@more_sft", "rise-evaluate@more_sft"}
+    others = {"reflect_rl-reinforce@no_reflection", "reflect_rl-evaluate@no_reflection", "spin-finetune@iter1"}
     # What so small a run of them may leave as it was, to the byte.
     perhaps = {"reflect_rl-report", "spin-evaluate@iter1", "spin-report"}
     assert ran(changed.done.stdout) - perhaps == mine | control | others
@@ -260,9 +260,11 @@ def test_a_param_that_is_changed_back_takes_everything_from_the_run_cache(change
 
 def test_an_added_iteration_runs_its_four_stages_and_a_method_needs_no_controls(repo: Path) -> None:
     for method in METHODS:
-        iteration = YAML(typ="safe", pure=True).load(repo / "params.yaml")[method]["iterations"]["iter2"]
-        edit(repo, f"{method}.iterations.iter3", {**iteration, "init": "iter2", "init_from": "iter2"})
-    edit(repo, "rise.controls", {})
+        section = YAML(typ="safe", pure=True).load(repo / "params.yaml")[method]
+        edit(repo, f"{method}.iterations.iter3", {**section["iterations"]["iter2"], "init": "iter2"})
+        rows = {**section["rows"], "iter3": {**section["rows"]["iter2"], "init": "iter2", "source": "iter3"}}
+        kept = {name: row for name, row in rows.items() if method != "rise" or row["match"] == "none"}
+        edit(repo, f"{method}.rows", kept)
     mine = both("generate@iter3", "convert@iter3", "finetune@iter3", "evaluate@iter3", "report") | {"report"}
     assert ran(run(repo, *WARM, "dvc", "repro").stdout) == mine
     summary = json.loads((repo / "results/summary.json").read_text())
@@ -273,7 +275,7 @@ def test_an_added_iteration_runs_its_four_stages_and_a_method_needs_no_controls(
 def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> None:
     run(repo, "git", "add", "--all")
     run(repo, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "results")
-    changed = "agent_r.controls.direct.finetune.lr"
+    changed = "agent_r.rows.direct.train.lr"
     run(repo, *WARM, "dvc", "exp", "run", "-n", "cooler", "-S", f"{changed}=0.0005", "agent_r-report")
     table = run(repo, "dvc", "exp", "show", "--csv").stdout
     assert "cooler" in table

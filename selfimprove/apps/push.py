@@ -23,6 +23,7 @@ from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import link_copy, write_json, write_text
 from selfimprove.core.yaml import read_yaml
+from selfimprove.methods.rows import START
 from selfimprove.models.adapters import BASE, CONFIG, is_adapter, read_base
 from selfimprove.models.base import BaseParams, BaseSection
 from selfimprove.models.card import METHODS, Row, card, escaped
@@ -97,7 +98,7 @@ def _is_adapter_of_base(model: Path, method: str) -> bool:
     """Whether the row is an adapter of the very model that ``base@<method>`` took over, unchanged."""
     if not is_adapter(model):
         return False
-    return read_base(model)[0] == Path("models", "base", method).absolute()
+    return read_base(model)[0] == Path("models", method, START).absolute()
 
 
 def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
@@ -111,13 +112,11 @@ def _text(base: BaseParams, public: tuple[str, str] | None) -> str:
 
 
 def _settings(section: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """The params of a row: an entry of iterations, controls or (Reflect-RL) sft; ``base`` is the section's sft."""
-    if name == "base":
-        return {"sft": section.get("sft", {})}
-    for group in ("iterations", "controls", "sft"):
-        entries = section.get(group)
-        if isinstance(entries, Mapping) and isinstance(entries.get(name), Mapping):
-            return {name: entries[name]}
+    """The params of a row: its entries, an iteration's generation included."""
+    groups = {group: section.get(group) for group in ("iterations", "models", "rows")}
+    found = {key: inner[name] for key, inner in groups.items() if isinstance(inner, Mapping) and name in inner}
+    if found:
+        return found
     raise UserError(f"push: params.yaml has no row {name!r}; `make use` the profile that it was trained with.")
 
 

@@ -1,13 +1,10 @@
-"""Checks on iterations and controls that every method shares: names, parents, numbers of tasks, matched iterations."""
+"""Names of rows and iterations, and what they go on from and ask for: alike in every method."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
-
-TAKEN = ("base", "tasks")
-"""Names that no iteration or control may have: folders of these names lie beside theirs."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -19,25 +16,11 @@ class Descendant(Protocol):
     def init(self) -> str: ...
 
 
-class Round(Descendant, Protocol):
-    """An iteration whose ``init_from`` names the weights that its training starts from."""
-
-    @property
-    def init_from(self) -> str: ...
-
-
-class Matched(Protocol):
-    """A control; ``match`` names the iteration whose training it equals."""
-
-    @property
-    def match(self) -> str: ...
-
-
-def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str] = TAKEN) -> None:
+def check_names(kinds: Mapping[str, Iterable[str]], taken: Iterable[str]) -> None:
     """Refuse a name that is taken, by a folder or in another kind, or that is no plain folder name.
 
     Args:
-        kinds: of each part of a section (``iterations``, ``controls``) its entries' names.
+        kinds: of each part of a section (``rows``, ``agents``) its entries' names; taken: those that none may have.
 
     Raises:
         ValueError: names the part and the entry.
@@ -93,24 +76,12 @@ def check_split(place: str, split: str, tasks: object) -> None:
         )
 
 
-def check_rounds(iterations: Mapping[str, Round], controls: Mapping[str, Matched], tasks: object, split: str) -> None:
-    """Refuse a name, in iterations, controls or evaluation, of something that does not exist.
-
-    Raises:
-        ValueError: names the param.
-    """
-    check_names({"controls": controls, "iterations": iterations})
-    for key, iteration in iterations.items():
-        lineage(iterations, key)
-        if iteration.init_from not in ("base", iteration.init):
-            raise ValueError(f"iterations.{key}.init_from: must be base or {iteration.init!r}, init's value")
-    for key, control in controls.items():
-        check_known(f"controls.{key}.match", "iteration", control.match, iterations)
-    check_split("evaluate.split", split, tasks)
-
-
-def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",)) -> list[str]:
+def lineage(
+    iterations: Mapping[str, Descendant], name: str, roots: Collection[str] = ("base",), kind: str = "iterations"
+) -> list[str]:
     """The iteration and its ancestors, oldest first; the root that they come from is left out. Of a root: nothing.
+
+    ``kind``: the section that holds them.
 
     Raises:
         ValueError: an ``init`` that does not exist, or a cycle.
@@ -120,9 +91,9 @@ def lineage(iterations: Mapping[str, Descendant], name: str, roots: Collection[s
         if name not in iterations:
             child = chain[-1] if chain else "?"
             known = ", ".join([*roots, *iterations])
-            raise ValueError(f"iterations.{child}.init: there is no iteration {name!r}; there are {known}")
+            raise ValueError(f"{kind}.{child}.init: there is no {kind.removesuffix('s')} {name!r}; there are {known}")
         if name in chain:
-            raise ValueError(f"iterations.{name}.init: the iterations form a cycle ({' <- '.join([*chain, name])})")
+            raise ValueError(f"{kind}.{name}.init: the {kind} form a cycle ({' <- '.join([*chain, name])})")
         chain.append(name)
         name = iterations[name].init
     return chain[::-1]

@@ -11,6 +11,7 @@ from selfimprove.core.outcomes import Outcome, compare
 from selfimprove.core.params import Section
 from selfimprove.core.records import read_jsonl
 from selfimprove.methods.omissions import omissions
+from selfimprove.methods.rows import Iterated
 
 
 def summarise(
@@ -84,9 +85,9 @@ def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[
 
 
 def iteration_curve(
-    params: Any, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
+    params: Iterated, summary: Mapping[str, Any], *, method: str, metric: str, x: str, y: str, title: str, top: float
 ) -> dict[str, Any]:
-    """The plot of a metric by iteration; ``params``: a section with iterations that go on from a base, and controls.
+    """The plot of a metric by iteration.
 
     Its points are rows {row, ``x``, ``metric``, se}: the method from the base (0) on; a control stands at the
     iteration that it matches. ``y``, ``title`` and ``top`` are what the plot says and how high it reaches.

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example
 from selfimprove.core.tables import write_csv
-from selfimprove.methods.lineage import Descendant
+from selfimprove.methods.rows import NONE
 from selfimprove.pipeline.stage import Stage
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.launch import finetune
 
 
-def lineage_tokens(stage: Stage[Any], method: str, iterations: Mapping[str, Descendant], name: str) -> int:
-    """Training tokens that the ancestors of iteration ``name`` read, the base's own left out (declares the input)."""
-    init = iterations[name].init
-    return 0 if init == "base" else tokens_of(stage, method, init)
+class Given(NamedTuple):
+    """What a row is trained from. ``ancestors``: training tokens of the rows that it goes on from, the base's own left
+    out; ``budget``: the tokens that a control may read."""
+
+    model: Path
+    data: Path
+    ancestors: int
+    budget: int | None
 
 
-def tokens_of(stage: Stage[Any], method: str, row: str) -> int:
-    """Training tokens that an iteration and its ancestors read, which a control may read too (declares the input)."""
-    return int(json.loads(stage.input(f"results/{method}/{row}/train.json").read_text())["lineage_tokens"])
+def given(stage: Stage[Any], method: str, row: Any) -> Given:
+    """The inputs that the keys of a ``methods.rows.TrainedRow`` name (declares them)."""
+    return Given(
+        model=stage.input(f"models/{method}/{row.init}"),
+        data=stage.input(f"data/{method}/{row.source}/train/{row.data}.jsonl"),
+        ancestors=lineage_tokens(stage, method, row.init),
+        budget=budget_of(stage, method, row.match),
+    )
+
+
+def lineage_tokens(stage: Stage[Any], method: str, name: str) -> int:
+    """Training tokens that a row and its ancestors read, the base's own left out (declares the input)."""
+    return int(json.loads(stage.input(f"results/{method}/{name}/train.json").read_text())["lineage_tokens"])
+
+
+def budget_of(stage: Stage[Any], method: str, match: str) -> int | None:
+    """What a control may read: the tokens of ``match`` and its ancestors; of others that matches none, no bound."""
+    return None if match == NONE else lineage_tokens(stage, method, match)
 
 
 def train_and_publish(
@@ -43,7 +62,7 @@ def train_and_publish(
     """Train ``model`` and publish the new one with its metrics and its loss curve, under the stage's item.
 
     Args:
-        ancestors: training tokens of the iterations before this one.
+        ancestors: training tokens of the rows that this one goes on from.
         budget: stop after so many tokens; ``epochs`` is then ignored.
         pinned: messages that open every dialogue and are never dropped.
         shortened: examples that have lost a part of their prompt before.
@@ -70,7 +89,7 @@ def train_and_publish(
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     metrics = report.model_dump(mode="json", exclude={"timing", "loss"})
     metrics["counters"]["truncated"] += shortened
-    # What the controls match: the tokens that this iteration and its ancestors read, the base's own left out.
+    # What the controls match: the tokens that this row and its ancestors read, the base's own left out.
     metrics["lineage_tokens"] = 0 if name == "base" else ancestors + report.real_tokens
     write_json(stage.output(f"results/{method}/{name}/train.json"), metrics)
     write_csv(stage.output(f"results/{method}/{name}/loss.csv"), [{"step": s, "loss": x} for s, x in report.loss])

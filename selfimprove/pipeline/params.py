@@ -32,6 +32,16 @@ RENAMED = {
     "max_rounds": "max_turns",
     "max_new_tokens": "max_tokens",
     "max_tokens": "max_train_tokens",
+    "reflect_rl.sft": "models",
+    "reflect_rl.controls": "models, and rows",
+    "evaluate.sft_only": "rows",
+    "evaluate.reflector": "rows.<name>.reflector",
+    "reflect": "reflector: none",
+    "sft": "rows.base.train",
+    "controls": "rows",
+    "init_from": "rows.<name>.init",
+    "finetune": "rows.<name>.train",
+    "convert.weight_normalization": "rows.<name>.weights",
 }
 """The end of a former key's path -> its name today. Read only for keys that their section does not have."""
 

@@ -286,7 +286,6 @@ def stage(
                 work(full, item, since, script)
 
         def work(full: str, item: str, since: float, script: Path) -> None:
-            shown = os.environ.get(DVC_STAGE, full)  # a control's is not named after its script
             try:
                 if DVC_STAGE in os.environ:
                     dvc_files.keep()
@@ -296,20 +295,20 @@ def stage(
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 _run(Stage(full, item, run, params, script, tracking), main, since)
             except UserError as error:
-                print(f"{shown}: {' '.join(str(error).split())}", file=sys.stderr)
+                print(f"{full}: {' '.join(str(error).split())}", file=sys.stderr)
                 sys.exit(2)
             except Exception as error:
                 full_disk = _full_disk(error)
                 if full_disk is None:
                     raise
                 print(
-                    f"{shown}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
+                    f"{full}: cannot write {full_disk}; free some space and run again: what was done is kept and no "
                     "output was touched.",
                     file=sys.stderr,
                 )
                 sys.exit(2)
             except KeyboardInterrupt:
-                print(f"{shown}: stopped; run again to go on from here.", file=sys.stderr)
+                print(f"{full}: stopped; run again to go on from here.", file=sys.stderr)
                 sys.exit(130)
 
         return command

@@ -18,7 +18,7 @@ def warn_of_dropped(kind: str, dropped: int, kept: int, max_length: int) -> None
     if dropped > LOUD * total:
         print(
             f"WARNING: {dropped / total:.0%} of your {kind} were dropped ({dropped} of {total}): longer than "
-            f"max_length {max_length} (raise finetune.max_length).",
+            f"max_length {max_length} (raise train.max_length).",
             file=sys.stderr,
             flush=True,
         )

@@ -32,7 +32,7 @@ def settle(params: P) -> P:
     if reason is None:
         return params
     print(
-        f"finetune.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with a mask over packed rows, "
+        f"train.attention: {NAME} cannot run here ({reason}); {INSTEAD} runs instead, with a mask over packed rows, "
         "which is slower. docs/gpu.md says how to get the kernel.",
         file=sys.stderr,
         flush=True,

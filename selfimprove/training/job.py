@@ -94,11 +94,11 @@ def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_e
 def check_hardware(params: FinetuneParams) -> None:
     """Refuse settings that this machine cannot run (``UserError``)."""
     if params.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("finetune.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
+        raise UserError("train.device: cuda, but torch finds no GPU here; set cpu, or install torch's build for it.")
     if params.device == "cpu" and params.tf32:
-        raise UserError("finetune.tf32: only GPUs have it; remove the line or set device: cuda.")
+        raise UserError("train.tf32: only GPUs have it; remove the line or set device: cuda.")
     if params.attention == "flash_attention_2" and (params.device == "cpu" or params.dtype == "float32"):
-        raise UserError("finetune.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
+        raise UserError("train.attention: flash_attention_2 needs device: cuda and dtype: bfloat16; else set sdpa.")
 
 
 def check_vocabulary(config: Any, examples: Sequence[EncodedExample], where: Path) -> None:

@@ -79,13 +79,13 @@ def finetune(
     if not encoded:
         raise UserError(
             f"no example is left to train on ({counters.dropped_empty} without weight, {counters.dropped_long} longer "
-            f"than max_length {cfg.max_length}); look at convert's output or raise finetune.max_length."
+            f"than max_length {cfg.max_length}); look at convert's output or raise train.max_length."
         )
     keys = [json.dumps([one.ids, one.token_weights]) for one in encoded] if cfg.validation else []
     held_out = drawn_out(keys, cfg.validation, seed)
     if len(held_out) == len(encoded):
         raise UserError(
-            f"finetune.validation: {cfg.validation} holds out all {len(encoded)} examples; lower it, or add data."
+            f"train.validation: {cfg.validation} holds out all {len(encoded)} examples; lower it, or add data."
         )
     encoded = [one for index, one in enumerate(encoded) if index not in held_out] + [
         encoded[index] for index in sorted(held_out)

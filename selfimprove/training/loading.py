@@ -41,7 +41,7 @@ def load_model(model_dir: Path, params: FinetuneParams, seed: int, *, dropout: b
             return peft.get_peft_model(model, peft_config(lora)), factor
         except ValueError as error:
             raise UserError(
-                f"finetune.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
+                f"train.lora.targets: {lora.targets} do not fit {model_dir} ({first_line(error)}); name linear "
                 "layers of the model, or set all-linear."
             ) from None
 
@@ -153,7 +153,7 @@ def load_config(model_dir: Path, params: FinetuneParams) -> tuple[Any, float | N
 def _quantization(lora: LoraConfig, params: FinetuneParams) -> Any:
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            f"finetune.lora.quantize: {lora.quantize} needs the package bitsandbytes; install it, or set 'none'."
+            f"train.lora.quantize: {lora.quantize} needs the package bitsandbytes; install it, or set 'none'."
         )
     from transformers.utils.quantization_config import BitsAndBytesConfig
 

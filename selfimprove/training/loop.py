@@ -114,7 +114,7 @@ class PlannedTrainer(Trainer):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {self.state.global_step + 1} of {self.state.max_steps}: the loss is {loss:.4g} and the gradient "
-                f"norm {float(norm):.4g}, so training has diverged; lower finetune.lr, or the examples' weights."
+                f"norm {float(norm):.4g}, so training has diverged; lower train.lr, or the examples' weights."
             )
         return norm
 
@@ -188,7 +188,7 @@ class PlannedTrainer(Trainer):
             if weight.requires_grad and not torch.isfinite(getattr(weight, "ds_tensor", weight)).all():
                 raise UserError(
                     f"after the last step, {name} holds numbers that are not finite, so training has diverged; lower "
-                    "finetune.lr."
+                    "train.lr."
                 )
 
     def wishes(self) -> int:

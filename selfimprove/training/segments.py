@@ -42,7 +42,7 @@ def attend(
     """
     if segments is None or softcap is not None or (sliding_window is not None and sliding_window < max(segments)):
         raise UserError(
-            f"finetune.attention: {NAME} does not fit {type(module).__name__}, which attends in a way of its own; "
+            f"train.attention: {NAME} does not fit {type(module).__name__}, which attends in a way of its own; "
             "set sdpa."
         )
     apart = [part.split(list(segments), dim=2) for part in (query, key, value)]

@@ -15,6 +15,7 @@ from selfimprove.envs.autoexplore.playable import Playable, playable_tasks, writ
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
+from selfimprove.methods.rows import NONE
 from selfimprove.methods.splits import split_hash, to_rows
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
@@ -26,6 +27,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     teacher = stage.params.engines[cfg.teacher] if cfg.teacher and isinstance(params, AutoExploreParams) else None
     stage.narrow((params, cfg, teacher))
 
+    # What rows that play without a reflection model name in its place; DVC has no input that may be absent.
+    stage.output(f"models/reflect_rl/{NONE}").write_text("no model\n", encoding="utf-8")
     folder = stage.output("data/reflect_rl/tasks")
     folder.mkdir()
     if isinstance(params, AutoExploreParams):

@@ -1,17 +1,17 @@
-"""reflect_rl-evaluate@<run>, -base-evaluate, -control-evaluate@<control>, -agent-evaluate@<agent>: a policy, with its
-reflection model if it has one, plays a split repeatedly.
-"""
+"""reflect_rl-evaluate@<row>: a policy, with its reflection model if it has one, plays a split repeatedly."""
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
-from selfimprove.core.seeds import key_bits
+from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.base import Engine
 from selfimprove.engines.episodes import play_all
 from selfimprove.engines.pool import open_engines, usage
-from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
+from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.episode import RLEpisode
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.metrics import evaluate_metrics, outcomes
@@ -19,31 +19,52 @@ from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_environment, check_labels
+from selfimprove.methods.rows import NONE
 from selfimprove.methods.splits import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 
 @stage("reflect_rl-evaluate", "reflect_rl", ReflectRLParams, heavy=True)
 def main(stage: Stage[ReflectRLParams]) -> None:
-    reflect_rl, cfg, name, row = stage.params, stage.params.evaluate, stage.item, stage.item
-    folder, agent = stage.input("data/reflect_rl/tasks"), stage.params.agents.get(name)
-    if agent is None:
-        reflector = reflect_rl.reflector_of(name)
-        models = {cfg.engine: stage.input(f"models/reflect_rl/{row}")}
-        models |= {"reflector": stage.input(f"models/reflect_rl/{reflector}")} if reflector else {}
-    else:
-        models = {agent.engine: folder} if agent.engine else {}
-    stage.narrow((reflect_rl.env, {key: reflect_rl.engines[key] for key in models}, cfg, agent, reflect_rl.prompt))
+    reflect_rl, cfg, row = stage.params, stage.params.evaluate, stage.pick(stage.params.rows)
+    folder = stage.input("data/reflect_rl/tasks")
+    models = {cfg.engine: stage.input(f"models/reflect_rl/{stage.item}")}
+    if row.reflector != NONE:
+        models["reflector"] = stage.input(f"models/reflect_rl/{row.reflector}")
+    stage.narrow((reflect_rl.env, {key: reflect_rl.engines[key] for key in models}, cfg, reflect_rl.prompt))
 
-    env = reflect_rl.env.make(folder)
-    if agent is None:
-        check_environment(models[cfg.engine], env)
-        check_labels(models[cfg.engine], env, None)
+    env, markers = reflect_rl.env.make(folder), MARKERS[reflect_rl.prompt.markers]
+    check_environment(models[cfg.engine], env)
+    check_labels(models[cfg.engine], env, None)
+
+    async def one(game: EvaluationEpisode, engines: Mapping[str, Engine], key: SeedKey) -> RLEpisode:
+        return await play(
+            game.task, env, engines.get("reflector"), engines[cfg.engine], cfg, key, game.level, episode=game.rep,
+            markers=markers,
+        )  # fmt: skip
+
+    evaluate(stage, folder, env, models, one)
+
+
+def evaluate(
+    stage: Stage[ReflectRLParams],
+    folder: Path,
+    env: EnumeratedEnv,
+    models: Mapping[str, Path],
+    play_one: Callable[[EvaluationEpisode, Mapping[str, Engine], SeedKey], Awaitable[RLEpisode]],
+    reps: int | None = None,
+) -> None:
+    """Play the split and publish the row's results.
+
+    Args:
+        folder: the tasks; models: engine -> the weights that it holds; reps: episodes of a task, if not as others.
+    """
+    reflect_rl, cfg = stage.params, stage.params.evaluate
     split = load_split(folder / f"{cfg.split}.jsonl", env.name)[: cfg.limit]
-    asked = evaluation_episodes(env, split, cfg, agent.eval_reps if agent else None)
-    seed, markers = key_bits(stage.run.seed, "reflect_rl-evaluate"), MARKERS[reflect_rl.prompt.markers]
+    asked = evaluation_episodes(env, split, cfg, reps)
+    seed = key_bits(stage.run.seed, "reflect_rl-evaluate")  # the same for every row, so that differences are paired
 
-    async def run() -> None:
+    async def run() -> list[RLEpisode]:
         async with AsyncExitStack() as stack:
             journal = stack.enter_context(stage.journal("completions"))
             progress = stack.enter_context(stage.progress(len(asked)))
@@ -54,27 +75,17 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                         reflect_rl.engines, [key], policy_dir=model, threads=stage.run.threads, journal=journal
                     )
                 )
-
             progress.watch(engines)
-
-            async def one(game: EvaluationEpisode) -> RLEpisode:
-                task, level, rep = game
-                if agent is not None:
-                    player = make_agent(agent, engines[agent.engine] if agent.engine else None)
-                    return await play_agent(task, env, player, game.key(seed), level, episode=rep)
-                return await play(
-                    task, env, engines.get("reflector"), engines[cfg.engine], cfg, game.key(seed), level, episode=rep,
-                    markers=markers,
-                )  # fmt: skip
-
+            one = lambda game: play_one(game, engines, game.key(seed))  # noqa: E731
             episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
             stage.timing |= usage(engines)
-        stage.count_blocked(episodes)
-        write_jsonl(stage.output(f"results/reflect_rl/{row}/episodes.jsonl"), episodes)
-        write_jsonl(stage.output(f"results/reflect_rl/{row}/outcomes.jsonl"), outcomes(env.name, episodes))
-        write_json(stage.output(f"results/reflect_rl/{row}/metrics.json"), evaluate_metrics(episodes))
+            return episodes
 
-    asyncio.run(run())
+    episodes = asyncio.run(run())
+    stage.count_blocked(episodes)
+    write_jsonl(stage.output(f"results/reflect_rl/{stage.item}/episodes.jsonl"), episodes)
+    write_jsonl(stage.output(f"results/reflect_rl/{stage.item}/outcomes.jsonl"), outcomes(env.name, episodes))
+    write_json(stage.output(f"results/reflect_rl/{stage.item}/metrics.json"), evaluate_metrics(episodes))
 
 
 if __name__ == "__main__":

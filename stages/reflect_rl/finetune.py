@@ -1,52 +1,27 @@
-"""reflect_rl-finetune@<run>: reinforcement learning; plays the training split and learns from what it played."""
+"""reflect_rl-finetune@<model>: a reflection model, a policy or a control learns from one of the supervised sets."""
 
-import shutil
-
-from selfimprove.core.publish import write_json
-from selfimprove.core.tables import write_csv
-from selfimprove.engines.config import TransformersEngineConfig
-from selfimprove.methods.reflect_rl.logs import log_curve
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.records import Example, read_jsonl
+from selfimprove.methods.reflect_rl.convert import shortened
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
-from selfimprove.methods.reflect_rl.prompts import MARKERS
-from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
-from selfimprove.methods.splits import load_split
-from selfimprove.pipeline.finetuning import tokens_of
+from selfimprove.methods.reflect_rl.start import mark_environment
+from selfimprove.pipeline.finetuning import budget_of, train_and_publish
 from selfimprove.pipeline.stage import Stage, stage
 
 
 @stage("reflect_rl-finetune", "reflect_rl", ReflectRLParams, heavy=True)
 def main(stage: Stage[ReflectRLParams]) -> None:
-    reflect_rl, run, name = stage.params, stage.pick(stage.params.iterations), stage.item
-    policy, reflector = reflect_rl.engines["policy"], reflect_rl.engines["reflector"]
-    assert isinstance(policy, TransformersEngineConfig)  # the params refuse others
-    tasks = stage.input("data/reflect_rl/tasks")
-    model = stage.input(f"models/reflect_rl/{run.init}")
-    advisor = stage.input(f"models/reflect_rl/{run.advisor}") if run.advisor else None
-    ancestors = tokens_of(stage, "reflect_rl", run.init) if run.init in reflect_rl.iterations else 0
-    stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
+    cfg = stage.pick(stage.params.models)
+    model = stage.input(f"models/reflect_rl/{cfg.init}")
+    examples = read_jsonl(stage.input(f"data/reflect_rl/base/train/{cfg.data}.jsonl"), Example)
+    # What the run that a control is compared with read: every token that was trained on or played.
+    budget, acts_in = budget_of(stage, "reflect_rl", cfg.match), stage.params.env.spelling()
+    stage.narrow((cfg.train, budget, acts_in))
 
-    env = reflect_rl.env.make(tasks, training=True)
-    check_environment(model, env)
-    from selfimprove.methods.reflect_rl.learn import RLJob, learn
-
-    out = stage.output(f"models/reflect_rl/{name}")
-    job = RLJob(
-        model_dir=model, reflector_dir=advisor, out_dir=out, checkpoints=stage.scratch / "rl", env=env,
-        tasks=load_split(tasks / "train.jsonl", env.name), params=run.rl, policy_engine=policy,
-        reflector_engine=reflector, seed=stage.run.seed, threads=stage.run.threads,
-        markers=MARKERS[reflect_rl.prompt.markers],
-    )  # fmt: skip
-    with stage.progress(run.rl.max_steps) as progress:
-        report = learn(job, progress.reach)
-    mark_environment(out, env)
-    stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
-    metrics = report.model_dump(exclude={"seconds", "play_seconds", "resumed_at"})
-    write_json(
-        stage.output(f"results/reflect_rl/{name}/train.json"),
-        {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
-    )
-    write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(log_curve(job.log)))
-    shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))
+    fitting = shortened(examples, ChatFormat.load(model), cfg.train.max_length)
+    cut = sum(short is not whole for short, whole in zip(fitting, examples, strict=True))
+    made = train_and_publish(stage, "reflect_rl", model, fitting, cfg.train, budget=budget, shortened=cut)
+    mark_environment(made, acts_in)
 
 
 if __name__ == "__main__":

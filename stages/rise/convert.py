@@ -11,11 +11,11 @@ from selfimprove.pipeline.stage import Stage, stage
 
 @stage("rise-convert", "rise", RiseParams)
 def main(stage: Stage[RiseParams]) -> None:
-    iteration = stage.pick(stage.params.iterations)
-    cfg, length = iteration.convert, iteration.finetune.max_length
+    iteration, row = stage.pick(stage.params.iterations), stage.pick(stage.params.rows)
+    cfg, length = iteration.convert, row.train.max_length
     episodes = read_jsonl(stage.input(f"data/rise/{stage.item}/episodes.jsonl"), Episode)
     parent = stage.input(f"data/rise/{iteration.init}/train")
-    chat = ChatFormat.load(stage.input("models/base/rise"))
+    chat = ChatFormat.load(stage.input("models/rise/start"))
     stage.narrow((cfg, length))
 
     earlier = read_jsonl(parent / "collected.jsonl", Example, may_be_empty=True)

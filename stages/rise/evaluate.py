@@ -1,4 +1,4 @@
-"""rise-evaluate@<iteration>, rise-base-evaluate, rise-control-evaluate@<control>: a model over turns."""
+"""rise-evaluate@<row>: a model over turns."""
 
 import asyncio
 

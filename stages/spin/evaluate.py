@@ -1,4 +1,4 @@
-"""spin-evaluate@<iteration>, spin-base-evaluate, spin-control-evaluate@<control>: a model answers."""
+"""spin-evaluate@<row>: a model answers."""
 
 import asyncio
 

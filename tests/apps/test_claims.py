@@ -85,9 +85,7 @@ def test_the_pooled_error_is_that_of_the_tasks_or_that_of_the_seeds() -> None:
 def test_the_claims_are_about_rows_and_metrics_of_the_default_profile() -> None:
     params = profile("default")
     for claim in CLAIMS:
-        rows = {"base", *params[claim.method]["controls"], *params[claim.method]["iterations"]}
-        rows |= {params["reflect_rl"]["evaluate"]["sft_only"]}
-        assert claim.row is None or claim.row in rows, claim
+        assert claim.row is None or claim.row in params[claim.method]["rows"], claim
 
 
 def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
@@ -154,9 +152,9 @@ def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_we
     root = copy_repo(tmp_path / "repo", "default")
     small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
     one = small["reflect_rl"]
-    one["sft"] |= {"plain": None, "untrained": None}
+    one["models"] |= {"plain": None, "more_sft": None}
     one["iterations"] |= {"rl_only": None, "no_reflection": None}
-    one["controls"] = {"more_sft": None}
+    one["rows"] |= {"more_sft": None, "rl_only": None, "no_reflection": None}
     YAML().dump(small, root / "profiles/tiny.yaml")
     before = (root / "params.yaml").read_bytes()
     for name, value in environment().items():

@@ -20,18 +20,21 @@ def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     root = copy_repo(tmp_path / "repo", "default")
     small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
     one = small["reflect_rl"]
-    one["sft"] |= {"plain": None, "untrained": None}
+    one["models"] |= {"plain": None, "more_sft": None}
     one["iterations"] |= {"rl_only": None, "no_reflection": None}
-    one["controls"] = {"more_sft": None}
+    one["rows"] |= {"more_sft": None, "rl_only": None, "no_reflection": None}
     YAML().dump(small, root / "profiles/tiny.yaml")
     before = (root / "params.yaml").read_bytes()
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     assert demo(root, "tiny") == 0
     shown = capfd.readouterr().out
-    assert "reflect_rl-finetune@reflect_rl" in shown
-    assert "reflect_rl-finetune@reflect_rl' (stage " in (root / ".rehearsal/demo/log.txt").read_text()
-    assert "reflect_rl-sft@policy: " in (root / ".rehearsal/demo/.scratch/logs/reflect_rl-sft@policy.log").read_text()
+    assert "reflect_rl-reinforce@reflect_rl" in shown
+    assert "reflect_rl-reinforce@reflect_rl' (stage " in (root / ".rehearsal/demo/log.txt").read_text()
+    assert (
+        "reflect_rl-finetune@policy: "
+        in (root / ".rehearsal/demo/.scratch/logs/reflect_rl-finetune@policy.log").read_text()
+    )
     assert all(row in shown for row in ("chance", "policy", "reflect_rl", "report/demo.png"))
     assert (root / "report/demo.png").read_bytes().startswith(b"\x89PNG")
     assert (root / "params.yaml").read_bytes() == before
@@ -49,4 +52,4 @@ def test_the_profile_plays_the_same_game_as_the_default_in_a_single_run() -> Non
     params, default = profile("demo"), profile("default")
     assert params["reflect_rl"]["env"] == default["reflect_rl"]["env"]
     assert list(params["reflect_rl"]["iterations"]) == ["reflect_rl"]
-    assert not params["reflect_rl"]["controls"]
+    assert "more_sft" not in params["reflect_rl"]["models"]

@@ -105,7 +105,7 @@ def hub() -> Iterator[Hub]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout in which ``rise/iter1`` is an adapter of a base from the hub, ``rise/iter2`` one of another row."""
     folder = tmp_path_factory.mktemp("checkout")
-    base = make_tiny_model(folder / "models" / "base" / "rise", hidden=32)
+    base = make_tiny_model(folder / "models" / "rise" / "start", hidden=32)
     for name in ("iter1", "iter2"):
         out = folder / "models" / "rise" / name
         take_adapter(make_adapter(base, folder / "peft"), out)
@@ -123,7 +123,7 @@ def checkout(trained: Path, tmp_path: Path) -> Path:
     folder = Path(shutil.copytree(trained, tmp_path / "checkout"))
     params = {
         "base": {"rise": {"model": "lab/base-7b", "revision": COMMIT}},
-        "rise": {"tasks": {"source": "gsm8k"}, "iterations": {"iter1": {"finetune": {"lora": {"rank": 2}}}}},
+        "rise": {"tasks": {"source": "gsm8k"}, "rows": {"iter1": {"train": {"lora": {"rank": 2}}}}},
     }
     write_params(folder, params)
     return folder

@@ -77,7 +77,7 @@ SELF_PLAY = Case("spin", "generate", "iter0", ("data/spin/iter0", "results/spin/
 SPIN = Case("spin", "finetune", "iter0", journals="opponent/*/*.jsonl", told=1)
 ASK, TEACH = Case("reflect_rl", "data"), Case("reflect_rl", "generate", outputs=("data/reflect_rl/trajectories.jsonl",))
 PLAY = Case("reflect_rl", "evaluate", "policy")
-RL = Case("reflect_rl", "finetune", "reflect_rl", saves_first=True)
+RL = Case("reflect_rl", "reinforce", "reflect_rl", saves_first=True)
 JOURNALED = [COLLECT, SEARCH, JUDGE, SELF_PLAY, SPIN, ASK, TEACH, PLAY]
 TRAINED = [RISE_SFT, AGENT_R_SFT, SPIN, RL]
 SHARDED = [COLLECT, SEARCH, SELF_PLAY]

@@ -44,11 +44,11 @@ def test_what_a_later_run_of_a_stage_writes_supersedes_the_rest_of_an_earlier_on
 
 
 def test_a_stage_that_counts_twice_has_one_curve(tmp_path: Path) -> None:
-    tracker = Tracker(TrackingParams(), "agent_r-base-evaluate", tmp_path / ".scratch")
+    tracker = Tracker(TrackingParams(), "agent_r-evaluate@base", tmp_path / ".scratch")
     for step in (2, 4, 1, 3):
         tracker.log(step, tracked(episodes=step))
     tracker.close()
-    assert [step for step, _ in curves(tmp_path, "agent_r-base-evaluate")["episodes"]] == [2, 4, 5, 7]
+    assert [step for step, _ in curves(tmp_path, "agent_r-evaluate@base")["episodes"]] == [2, 4, 5, 7]
 
 
 def test_nothing_is_written_where_nothing_is_wanted_or_nothing_happened(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_fine_tuning_and_evaluation_have_curves_and_the_same_outputs_without(ben
 
 def test_reinforcement_learning_has_the_curves_of_its_log(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path)
-    ran = reflect_bench.forks.run(folder, "reflect_rl.finetune", "reflect_rl")
+    ran = reflect_bench.forks.run(folder, "reflect_rl.reinforce", "reflect_rl")
     assert ran.code == 0, ran.stderr
-    found = curves(folder, "reflect_rl-finetune@reflect_rl")
+    found = curves(folder, "reflect_rl-reinforce@reflect_rl")
     rows = table(folder / "results/reflect_rl/reflect_rl/curves.csv")
     for name in ("success", "cost", "loss"):
         told = [(int(row["step"]), float(row[name])) for row in rows if row[name]]

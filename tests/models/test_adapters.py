@@ -183,7 +183,7 @@ def test_without_epochs_an_adapter_row_is_passed_on_as_it_is(own: Path) -> None:
 
 def test_targets_that_the_model_does_not_have_are_one_sentence(world: Path) -> None:
     params = FinetuneParams(lora=LoraConfig(targets=["q_prox"]))
-    with pytest.raises(UserError, match=r"finetune.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
+    with pytest.raises(UserError, match=r"train.lora.targets: \['q_prox'\] do not fit .*; name linear layers"):
         load_model(world / "models/base", params, seed=1)
 
 

@@ -129,14 +129,14 @@ def test_what_cannot_be_merged_is_one_sentence(base: Path, adapter: Path, tmp_pa
 
 
 def test_a_run_starts_from_an_adapter(bench: Workbench, tmp_path: Path) -> None:
-    base = bench.folder / "models" / "base" / "rise"
+    base = bench.folder / "models" / "rise" / "start"
     adapter = make_adapter(base, tmp_path / "adapter")
     folder = bench.copy(tmp_path / "run", {"base": {"rise": {"model": str(adapter)}}})
     ran = bench.forks.run(folder, "base", "rise")
     assert ran.code == 0, ran.stderr
-    files = {file.name for file in (folder / "models" / "base" / "rise").iterdir()}
+    files = {file.name for file in (folder / "models" / "rise" / "start").iterdir()}
     assert files == {file.name for file in base.iterdir()}
-    assert (folder / "models/base/rise/model.safetensors").read_bytes() != (base / "model.safetensors").read_bytes()
+    assert (folder / "models/rise/start/model.safetensors").read_bytes() != (base / "model.safetensors").read_bytes()
     (adapter / "adapter_config.json").unlink()
     ran = bench.forks.run(folder, "base", "rise")
     assert (ran.code, len(ran.lines)) == (2, 1)

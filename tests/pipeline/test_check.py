@@ -53,14 +53,14 @@ def test_every_section_s_fault_is_told_at_once(capsys: pytest.CaptureFixture[str
 def test_every_fault_of_one_section_is_told_in_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
     values["rise"]["tasks"] = {"source": "files", "files": {"train": "my/train.jsonl"}, "tran": 5}
-    values["spin"]["controls"]["more_sft"]["finetune"]["batch_size"] = 0
+    values["spin"]["rows"]["more_sft"]["train"]["batch_size"] = 0
     YAML().dump(values, Path("params.yaml"))
     said = ends_with(capsys)
     assert said[0] == "params.yaml: rise.tasks.tran: unknown key; did you mean 'train'?"
     assert said[1:5] == [
         f"params.yaml: rise.tasks.{key}: missing; add it." for key in ("demonstrations", "train", "dev", "test")
     ]
-    assert said[5].startswith("params.yaml: spin.controls.more_sft.finetune.batch_size: ")
+    assert said[5].startswith("params.yaml: spin.rows.more_sft.train.batch_size: ")
     assert len(said) == 6
 
 
@@ -71,8 +71,9 @@ def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
+    rows = values["rise"]["rows"]
     values["rise"]["iterations"] = {name: {**values["rise"]["iterations"]["iter1"]}}
-    values["rise"]["controls"] = {}
+    values["rise"]["rows"] = {"base": rows["base"], name: {**rows["iter1"], "source": name}}
     with Path("params.yaml").open("w") as file:
         YAML().dump(values, file)
     (said,) = ends_with(capsys)

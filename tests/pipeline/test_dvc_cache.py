@@ -32,7 +32,7 @@ def second_names(folder: Path) -> list[Path]:
 
 def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path) -> None:
     repo = copy_repo(tmp_path / "repo")
-    run(repo, *WARM, "dvc", "repro", "rise-sft")
+    run(repo, *WARM, "dvc", "repro", "rise-finetune@base")
     first = cached(repo)
     # Stored once: a name in the cache, one where it belongs, and one in scratch, for a re-run of the same identity.
     assert sorted(path.relative_to(repo).parts[0] for path in second_names(repo)) == [".dvc", ".scratch", "models"]
@@ -41,7 +41,7 @@ def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path)
     for place in ("models", "data", "results", ".scratch"):
         shutil.rmtree(repo / place)
     run(repo, "git", "checkout", "--", "data")
-    run(repo, "dvc", "checkout", "--quiet", "inputs", "rise-data", "base@rise", "rise-sft")
+    run(repo, "dvc", "checkout", "--quiet", "inputs", "rise-data", "base@rise", "rise-finetune@base")
     trained = (repo / MODEL).read_bytes()
 
     run(repo, "python", "-m", "stages.rise.finetune", "base")  # by hand, over outputs that are links into the cache
@@ -50,9 +50,9 @@ def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path)
 
     # Through DVC, which deletes outputs first. With epochs: 0 the new model is a second name of the old one.
     params = repo / "params.yaml"
-    text, changed = re.subn(r"(?m)^(  sft: .*\bepochs:) [^,}]+", r"\1 0", params.read_text(), count=1)
+    text, changed = re.subn(r"(?m)^(    base: .*\bepochs:) [^,}]+", r"\1 0", params.read_text(), count=1)
     assert changed
     params.write_text(text)
-    run(repo, *WARM, "dvc", "repro", "rise-sft")
+    run(repo, *WARM, "dvc", "repro", "rise-finetune@base")
     assert cached(repo).items() > first.items()
-    assert (repo / MODEL).samefile(repo / "models/base/rise/model.safetensors")
+    assert (repo / MODEL).samefile(repo / "models/rise/start/model.safetensors")

@@ -10,13 +10,15 @@ from tests.pipeline.workbench import Workbench, published
 
 
 def test_a_row_is_its_adapter_and_later_stages_read_its_full_weights(bench: Workbench, tmp_path: Path) -> None:
-    folder = bench.copy(tmp_path, {"rise": {"sft": {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}}})
+    folder = bench.copy(
+        tmp_path, {"rise": {"rows": {"base": {"train": {"lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}}}}}}
+    )
     assert bench.forks.run(folder, "rise.finetune", "base").code == 0
-    row, base = folder / "models" / "rise" / "base", folder / "models" / "base" / "rise"
+    row, base = folder / "models" / "rise" / "base", folder / "models" / "rise" / "start"
     weights = {name.name: name.stat().st_size for name in row.glob("*.safetensors")}
     assert list(weights) == ["adapter_model.safetensors"]
     assert weights["adapter_model.safetensors"] < 0.1 * (base / "model.safetensors").stat().st_size
-    assert json.loads((row / "adapter_base.json").read_text())["base"] == "models/base/rise"
+    assert json.loads((row / "adapter_base.json").read_text())["base"] == "models/rise/start"
     ran = bench.forks.run(folder, "rise.evaluate", "base")
     assert ran.code == 0, ran.stderr
     assert len([one for one in (folder / ".scratch" / "merged").iterdir() if one.is_dir()]) == 1
@@ -28,4 +30,4 @@ def test_a_row_is_its_adapter_and_later_stages_read_its_full_weights(bench: Work
     shutil.rmtree(folder / ".scratch" / "stages")
     ran = bench.forks.run(folder, "rise.evaluate", "base")
     assert (ran.code, len(ran.lines)) == (2, 1)
-    assert "models/rise/base is an adapter of models/base/rise, whose weights have changed since" in ran.stderr
+    assert "models/rise/base is an adapter of models/rise/start, whose weights have changed since" in ran.stderr

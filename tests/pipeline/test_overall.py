@@ -18,11 +18,11 @@ stages:
   inputs: {cmd: 'true'}
   rise-data: {cmd: 'true'}
   base: {foreach: '${base}', do: {cmd: 'true'}}
-  rise-finetune: {foreach: '${rise.iterations}', do: {cmd: 'true'}}
-  rise-control-finetune: {foreach: '${rise.controls}', do: {cmd: 'true'}}
+  rise-finetune: {foreach: '${rise.rows}', do: {cmd: 'true'}}
+  rise-generate: {foreach: '${rise.iterations}', do: {cmd: 'true'}}
   spin-data: {cmd: 'true'}
 """
-PARAMS = "base: {rise: {}, spin: {}}\nrise: {iterations: {iter1: {}, iter2: {}}, controls: {}}\n"
+PARAMS = "base: {rise: {}, spin: {}}\nrise: {rows: {iter1: {}, iter2: {}}, iterations: {}}\n"
 
 
 @pytest.fixture

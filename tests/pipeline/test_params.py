@@ -86,32 +86,32 @@ def drop(path: str) -> Callable[[dict[str, Any]], object]:
         ("rise.env.extractor", "extraction"),
         ("rise.engines.student.slot", "slots"),
         ("rise.engines.teacher.eror_rate", "error_rate"),
-        ("rise.sft.batchsize", "batch_size"),
+        ("rise.rows.base.train.batchsize", "batch_size"),
         ("rise.evaluate.max_turn", "max_turns"),
-        ("rise.iterations.iter1.finetunes", "finetune"),
+        ("rise.rows.iter1.trains", "train"),
         ("rise.iterations.iter1.generate.num_samples", "num_of_samples"),
         ("rise.iterations.iter2.convert.criterion", "criteria"),
-        ("rise.iterations.iter2.finetune.save_step", "save_steps"),
-        ("rise.controls.more_sft.finetune.epoch", "epochs"),
-        ("rise.sft.launcher", "launcher"),
+        ("rise.rows.iter2.train.save_step", "save_steps"),
+        ("rise.rows.more_sft.train.epoch", "epochs"),
+        ("rise.rows.base.train.launcher", "launcher"),
         ("agent_r.iteration", "iterations"),
         ("agent_r.env.servers", "server"),
         ("agent_r.tasks.layout", "layouts"),
         ("agent_r.engines.actor.contex", "context"),
         ("agent_r.engines.expert.error", "error_rate"),
-        ("agent_r.sft.epoch", "epochs"),
+        ("agent_r.rows.base.train.epoch", "epochs"),
         ("agent_r.evaluate.max_turn", "max_turns"),
-        ("agent_r.iterations.iter1.init_form", "init_from"),
+        ("agent_r.rows.iter1.inits", "init"),
         ("agent_r.iterations.iter1.generate.dive", "dives"),
         ("agent_r.iterations.iter2.convert.alfa", "alpha"),
-        ("agent_r.iterations.iter2.finetune.batchsize", "batch_size"),
-        ("agent_r.controls.direct.matches", "match"),
+        ("agent_r.rows.iter2.train.batchsize", "batch_size"),
+        ("agent_r.rows.direct.matches", "match"),
     ],
 )
 def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str, nearest: str) -> None:
     if path.endswith("launcher"):
-        path, nearest = "rise.sft.launcher.proceses", "processes"
-        sentence = complaint(put("rise.sft.launcher", {"kind": "torchrun", "proceses": 2}))
+        path, nearest = "rise.rows.base.train.launcher.proceses", "processes"
+        sentence = complaint(put("rise.rows.base.train.launcher", {"kind": "torchrun", "proceses": 2}))
     else:
         sentence = complaint(put(path, 1))
     assert sentence.startswith(f"params.yaml: {path}: unknown key")
@@ -125,7 +125,7 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
         ("rise.iterations.iter1.generate.problems", "tasks"),
         ("rise.iterations.iter1.convert.temperature", "reward_temperature"),
         ("rise.iterations.iter2.convert.accumulate_data", "accumulate"),
-        ("rise.sft.max_tokens", "max_train_tokens"),
+        ("rise.rows.base.train.max_tokens", "max_train_tokens"),
         ("agent_r.evaluate.max_steps", "max_turns"),
         ("reflect_rl.env.horizon", "max_turns"),
         ("reflect_rl.generate.horizon", "max_turns"),
@@ -133,6 +133,16 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
         ("reflect_rl.rl.max_new_tokens", "max_tokens"),
         ("spin.evaluate.max_rounds", "max_turns"),
         ("spin.iterations.iter0.generate.max_rounds", "max_turns"),
+        ("rise.sft", "rows.base.train"),
+        ("spin.controls", "rows"),
+        ("rise.iterations.iter1.init_from", "rows.<name>.init"),
+        ("agent_r.iterations.iter1.finetune", "rows.<name>.train"),
+        ("rise.iterations.iter1.convert.weight_normalization", "rows.<name>.weights"),
+        ("reflect_rl.sft", "models"),
+        ("reflect_rl.controls", "models, and rows"),
+        ("reflect_rl.iterations.reflect_rl.reflect", "reflector: none"),
+        ("reflect_rl.evaluate.sft_only", "rows"),
+        ("reflect_rl.evaluate.reflector", "rows.<name>.reflector"),
     ],
 )
 def test_a_key_that_was_renamed_is_told_its_new_name(path: str, name: str) -> None:
@@ -156,14 +166,12 @@ def test_every_training_takes_what_is_shared_unless_it_says_otherwise() -> None:
         values[method]["train"]["grad_clip"] = 0.25
     values["spin"]["pairs"]["grad_clip"] = 0.75
     values["reflect_rl"]["rl"]["grad_clip"] = 0.1
-    values["rise"]["iterations"]["iter2"]["finetune"]["grad_clip"] = 0.5
+    values["rise"]["rows"]["iter2"]["train"]["grad_clip"] = 0.5
     rise, spin = RiseParams.model_validate(values["rise"]), SpinParams.model_validate(values["spin"])
     agent_r, rl = AgentRParams.model_validate(values["agent_r"]), ReflectRLParams.model_validate(values["reflect_rl"])
-    assert [one.finetune.grad_clip for one in rise.iterations.values()] == [0.25, 0.5]
-    trainings = [rise, agent_r, *rl.sft.values()]
-    assert {getattr(one, "finetune", getattr(one, "sft", None)).grad_clip for one in trainings} == {0.25}  # type: ignore[union-attr]
-    assert {one.finetune.grad_clip for part in (rise, agent_r, rl, spin) for one in part.controls.values()} == {0.25}
-    assert (spin.sft.grad_clip, {one.finetune.grad_clip for one in spin.iterations.values()}) == (0.25, {0.75})
+    assert [row.train.grad_clip for row in rise.rows.values()] == [*[0.25] * 5, 0.5]
+    assert {row.train.grad_clip for part in (agent_r.rows, rl.models) for row in part.values()} == {0.25}
+    assert {row.train.grad_clip: row.data for row in spin.rows.values()} == {0.25: "examples", 0.75: "pairs"}
     assert {one.rl.grad_clip for one in rl.iterations.values()} == {0.1}
 
 
@@ -204,7 +212,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.engines.teacher.error_rate", 1.1, "less than or equal to 1"),
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
-        ("rise.sft.lr", "1e-3 or so", "number"),
+        ("rise.rows.base.train.lr", "1e-3 or so", "number"),
         ("agent_r.env.name", "minecraft", "name: 'minecraft' is unknown; choose sciworld, textcraft, webshop, or"),
         ("agent_r.env.server_timeout", 0, "greater than 0"),
         ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
@@ -229,12 +237,12 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.evaluate.max_tokens", 10**8, "a number of at most 10000000 is expected"),
         ("rise.iterations.iter1.convert.reward_temperature", 1e-320, "greater than or equal to 0.02"),
         ("rise.engines.student.slots", 100_000, "a whole number from 1 to 8192, or auto"),
-        ("rise.sft.betas", [0.9, 2.0], "two numbers from 0 to below 1 are expected"),
-        ("rise.sft.epochs", 1e30, "a number from 1e-12 to 1e+09 is expected"),
+        ("rise.rows.base.train.betas", [0.9, 2.0], "two numbers from 0 to below 1 are expected"),
+        ("rise.rows.base.train.epochs", 1e30, "a number from 1e-12 to 1e+09 is expected"),
         ("base.rise.arch", {"hidden": 10**9}, "less than or equal to 65536"),
         ("base.rise.arch", {"layers": 10**6}, "less than or equal to 1000"),
         ("tokenizer.rise.vocab_size", 10**12, "less than or equal to 1000000"),
-        ("agent_r.controls.direct.data", "bad", "'demonstrations', 'good' or 'direct', got 'bad'"),
+        ("agent_r.rows.direct.data", "bad", "'examples', 'good' or 'direct', got 'bad'"),
     ],
 )
 def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, value: Any, said: str) -> None:
@@ -253,22 +261,27 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
         ("agent_r.iterations.iter2.generate.tasks", 13, "iterations.iter2.generate: 13 tasks from place 0 on"),
         ("spin.iterations.iter1.generate.end", 25, "iterations.iter1.generate.end: 25 is asked for, tasks.train is 24"),
         ("rise.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
-        ("rise.iterations.iter1.init_from", "iter2", "iterations.iter1.init_from: must be base or 'base'"),
+        (
+            "rise.rows.iter2.init",
+            "iter2",
+            "rows.iter2.init: 'iter2' is given; an iteration's row has 'iter1' or",
+        ),
         ("rise.iterations.iter1.generate.models", ["student", "techer"], "there is no engine 'techer'; there are"),
         ("rise.iterations.iter1.generate.num_of_samples", [1], "num_of_samples needs one entry a turn (2), has 1"),
         ("rise.iterations.iter1.generate.models", ["student"] * 3, "models needs one entry a turn (2), has 3"),
         ("rise.iterations.iter1.generate.num_of_samples", [1, 0], "every turn needs at least one sample"),
-        ("rise.controls.more_sft.match", "iter9", "controls.more_sft.match: there is no iteration 'iter9'"),
+        ("rise.rows.more_sft.match", "iter9", "rows.more_sft.match: there is no iteration 'iter9'"),
         ("rise.tasks.source", "files", "files: is read with source 'files' and only then"),
         ("rise.tasks.files", {"test": "x.jsonl"}, "files: is read with source 'files' and only then"),
         ("agent_r.iterations.iter2.init", "iter7", "iterations.iter2.init: there is no iteration 'iter7'"),
-        ("agent_r.iterations.iter1.init_from", "iter2", "iterations.iter1.init_from: must be base or 'base'"),
+        ("agent_r.rows.iter1.init", "iter2", "rows.iter1.init: 'iter2' is given; an iteration's row has 'base' there"),
+        ("agent_r.rows.more_sft.data", "good", "rows.more_sft.data: base has no set 'good' to learn; name another"),
         (
             "agent_r.iterations.iter1.generate.engine",
             "gpt",
             "iterations.iter1.generate.engine: there is no engine 'gpt'; there are actor, expert",
         ),
-        ("agent_r.controls.direct.match", "iter9", "controls.direct.match: there is no iteration 'iter9'; there are"),
+        ("agent_r.rows.direct.match", "iter9", "rows.direct.match: there is no iteration 'iter9'; there are"),
         ("agent_r.env", {"name": "webshop"}, "tasks.layouts: webshop has no other layouts of a task; set 1"),
         ("agent_r.engines.actor", {"engine": "scripted"}, "engines.actor: a scripted engine has no model"),
         ("agent_r.iterations", {}, "agent_r.iterations"),
@@ -285,26 +298,20 @@ def test_names_that_do_not_fit_together_are_refused(path: str, value: Any, said:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cycle_of_iterations_is_named(method: str) -> None:
     def change(values: dict[str, Any]) -> None:
-        values[method]["iterations"]["iter1"] |= {"init": "iter2", "init_from": "base"}
+        values[method]["iterations"]["iter1"]["init"] = "iter2"
 
     assert "the iterations form a cycle (iter1 <- iter2 <- iter1)" in complaint(change)
-    own = complaint(lambda values: values[method]["iterations"]["iter1"].update(init="iter1", init_from="base"))
+    own = complaint(lambda values: values[method]["iterations"]["iter1"].update(init="iter1"))
     assert "the iterations form a cycle (iter1 <- iter1)" in own
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["base", "tasks", "more_sft", "a/b", "..", "a b"])
+@pytest.mark.parametrize("name", ["start", "none", "tasks", "a/b", "..", "a b"])
 def test_a_name_that_would_collide_or_is_no_folder_s_is_refused(method: str, name: str) -> None:
     def change(values: dict[str, Any]) -> None:
-        values[method]["iterations"][name] = values[method]["iterations"]["iter1"]
+        values[method]["rows"][name] = values[method]["rows"]["more_sft"]
 
-    assert f"iterations.{name}: " in complaint(change)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_control_cannot_be_called_base(method: str) -> None:
-    change = lambda values: values[method]["controls"].update(base=values[method]["controls"]["more_sft"])  # noqa: E731
-    assert "controls.base: the name is taken" in complaint(change)
+    assert f"rows.{name}: " in complaint(change)
 
 
 def test_the_student_that_evaluation_plays_must_be_there() -> None:
@@ -399,7 +406,8 @@ def test_a_pipe_or_a_device_that_params_name_is_refused_before_it_is_opened(tmp_
             "agent_r.tasks",
             "agent_r.engines",
             "agent_r.iterations.iter2.convert",
-            "agent_r.controls",
+            "agent_r.rows",
+            "agent_r.rows.direct",
         ]
     ),
 )

@@ -35,7 +35,7 @@ def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(t
     folder = overlay(tmp_path, SIXTY_FOUR_SLOTS)
     for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, with the blocks that are kept
         (plan,) = plans("mine", gpus=parse_gpus(gpus), folder=folder)
-        found = [problem for problem in plan.problems if "reflect_rl-finetune@reflect_rl" in problem]
+        found = [problem for problem in plan.problems if "reflect_rl-reinforce@reflect_rl" in problem]
         assert len(found) == 1
         assert "KV cache" in found[0]
         assert "reflect_rl.engines.policy.slots" in found[0]
@@ -45,7 +45,7 @@ def test_the_cache_over_a_quantised_policy_and_the_reflector_s_are_in_their_own_
     (plan,) = plans("mine", folder=overlay(tmp_path, SIXTY_FOUR_SLOTS))
     token = 2 * 48 * 1600  # keys and values of a token
     rows = 64 + 64 + 16  # slots, as much again for kept blocks, and reading rows
-    assert line(plan, "reflect_rl-finetune@reflect_rl").memory.kv == rows * 1024 * token * (2 + 2)
+    assert line(plan, "reflect_rl-reinforce@reflect_rl").memory.kv == rows * 1024 * token * (2 + 2)
 
 
 def test_the_transformers_engine_allocates_the_cache_that_the_plan_counts(tmp_path: Path) -> None:
@@ -76,10 +76,11 @@ def test_a_7b_model_with_zero_3_fits_four_gpus_of_80_gb_and_not_one_of_24(tmp_pa
     assert trained.gpus == 4
     assert 27 * GB < trained.memory.total < 45 * GB  # 16 bytes a parameter over four, and activations
     (small,) = plans("rise-llama2-7b", gpus=parse_gpus("1x24GB"))
-    assert any("rise.sft.launcher.processes is 4" in problem for problem in small.problems)
+    assert any("rise.rows.base.train.launcher.processes is 4" in problem for problem in small.problems)
     text = (PROFILES / "rise-llama2-7b.yaml").read_text().replace("processes: 4", "processes: 1")
     (one,) = plans("mine", gpus=parse_gpus("1x24GB"), folder=overlay(tmp_path, text))
-    [said] = (problem for problem in one.problems if "on a GPU of 24.0 GB" in problem and "rise-sft" in problem)
+    where = "on a GPU of 24.0 GB"
+    [said] = (problem for problem in one.problems if where in problem and "rise-finetune@base" in problem)
     assert "launcher.processes, set offload: true there, or add lora" in said, "ZeRO-3 is set already"
 
 
@@ -126,9 +127,9 @@ def test_an_opponent_lies_whole_on_each_gpu_before_training_shards_the_model(tmp
 
 
 def test_positions_that_are_learned_bound_what_is_trained_on(tmp_path: Path) -> None:
-    text = SIXTY_FOUR_SLOTS + "  sft: {policy: {finetune: {max_length: 2048}}}\n"
+    text = SIXTY_FOUR_SLOTS + "  models: {policy: {train: {max_length: 2048}}}\n"
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
-    assert any("sft.policy.finetune.max_length is 2048, but the model has 1024" in one for one in plan.problems)
+    assert any("models.policy.train.max_length is 2048, but the model has 1024" in one for one in plan.problems)
 
 
 def test_a_disk_that_is_too_small_is_named_with_the_stage_that_takes_most() -> None:

@@ -67,7 +67,7 @@ def test_a_profile_without_gpus_says_so() -> None:
 
 def test_stages_that_leave_gpus_idle_are_named() -> None:
     done = command("spin-llama2-7b", "--gpus", "2x80GB")
-    assert "Some of the 2 GPUs are idle in sft, finetune@iter0" in " ".join(done.stdout.split())
+    assert "Some of the 2 GPUs are idle in finetune@base, finetune@iter0" in " ".join(done.stdout.split())
 
 
 def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,8 +109,10 @@ def test_the_table_is_whole_at_80_columns_and_ends_with_a_no_and_exit_code_2() -
     assert done.returncode == 2
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "…" not in done.stdout
-    assert re.search(r"^no: rise-sft: rise\.sft\.launcher\.processes is 4", done.stderr, re.MULTILINE)
-    for stage in ("generate@iter1", "control-finetune@single_turn", "total"):
+    assert re.search(
+        r"^no: rise-finetune@base: rise\.rows\.base\.train\.launcher\.processes is 4", done.stderr, re.MULTILINE
+    )
+    for stage in ("generate@iter1", "finetune@single_turn", "total"):
         assert stage in done.stdout
 
 

@@ -92,7 +92,8 @@ def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_tho
     def made(problems: int, samples: int) -> tuple[int, int]:
         text = (
             f"rise: {{iterations: {{iter1: {{generate: {{tasks: {problems}, max_turns: 1, models: [student], "
-            f"num_of_samples: [{samples}]}}}}, iter2: null}}, controls: null}}"
+            f"num_of_samples: [{samples}]}}}}, iter2: null}}, "
+            f"rows: {{iter2: null, more_sft: null, single_turn: null, unweighted: null}}}}"
         )
         (plan,) = plans("mine", folder=overlay(tmp_path, text))
         found = line(plan, "rise-generate@iter1")
@@ -115,14 +116,14 @@ def test_checkpoints_are_those_that_stay_and_the_one_being_written() -> None:
     assert line(plan, "rise-finetune@iter1").while_running == (2 + 1) * (12 + 2 + 2) * 6_738_415_616
     (plan,) = plans("spin-llama2-7b")
     adapters = 32 * 8 * 4 * 4096
-    assert line(plan, "spin-sft").while_running == (2 + 1) * 12 * adapters
+    assert line(plan, "spin-finetune@base").while_running == (2 + 1) * 12 * adapters
 
 
 def test_hidden_states_are_float32_over_quantised_weights(tmp_path: Path) -> None:
     text = (PROFILES / "spin-llama2-7b.yaml").read_text()
-    eight = line(plans("mine", folder=overlay(tmp_path, text))[0], "spin-sft").memory.activations
+    eight = line(plans("mine", folder=overlay(tmp_path, text))[0], "spin-finetune@base").memory.activations
     none = text.replace("quantize: 8bit", "quantize: none")
-    half = line(plans("mine", folder=overlay(tmp_path, none))[0], "spin-sft").memory.activations
+    half = line(plans("mine", folder=overlay(tmp_path, none))[0], "spin-finetune@base").memory.activations
     inputs = 32 * 8192 * 4096  # of each layer, which checkpointing keeps
     assert eight - half > 2 * inputs
 
@@ -158,7 +159,7 @@ def test_plain_self_play_writes_one_answer_a_prompt_and_trains_on_two_sides() ->
 def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once(tmp_path: Path) -> None:
     text = SIXTY_FOUR_SLOTS.replace("max_steps: 100", "max_steps: 10, episodes: 4, replay_buffer: 0, max_tokens: 50")
     (plan,) = plans("mine", folder=overlay(tmp_path, text))
-    found = line(plan, "reflect_rl-finetune@reflect_rl")
+    found = line(plan, "reflect_rl-reinforce@reflect_rl")
     steps = 10 * 4 * 20  # iterations, episodes, turns
     assert found.written == steps * (50 + 1)
     assert found.read == steps * ((1024 - 50) + (1024 - 1) + (1024 - 1))  # advised, played, learnt
@@ -167,6 +168,6 @@ def test_a_step_of_reinforcement_is_a_reflection_and_a_choice_and_is_learnt_once
 def test_a_control_reads_what_the_iterations_before_it_read() -> None:
     (plan,) = plans("spin-zephyr-7b")
     tokens = [line(plan, f"spin-finetune@iter{k}").read for k in range(4)]
-    control = line(plan, "spin-control-finetune@more_sft").read
+    control = line(plan, "spin-finetune@more_sft").read
     # The iterations' lines also have what the opponent scores.
     assert sum(tokens) * 0.6 < control < sum(tokens)

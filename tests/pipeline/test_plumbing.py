@@ -75,11 +75,11 @@ RUNS: dict[str, list[tuple[Place, dict[str, Any] | None]]] = {
     "rise": [
         (("rise.generate", "iter1"), None),
         (("rise.finetune", "base"), None),
-        (("rise.finetune", "base"), {"rise": {"sft": FORK}}),
+        (("rise.finetune", "base"), {"rise": {"rows": {"base": {"train": FORK}}}}),
         (("rise.evaluate", "base"), None),
     ],
     "agent_r": [(("agent_r.generate", "iter1"), None), (("agent_r.convert", "iter2"), None)],
-    "reflect_rl": [(("reflect_rl.generate", ""), None), (("reflect_rl.finetune", "reflect_rl"), None)],
+    "reflect_rl": [(("reflect_rl.generate", ""), None), (("reflect_rl.reinforce", "reflect_rl"), None)],
     "spin": [(("spin.generate", "iter0"), None), (("spin.finetune", "iter0"), None)],
 }
 

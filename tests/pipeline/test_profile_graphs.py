@@ -35,9 +35,7 @@ def test_every_profile_validates_and_gives_a_graph_that_dvc_accepts(unrun: Path,
         repo.index.check_graph()
         planned = {stage.name for stage in repo.index.stages}
     for method in METHODS:
-        once = ("data", "sft", "base-evaluate", "report")
-        rows = [f"{step}@{row}" for step in ("generate", "convert", "finetune", "evaluate")
-                for row in params[method]["iterations"]]  # fmt: skip
-        rows += [f"control-{step}@{row}" for step in ("finetune", "evaluate") for row in params[method]["controls"]]
-        assert {f"base@{method}", *(f"{method}-{stage}" for stage in (*once, *rows))} <= planned
+        rows = [f"{step}@{row}" for step in ("generate", "convert") for row in params[method]["iterations"]]
+        rows += [f"{step}@{row}" for step in ("finetune", "evaluate") for row in params[method]["rows"]]
+        assert {f"base@{method}", *(f"{method}-{stage}" for stage in ("data", "report", *rows))} <= planned
     assert "report" in planned

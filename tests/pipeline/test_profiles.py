@@ -24,7 +24,7 @@ rise:
   engines:
     student: {engine: transformers, slots: 64}
     teacher: {engine: scripted, error_rate: 0.1}  # the expert
-  controls:
+  rows:
     one: {match: a}
     two: {match: b}
   list: [1, 2]
@@ -54,24 +54,27 @@ def test_mappings_merge_key_by_key_and_the_rest_is_replaced(folder: Path) -> Non
 
 
 def test_null_removes_an_entry_and_is_a_value_elsewhere(folder: Path) -> None:
-    _, params = composed(folder, "run: {seed: null}\nrise: {controls: {one: null}}\n")
-    assert params["rise"]["controls"] == {"two": {"match": "b"}}
+    _, params = composed(folder, "run: {seed: null}\nrise: {rows: {one: null}}\n")
+    assert params["rise"]["rows"] == {"two": {"match": "b"}}
     assert params["run"] == {"seed": None, "threads": 2}
 
 
 def test_entries_may_be_removed_until_none_is_left(folder: Path) -> None:
-    (folder / "default.yaml").write_text(UNDER.replace("controls:", "controls:   # to compare with"))
-    text, params = composed(folder, "rise: {controls: {one: null, two: null}}\n")
-    assert params["rise"]["controls"] == {}
+    (folder / "default.yaml").write_text(UNDER.replace("rows:", "rows:   # to compare with"))
+    text, params = composed(folder, "rise: {rows: {one: null, two: null}}\n")
+    assert params["rise"]["rows"] == {}
     assert params["rise"]["list"] == [1, 2]
     assert "# the expert" in text
     assert "# to compare with" not in text
 
 
 def test_a_launcher_of_another_kind_inherits_nothing(folder: Path) -> None:
-    (folder / "default.yaml").write_text("sft:\n  launcher: {kind: fork, processes: 2}\n")
-    assert composed(folder, "sft: {launcher: {kind: single}}")[1] == {"sft": {"launcher": {"kind": "single"}}}
-    assert composed(folder, "sft: {launcher: {processes: 3}}")[1]["sft"]["launcher"] == {"kind": "fork", "processes": 3}
+    (folder / "default.yaml").write_text("train:\n  launcher: {kind: fork, processes: 2}\n")
+    assert composed(folder, "train: {launcher: {kind: single}}")[1] == {"train": {"launcher": {"kind": "single"}}}
+    assert composed(folder, "train: {launcher: {processes: 3}}")[1]["train"]["launcher"] == {
+        "kind": "fork",
+        "processes": 3,
+    }
 
 
 def test_a_profile_says_its_name_and_opens_with_its_own_comment(folder: Path) -> None:
@@ -129,7 +132,7 @@ def test_an_engine_of_another_kind_replaces_the_old_one_whole(folder: Path) -> N
 
 def test_laying_an_overlay_twice_changes_nothing_more() -> None:
     yaml = YAML()
-    params, over = yaml.load(UNDER), yaml.load("rise: {controls: {two: {match: c}}, list: [9]}")
+    params, over = yaml.load(UNDER), yaml.load("rise: {rows: {two: {match: c}}, list: [9]}")
     merge(params, over)
     once = yaml.load(UNDER)
     merge(once, over)

@@ -94,12 +94,12 @@ def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
     folder = copy_repo(tmp_path)
     yaml = YAML()
     params = yaml.load(folder / "params.yaml")
-    sft = params["rise"]["sft"]
+    sft = params["rise"]["rows"]["base"]["train"]
     processes = 1 if launcher == "single" else 2
     sft |= {"epochs": 400.0, "save_steps": 100_000, "launcher": {"kind": launcher, "processes": processes}}
     yaml.dump(params, folder / "params.yaml")
     environ = {**environment(), "ACCELERATOR": "cpu"}
-    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", "rise-sft"]
+    command = [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", "rise-finetune@base"]
 
     def ended_after_some_steps() -> tuple[int, str]:
         with subprocess.Popen(
@@ -109,7 +109,7 @@ def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
             said = ""
             for line in running.stderr:
                 said += line
-                if "rise-sft@base: 1" in said or "rise-finetune@base: " in line:
+                if "rise-finetune@base: 1" in said or "rise-finetune@base: " in line:
                     if way == "Ctrl-C":
                         os.killpg(running.pid, signal.SIGINT)
                     else:
@@ -123,7 +123,7 @@ def test_make_s_sigterm_and_ctrl_c_let_the_stage_save_and_the_next_run_goes_on(
     assert (code, "stopped; run again to go on from here." in said) == (ends_with, True), said
     assert not re.search("traceback|rwlock", said, re.IGNORECASE), said
     [saved] = folder.glob(".scratch/stages/rise-finetune-base/*/*/checkpoint-*")
-    assert "rise-sft" not in (folder / "dvc.lock").read_text()
+    assert "rise-finetune@base" not in (folder / "dvc.lock").read_text()
     assert not [p for p in psutil.process_iter() if _works_in(p, folder)]
     code, said = ended_after_some_steps()
     assert f"finetune: resuming at step {saved.name.removeprefix('checkpoint-')} of " in said
@@ -196,7 +196,7 @@ if __name__ == "__main__":
 """
 PARAMS = """
 run: {seed: 0, threads: 1}
-rise: {iterations: {iter1: {finetune: {lr: 0.1, device: cuda}}}}
+rise: {rows: {iter1: {train: {lr: 0.1, device: cuda}}}}
 spin: {engines: [{engine: openai}, {engine: vllm}]}
 agent_r: {sft: {device: cpu}, engines: {actor: {engine: transformers}}}
 """

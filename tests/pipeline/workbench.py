@@ -28,32 +28,35 @@ rise:
   tasks: {demonstrations: 96, train: 12, dev: 2, test: 6}
   env: {few_shot: false}
   engines: {student: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}}
-  sft: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1,
-    launcher: {kind: single, processes: 1}}
+  rows: {base: {train: {epochs: 1.0, row_tokens: 512, max_length: 512, batch_size: 16, save_steps: 2, logging_steps: 1,
+    launcher: {kind: single, processes: 1}}}}
   iterations: {iter1: {generate: {tasks: 6, max_tokens: 8}}, iter2: {generate: {tasks: 6, offset: 6, max_tokens: 8}}}
   evaluate: {max_turns: 2, parallel_samples: 2, max_tokens: 8}
 agent_r:
   tasks: {demonstrations: 8, layouts: 1, revision_demonstrations: 0, judge_examples: 4, train: 6, dev: 2, test: 4}
   engines: {actor: {replicas: 1, slots: 4, prefill_rows: 2, context: 1024}, expert: {error_rate: 0.6}}
-  sft: {epochs: 1.0, row_tokens: 1024, max_length: 1024, batch_size: 2, save_steps: 2, logging_steps: 1,
-    launcher: {kind: single, processes: 1}}
   evaluate: {max_turns: 2, max_tokens: 8, revision_prefix: 1}
   iterations:
     iter1: {generate: {engine: actor, tasks: 3, n_gen: 2, dives: 2, max_depth: 1, max_tokens: 8}}  # the model searches
     iter2:  # the expert does, so that there is something to judge
       init: base
-      init_from: base
       generate: {engine: expert, tasks: 6, n_gen: 3, dives: 3, max_depth: 7}
       convert: {max_pairs_per_tree: 1, judge_max_tokens: 8}
-  controls: {more_sft: null, good_only: null, direct: null}
+  rows:
+    base: {train: {epochs: 1.0, row_tokens: 1024, max_length: 1024, batch_size: 2, save_steps: 2, logging_steps: 1,
+      launcher: {kind: single, processes: 1}}}
+    iter2: {init: base}
+    more_sft: null
+    good_only: null
+    direct: null
 reflect_rl:
   tasks: {train: 9, dev: 2, test: 3}
   engines:
     policy: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
     reflector: {replicas: 1, slots: 4, prefill_rows: 2, context: 256}
   generate: {tasks: 3, negative_tasks: 2, max_turns: 16}
-  sft:
-    reflector: &once {finetune: {epochs: 1, batch_size: 16, row_tokens: 256, max_length: 256, save_steps: 9,
+  models:
+    reflector: &once {train: {epochs: 1, batch_size: 16, row_tokens: 256, max_length: 256, save_steps: 9,
       launcher: {kind: single, processes: 1}}}
     policy: *once
     plain: *once
@@ -63,25 +66,27 @@ reflect_rl:
     no_reflection: null
     reflect_rl: {rl: {max_steps: 6, episodes: 3, replay_episodes: 2, max_tokens: 6, save_steps: 2,
       launcher: {kind: single, processes: 1}}}
+  rows: {rl_only: null, no_reflection: null}
 spin:
   tasks: {train: 24, dev: 2, test: 4}
   engines: {policy: {replicas: 1, slots: 4, prefill_rows: 2, context: 512}}
-  sft: {epochs: 1, batch_size: 8, save_steps: 9, launcher: {kind: single, processes: 1}}
   iterations:
     iter0:
       generate: {start: 0, end: 6, runs: 1, max_turns: 2, retries: 1, max_tokens: 8}
-      finetune: {epochs: 2, batch_size: 2, row_tokens: 512, max_length: 512, save_steps: 2, logging_steps: 1,
-        launcher: {kind: single, processes: 1}}
+  rows:
+    base: {train: {epochs: 1, batch_size: 8, save_steps: 9, launcher: {kind: single, processes: 1}}}
+    iter0: {train: {epochs: 2, batch_size: 2, row_tokens: 512, max_length: 512, save_steps: 2, logging_steps: 1,
+      launcher: {kind: single, processes: 1}}}
 """
 FIRST_STAGES = {
     "rise": [("rise.data", ""), ("base", "rise"), ("rise.finetune", "base")],
     "agent_r": [
         ("agent_r.data", ""), ("base", "agent_r"), ("agent_r.finetune", "base"),
-        ("agent_r.generate", "iter2"),
+        ("agent_r.beginnings", ""), ("agent_r.generate", "iter2"),
     ],
     "reflect_rl": [
         ("reflect_rl.data", ""), ("reflect_rl.generate", ""), ("reflect_rl.convert", ""), ("base", "reflect_rl"),
-        ("reflect_rl.sft", "reflector"), ("reflect_rl.sft", "policy"),
+        ("reflect_rl.finetune", "reflector"), ("reflect_rl.finetune", "policy"),
     ],
     "spin": [
         ("spin.data", ""), ("base", "spin"), ("spin.finetune", "base"), ("spin.generate", "iter0"),

@@ -28,7 +28,7 @@ def test_many_dropped_examples_are_said_loudly_and_few_are_not(
             assert 2 < dropped < 40
             assert said == (
                 f"WARNING: {dropped / 40:.0%} of your examples were dropped ({dropped} of 40): longer than max_length "
-                "50 (raise finetune.max_length).\n"
+                "50 (raise train.max_length).\n"
             )
 
 

@@ -115,9 +115,7 @@ def test_without_a_kernel_one_sentence_says_what_runs_instead(
     monkeypatch.setenv("HUB_ERROR", "No route to host. Set trust_remote_code=True")
     assert flash.settle(FLASH) == FLASH.model_copy(update={"attention": "sdpa"})
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "finetune.attention: flash_attention_2 cannot run here (No route to host); sdpa runs instead"
-    )
+    assert line.startswith("train.attention: flash_attention_2 cannot run here (No route to host); sdpa runs instead")
 
 
 def test_without_the_package_rows_are_planned_for_sdpa(

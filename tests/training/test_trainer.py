@@ -321,9 +321,7 @@ def test_training_that_diverges_ends_at_that_step_and_writes_no_model(
 ) -> None:
     cfg = tuned(schedule="constant", warmup_ratio=0.0, launcher=launcher)
     cfg = cfg.model_copy(update={"lr": 1e37})  # beyond what params allow
-    with pytest.raises(
-        UserError, match=r"^step 2 of 5: the loss is \S+ and the gradient norm nan, .*lower finetune\.lr"
-    ):
+    with pytest.raises(UserError, match=r"^step 2 of 5: the loss is \S+ and the gradient norm nan, .*lower train\.lr"):
         run(tiny, dialogues(20), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
 
@@ -369,7 +367,7 @@ def test_who_is_held_out_depends_on_the_seed_and_the_content_alone() -> None:
 
 
 def test_holding_everything_out_is_refused(tiny: Path, dialogues: Maker, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"finetune\.validation: 0\.9 holds out all 2 examples; lower it"):
+    with pytest.raises(UserError, match=r"train\.validation: 0\.9 holds out all 2 examples; lower it"):
         run(tiny, dialogues(2), tmp_path, tuned(validation=0.9))
 
 

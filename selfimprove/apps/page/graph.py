@@ -175,28 +175,20 @@ def _chart(method: str, found: list[StageShown]) -> Spec | None:
 
 
 def _kind_and_row(name: str) -> tuple[str, str]:
-    """``rise-control-finetune@more_sft`` -> (finetune, more_sft)."""
+    """``rise-finetune@more_sft`` -> (finetune, more_sft)."""
     stage, _, item = name.partition("@")
     method, _, kind = stage.partition("-")
     if not kind:
         return method, "" if method in METHODS or item in METHODS else item
-    words = kind.removeprefix("control-").removeprefix("agent-")
-    if words.startswith("base-"):
-        return words.removeprefix("base-"), "base"
-    if words == "sft":
-        return "finetune", item or "base"
-    return words, item
+    return kind, item
 
 
 def _timing(run: Run, name: str) -> dict[str, float]:
     """Seconds and tokens of the stage's last run; {} if it was restored."""
-    method = name.partition("-")[0]
-    kind, row = _kind_and_row(name)
-    for stem in (name, f"{method}-{kind}@{row}", f"{method}-{kind}"):
-        path = run.root / ".scratch" / "timing" / f"{stem}.json"
-        if path.is_file():
-            return {key: value for key, value in run.json(path).items() if isinstance(value, int | float)}
-    return {}
+    path = run.root / ".scratch" / "timing" / f"{name}.json"
+    if not path.is_file():
+        return {}
+    return {key: value for key, value in run.json(path).items() if isinstance(value, int | float)}
 
 
 def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:

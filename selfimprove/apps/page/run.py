@@ -20,6 +20,7 @@ from ruamel.yaml.error import YAMLError
 from selfimprove.apps.report.table import SUMMARIES, read_summaries
 from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import load_json, only_regular, parse_row
+from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.params import METHODS
 
 SPLITS = ("train", "dev", "test")
@@ -95,6 +96,7 @@ class Run:
         summary = self.__dict__.get("summaries", {}).get(method) or {}
         found = {path.name for path in (self.root / "results" / method).glob("*") if path.is_dir()}
         found |= {path.parent.name for path in (self.root / "data" / method).glob("*/train")}
+        found -= {START, NONE}  # no rows: what rows start from, and what stands where a row is named
         order = [name for name in summary.get("order", []) if name in found]
         return order + sorted(found - set(order), key=_base_first)
 

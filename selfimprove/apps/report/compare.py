@@ -3,7 +3,7 @@
     run          rise m1@t5   minus more_sft  changed
     ──────────────────────────────────────────────────────────────────────────────────
     main          .696±.021       -.016±.024
-    chill-maya    .702±.020       -.010±.024  rise.iterations.iter2.finetune.lr: 0.001 → 0.002
+    chill-maya    .702±.020       -.010±.024  rise.rows.iter2.train.lr: 0.001 → 0.002
 
 A column a method's headline metric, with its standard error, and its paired difference to a control. The first row is
 the commit; the others say what they changed of its params.

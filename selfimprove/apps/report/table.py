@@ -91,7 +91,7 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
     for name, match in summary.get("unlike_last", {}).items():
         notes.append(
             f"WARNING: {name} read as many tokens as {match}, not as {summary['last']} (last): no fair comparison; "
-            f"set {method}.controls.{name}.match: {summary['last']}"
+            f"set {method}.{'models' if method == 'reflect_rl' else 'rows'}.{name}.match: {summary['last']}"
         )
     table.caption = "\n".join(notes)
     return table
@@ -208,8 +208,7 @@ def _short(value: float, column: str) -> str:
 def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
     """Seconds that training and evaluating a row took when last run here; "-" if they were restored."""
     found = []
-    for steps in (("finetune", "sft"), ("evaluate",)):
-        # One script serves base, iterations and controls, and names its run after the script and the row.
+    for steps in (("finetune", "reinforce"), ("evaluate", "agent")):
         paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
         seconds = [json.loads(path.read_text())["seconds"] for path in paths if path.is_file()]
         found.append(f"{seconds[0]:.0f}" if seconds else "-")

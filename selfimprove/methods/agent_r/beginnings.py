@@ -17,6 +17,11 @@ class Beginning(Record):
     replies: list[str]
 
 
+def beginning_of(task_id: int) -> Beginning:
+    """A task from its start."""
+    return Beginning(task_id=task_id, replies=[])
+
+
 def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
     """A user's own list of beginnings, each task at most once.
 

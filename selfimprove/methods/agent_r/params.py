@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.registry import TextSection
-from selfimprove.methods.lineage import check_known, check_room, check_rounds, lineage
-from selfimprove.methods.trained import Trained
+from selfimprove.methods.lineage import check_known, check_room, check_split
+from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.training.config import FinetuneParams
 
 Judge = Literal["actor", "scripted"]
@@ -156,48 +156,41 @@ class EvaluateParams(Section):
 
 
 class Iteration(Section):
-    """One round. ``init`` names the model that searches; ``init_from`` the weights that finetuning starts from."""
+    """One round. ``init`` names the model that searches and judges: base or another iteration."""
 
     init: str
-    init_from: str
     generate: SearchParams
     convert: ConvertParams
-    finetune: FinetuneParams
 
 
-class Control(Section):
-    """A fair comparison, started from the base, with as many training tokens as iteration ``match`` and its ancestors.
+class AgentRRow(TrainedRow):
+    """How a row is trained."""
 
-    ``demonstrations``: more of the warm start's own data. ``good``: the same trees' good trajectories only.
-    ``direct``: the same trees' pairs, revised after the whole bad path (``revise: 0``).
-    """
-
-    data: Literal["demonstrations", "good", "direct"]
-    match: str
-    finetune: FinetuneParams
+    data: Literal["examples", "good", "direct"] = Field(
+        description="examples: what base and iterations learn; of the trees of an iteration and its ancestors, good: "
+        "good trajectories only; direct: pairs revised after the whole bad path (revise: false)"
+    )
+    train: FinetuneParams = FinetuneParams()
 
 
-class AgentRParams(Trained):
+class AgentRParams(Iterated):
     """The whole section."""
 
     env: TextSection
     tasks: TaskParams
     engines: dict[str, EngineConfig]
-    train: FinetuneParams = Field(
-        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
-    )
-    sft: FinetuneParams
     evaluate: EvaluateParams
+    rows: dict[str, AgentRRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
 
     @classmethod
     def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("sft", "iterations.*.finetune", "controls.*.finetune"), ("train",))
+        return {"rows.*.train?": ("train",)}
 
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:
-        check_rounds(self.iterations, self.controls, self.tasks, self.evaluate.split)
+        self.check_rows(own="examples")
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             search, place = iteration.generate, f"iterations.{key}.generate"
             check_known(f"{place}.engine", "engine", search.engine, self.engines)
@@ -223,7 +216,3 @@ class AgentRParams(Trained):
             )
         check_own_model("actor", self.engines["actor"], "agent_r")
         return self
-
-    def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
-        return lineage(self.iterations, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.methods.agent_r.params import AgentRParams
+from selfimprove.methods.rows import BASE
 from selfimprove.methods.summary import iteration_curve, summarise
 
 
@@ -13,12 +14,14 @@ def agent_r_rows(agent_r: AgentRParams) -> dict[str, str]:
     """Row name -> its kind, in the table's order: base, controls, iterations."""
     rows = {"base": f"warm start on {agent_r.tasks.demonstrations} demonstrations"}
     said = {
-        "demonstrations": "more SFT on the demonstrations",
+        "examples": "more SFT on the demonstrations",
         "good": "the same trees, good trajectories only",
         "direct": "the same trees, direct revision (no judge)",
     }
     for name, control in agent_r.controls.items():
-        rows[name] = f"control: {said[control.data]}, tokens of {control.match}"
+        own = control.data == "examples" and control.source != BASE
+        data = f"the examples of {control.source}" if own else said[control.data]
+        rows[name] = f"control: {data}, tokens of {control.match}"
     for name, iteration in agent_r.iterations.items():
         judge = "the actor judges" if iteration.convert.judge == "actor" else "a scripted verifier judges"
         rows[name] = f"Agent-R, searched by {iteration.init}; {judge}"

@@ -21,6 +21,7 @@ from selfimprove.envs.registry import ListedSection
 from selfimprove.methods.lineage import check_known, check_names, check_split, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle
 from selfimprove.methods.reflect_rl.rl_config import ActingParams, RLParams
+from selfimprove.methods.rows import NONE, RESERVED, START, controls
 from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
@@ -82,39 +83,27 @@ class GenerateParams(Section):
     concurrency: int = Field(default=64, ge=1, le=100_000)
 
 
-class Sft(Section):
-    """One supervised model: on which of the five sets, and how. With ``finetune.epochs`` 0 it is the base as it is."""
+class SupervisedModel(Section):
+    """One supervised model: a reflection model, a policy that runs start from, or a control."""
 
-    data: DataSet
-    finetune: FinetuneParams
+    init: str = Field(description="whose weights training starts from; start: the model of section base")
+    data: DataSet = Field(description="which of the five sets it learns")
+    match: str = Field(description="a control: the run whose compute it gets, counted in tokens; else none")
+    train: FinetuneParams = FinetuneParams()
 
 
 class Iteration(Section):
-    """One run of reinforcement learning. ``init``: an entry of sft, or another run.
+    """One run of reinforcement learning."""
 
-    ``reflector`` names an entry of sft, also where ``reflect`` is false: the graph has one shape for all runs. For the
-    same reason a run without a supervised start has an entry of sft with 0 epochs as its ``init``.
-    """
-
-    init: str
-    reflector: str | None = Field(default=None, description="the frozen reflection model; null: as reflect: false")
-    reflect: bool = Field(default=True, description="false: the policy decides without a reflection")
+    init: str = Field(description="the model or the run that it goes on from; start: the model of section base")
+    reflector: str = Field(description="the frozen reflection model; none: the policy decides without a reflection")
     rl: RLParams = RLParams()
 
-    @property
-    def advisor(self) -> str | None:
-        """The reflection model that the run really has."""
-        return self.reflector if self.reflect else None
 
+class EvaluatedRow(Section):
+    """A policy of the results table."""
 
-class Control(Section):
-    """A fair comparison: ``init`` trained on with as much compute as run ``match`` took."""
-
-    init: str
-    data: DataSet
-    reflector: str | None = Field(default=None, description="it is evaluated with this reflection model; null: without")
-    match: str
-    finetune: FinetuneParams
+    reflector: str = Field(description="with which reflection model it plays; none: without; a run's: as the run says")
 
 
 class EvaluateParams(ActingParams):
@@ -125,8 +114,6 @@ class EvaluateParams(ActingParams):
     eval_reps: int = Field(default=10, ge=1, le=10_000, description="episodes of a task at each level")
     levels: list[str] = Field(default=[], description="none: all of the environment's")
     engine: str = Field(default="policy", description="the engine that plays the policy; training's is always policy")
-    sft_only: str = Field(default="policy", description="the entry of sft that is the row 'SFT only'")
-    reflector: str | None = Field(default=None, description="with which reflection model that row plays; null: without")
     concurrency: int = Field(default=512, ge=1, le=100_000)
 
 
@@ -172,36 +159,45 @@ class ReflectRLParams(Trained):
         default=FinetuneParams(), description="what every supervised training takes that does not say otherwise itself"
     )
     rl: RLParams = Field(default=RLParams(), description="what every run takes that does not say otherwise itself")
-    sft: dict[str, Sft] = Field(min_length=1)
+    models: dict[str, SupervisedModel] = Field(min_length=1)
     iterations: dict[str, Iteration] = Field(min_length=1)
-    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
+    rows: dict[str, EvaluatedRow] = Field(min_length=1, description="the models and runs that are evaluated")
     agents: dict[str, Agent] = Field(default={}, description="players without trained weights; may be empty")
     evaluate: EvaluateParams = EvaluateParams()
     report: ReportParams = ReportParams()
 
     @classmethod
     def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        supervised = dict.fromkeys(("sft.*.finetune", "controls.*.finetune"), ("train",))
-        return {**supervised, "iterations.*.rl?": ("rl",)}
+        return {"models.*.train?": ("train",), "iterations.*.rl?": ("rl",)}
+
+    @property
+    def controls(self) -> dict[str, SupervisedModel]:
+        """The models that are controls."""
+        return controls(self.models)
 
     @model_validator(mode="after")
     def _names(self) -> ReflectRLParams:
-        kinds = {kind: getattr(self, kind) for kind in ("sft", "iterations", "controls", "agents")}
-        check_names(kinds)
+        kinds = {kind: getattr(self, kind) for kind in ("models", "iterations", "agents")}
+        check_names(kinds, (*RESERVED, "base"))
         for key, run in self.iterations.items():
-            check_known(f"iterations.{key}.init", "model", run.init, [*self.sft, *self.iterations])
+            check_known(f"iterations.{key}.init", "model", run.init, [START, *self.models, *self.iterations])
             self.lineage(key)
-            if run.reflector is not None:
-                self._is_reflector(f"iterations.{key}.reflector", run.reflector)
+            self._is_reflector(f"iterations.{key}.reflector", run.reflector)
             self._is_advised(key)
-        for key, control in self.controls.items():
-            check_known(f"controls.{key}.init", "model", control.init, self.sft)
-            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
-            if control.reflector is not None:
-                self._is_reflector(f"controls.{key}.reflector", control.reflector)
-        check_known("evaluate.sft_only", "model", self.evaluate.sft_only, self.sft)
-        if self.evaluate.reflector is not None:
-            self._is_reflector("evaluate.reflector", self.evaluate.reflector)
+        for key, model in self.models.items():
+            lineage(self.models, key, roots=(START,), kind="models")
+            check_known(f"models.{key}.match", "iteration", model.match, [NONE, *self.iterations])
+        for key, row in self.rows.items():
+            check_known(f"rows.{key}", "model or run", key, [*self.models, *self.iterations])
+            self._is_reflector(f"rows.{key}.reflector", row.reflector)
+            if key in self.iterations and row.reflector != self.iterations[key].reflector:
+                raise ValueError(
+                    f"rows.{key}.reflector: must be {self.iterations[key].reflector!r}, as iterations.{key}.reflector"
+                )
+        for kind, keys in (("iterations", self.iterations), ("models", self.controls)):
+            for key in keys:
+                if key not in self.rows:
+                    raise ValueError(f"{kind}.{key}: has no row; add rows.{key}, with its reflector")
         return self
 
     @model_validator(mode="after")
@@ -261,30 +257,23 @@ class ReflectRLParams(Trained):
             )
 
     def _is_reflector(self, place: str, name: str) -> None:
-        reflectors = [key for key, sft in self.sft.items() if sft.data.startswith("sft_reflection")]
-        if name not in reflectors:
+        reflectors = [key for key, model in self.models.items() if model.data.startswith("sft_reflection")]
+        if name not in (NONE, *reflectors):
             raise ValueError(
-                f"{place}: {name!r} was not trained to reflect; name one of sft whose data is sft_reflection "
-                f"({', '.join(reflectors) or 'there is none yet'})"
+                f"{place}: {name!r} was not trained to reflect; name one of models whose data is sft_reflection "
+                f"({', '.join(reflectors) or 'there is none yet'}), or none"
             )
 
     def _is_advised(self, run: str) -> None:
         """A policy that was trained on reflections is not trained further without a reflection model (L26)."""
         first = self.iterations[self.lineage(run)[0]].init
-        if self.sft[first].data.startswith("sft_policy") and self.iterations[run].advisor is None:
+        acts = first in self.models and self.models[first].data.startswith("sft_policy")
+        if acts and self.iterations[run].reflector == NONE:
             raise ValueError(
                 f"iterations.{run}: {first!r} was trained to act on reflections, but the run has no reflection model; "
                 "name one as reflector, or start from a policy that was trained on the set sft"
             )
 
     def lineage(self, name: str) -> list[str]:
-        """The run and the runs it goes on from, oldest first; what is no run (an entry of sft) is left out."""
-        return lineage(self.iterations, name, roots=self.sft)
-
-    def reflector_of(self, model: str) -> str | None:
-        """Which reflection model a model of the table is evaluated with; None: without one."""
-        if model in self.iterations:
-            return self.iterations[model].advisor
-        if model in self.controls:
-            return self.controls[model].reflector
-        return self.evaluate.reflector if model == self.evaluate.sft_only else None
+        """The run and the runs it goes on from, oldest first; what is no run (a model) is left out."""
+        return lineage(self.iterations, name, roots=(START, *self.models))

@@ -9,6 +9,7 @@ from typing import Any
 
 from selfimprove.methods.reflect_rl.logs import Log, Point, curve_rows, read_curve, smoothed, stitch
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.rows import NONE
 from selfimprove.methods.summary import summarise
 
 SOLID = "reflect_rl"
@@ -33,11 +34,11 @@ _AGENTS = {
 def reflect_rl_rows(params: ReflectRLParams) -> dict[str, str]:
     """Row -> what it is, in the table's order: agents, SFT only, controls, the runs."""
     rows = {name: f"agent: {_AGENTS[agent.kind]}" for name, agent in params.agents.items()}
-    rows[params.evaluate.sft_only] = "SFT only"
+    rows |= dict.fromkeys([name for name in params.rows if name in params.models], "SFT only")
     for name, control in params.controls.items():
         rows[name] = f"control: more SFT on {control.data}, tokens of {control.match}"
     for name, run in params.iterations.items():
-        reflects = f"reflector {run.advisor}" if run.advisor else "no reflection"
+        reflects = "no reflection" if run.reflector == NONE else f"reflector {run.reflector}"
         rows[name] = f"{_SAID.get(name, 'RL')}; from {run.init}, {reflects}"
     return rows
 

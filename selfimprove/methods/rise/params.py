@@ -13,8 +13,8 @@ from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.arithmetic import Difficulty
 from selfimprove.envs.registry import AnswerSection
-from selfimprove.methods.lineage import check_known, check_room, check_rounds, lineage
-from selfimprove.methods.trained import Trained
+from selfimprove.methods.lineage import check_known, check_room, check_split
+from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.training.config import FinetuneParams
 
 
@@ -91,7 +91,6 @@ class ConvertParams(Section):
     shuffle: bool = True
     weighted: bool = Field(default=True, description="false: every weight is 1 (the unweighted control)")
     reward_baseline: Literal["none", "problem_mean", "turn_mean"] = "none"
-    weight_normalization: Literal["none", "batch"] = "none"
     accumulate: bool = Field(default=False, description="add the parent iterations' examples")
 
 
@@ -112,49 +111,44 @@ class EvaluateParams(Section):
 
 
 class Iteration(Section):
-    """One round of self-improvement.
-
-    ``init`` names the model that generates ("base" or another iteration); ``init_from`` the weights that finetuning
-    starts from: the same model's, or the base's again.
-    """
+    """One round of self-improvement. ``init`` names the model that generates: base or another iteration."""
 
     init: str
-    init_from: str
     generate: GenerateParams
     convert: ConvertParams
-    finetune: FinetuneParams
 
 
-class Control(Section):
-    """A fair comparison: other data, started from the base, with as many training tokens as iteration ``match`` and
-    its ancestors took together."""
+class RiseRow(TrainedRow):
+    """How a row is trained."""
 
-    data: Literal["demonstrations", "single_turn", "unweighted"]
-    match: str
-    finetune: FinetuneParams
+    data: Literal["examples", "collected", "single_turn"] = Field(
+        description="examples: what base and iterations learn; collected: what all iterations so far converted; "
+        "single_turn: their right answers as first attempts"
+    )
+    weights: Literal["data", "batch", "equal"] = Field(
+        default="data", description="of examples: as converted; scaled to mean 1 in each batch; or all 1"
+    )
+    train: FinetuneParams = FinetuneParams()
 
 
-class RiseParams(Trained):
+class RiseParams(Iterated):
     """The whole section."""
 
     tasks: TaskParams
     env: AnswerSection
     engines: dict[str, EngineConfig]
-    train: FinetuneParams = Field(
-        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
-    )
-    sft: FinetuneParams
     evaluate: EvaluateParams
+    rows: dict[str, RiseRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
 
     @classmethod
     def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return dict.fromkeys(("sft", "iterations.*.finetune", "controls.*.finetune"), ("train",))
+        return {"rows.*.train?": ("train",)}
 
     @model_validator(mode="after")
     def _names(self) -> RiseParams:
-        check_rounds(self.iterations, self.controls, self.tasks, self.evaluate.split)
+        self.check_rows(own="examples")
+        check_split("evaluate.split", self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             asked, place = iteration.generate, f"iterations.{key}.generate"
             for model in asked.models:
@@ -164,7 +158,3 @@ class RiseParams(Trained):
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")
         return self
-
-    def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
-        return lineage(self.iterations, name)

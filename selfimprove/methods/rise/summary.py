@@ -9,6 +9,7 @@ from typing import Any
 
 from selfimprove.methods.rise.metrics import by_turn
 from selfimprove.methods.rise.params import RiseParams
+from selfimprove.methods.rows import BASE
 from selfimprove.methods.summary import summarise
 
 
@@ -16,12 +17,14 @@ def rise_rows(rise: RiseParams) -> dict[str, str]:
     """Row name -> what it is, in the table's order: base, controls, iterations."""
     rows = {"base": "first SFT on demonstrations"}
     said = {
-        "demonstrations": "more SFT on the demonstrations",
+        "examples": "more SFT on the demonstrations",
         "single_turn": "single-turn SFT on the same correct answers",
-        "unweighted": "the same converted data, unweighted",
+        "collected": "the same converted data",
     }
     for name, control in rise.controls.items():
-        rows[name] = f"control: {said[control.data]}, tokens of {control.match}"
+        data = said[control.data] if control.source == BASE or control.data != "examples" else said["collected"]
+        how = {"data": "", "batch": ", weights of mean 1", "equal": ", unweighted"}[control.weights]
+        rows[name] = f"control: {data}{how}, tokens of {control.match}"
     for name, iteration in rise.iterations.items():
         models = iteration.generate.models
         kind = "self-distilled" if set(models) == {"student"} else f"distilled from {models[-1]}"

@@ -14,10 +14,10 @@ from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.methods.lineage import check_known, check_names, check_split, lineage
+from selfimprove.methods.lineage import check_split
+from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.methods.spin.prompts import Format, is_flat
-from selfimprove.methods.trained import Trained
 from selfimprove.training.config import FinetuneParams
 
 SOURCES = ("encyclopedia", "hotpotqa", "chat")
@@ -150,34 +150,31 @@ class Iteration(Section):
     """One round of self-play. ``init`` is the opponent: it generates, and training starts from it."""
 
     init: str
-    init_from: str
     generate: GenerateParams
     convert: ConvertParams = ConvertParams()
-    finetune: PairParams
 
 
-class SftControl(Section):
-    """A fair comparison: more of the warm start, with as many training tokens as iteration ``match`` and before."""
+class ExpertRow(TrainedRow):
+    """A row that learns the experts' trajectories."""
 
-    data: Literal["demonstrations"]
-    source: Literal["base"] = Field(default="base", description="whose training data: the experts are the base's")
-    match: str
-    finetune: FinetuneParams
+    data: Literal["examples"]
+    train: FinetuneParams = FinetuneParams()
 
 
-class OutcomeControl(Section):
-    """DPO on pairs of the model's own episodes, the rewarded one preferred, which iteration ``source`` made."""
+class PairRow(TrainedRow):
+    """A row that learns from pairs."""
 
-    data: Literal["outcome"]
-    source: str
-    match: str
-    finetune: PairParams
-
-
-Control = Annotated[SftControl | OutcomeControl, Field(discriminator="data")]
+    data: Literal["pairs", "outcome"] = Field(
+        description="pairs: expert against opponent, which iterations learn; outcome: of the model's own episodes the "
+        "rewarded one is preferred"
+    )
+    train: PairParams = PairParams()
 
 
-class SpinParams(Trained):
+SpinRow = Annotated[ExpertRow | PairRow, Field(discriminator="data")]
+
+
+class SpinParams(Iterated):
     """The whole section."""
 
     tasks: TasksParams
@@ -185,50 +182,43 @@ class SpinParams(Trained):
     tools: ToolsParams = ToolsParams()
     play_tools: ToolsParams | None = Field(default=None, description="self-play's own tools; null: the same as tools")
     engines: dict[str, EngineConfig]
-    train: FinetuneParams = Field(
-        default=FinetuneParams(), description="what every training below takes that does not say otherwise itself"
-    )
     pairs: PairParams = Field(
         default=PairParams(), description="what trainings on pairs take besides, before what ``train`` says"
     )
-    sft: FinetuneParams
     evaluate: EvaluateParams
+    rows: dict[str, SpinRow]
     iterations: dict[str, Iteration] = Field(min_length=1)
-    controls: dict[str, Control] = Field(default={}, description="comparisons; may be empty")
 
     @classmethod
     def takers(cls, section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        found = {"sft": ("train",), "iterations.*.finetune": ("train", "pairs")}
-        controls = section.get("controls")
-        for name, control in controls.items() if isinstance(controls, Mapping) else ():
-            outcome = isinstance(control, Mapping) and control.get("data") == "outcome"
-            found[f"controls.{name}.finetune"] = ("train", "pairs") if outcome else ("train",)
-        return found
+        rows = section.get("rows")
+        return {
+            f"rows.{name}.train?": ("train", "pairs") if row.get("data") != "examples" else ("train",)
+            for name, row in (rows.items() if isinstance(rows, Mapping) else ())
+            if isinstance(row, Mapping)
+        }
 
     @model_validator(mode="after")
     def _names(self) -> SpinParams:
-        check_names({"controls": self.controls, "iterations": self.iterations})
+        self.check_rows(own="pairs")
         check_split("evaluate.split", self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
-            self.lineage(key)
-            if iteration.init_from != iteration.init:
+            if self.rows[key].init != iteration.init:
                 raise ValueError(
-                    f"iterations.{key}.init_from: must be {iteration.init!r}, as init; a player starts as its opponent"
+                    f"rows.{key}.init: must be {iteration.init!r}, as iterations.{key}.init; a player starts as its "
+                    "opponent"
                 )
             end = iteration.generate.end
             if end is not None and end > self.tasks.train:
                 raise ValueError(
                     f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; fix one"
                 )
-        for key, control in self.controls.items():
-            check_known(f"controls.{key}.match", "iteration", control.match, self.iterations)
-            if isinstance(control, OutcomeControl):
-                check_known(f"controls.{key}.source", "iteration", control.source, self.iterations)
-                if self.iterations[control.source].generate.runs < 2:
-                    raise ValueError(
-                        f"controls.{key}.source: {control.source} has one run a question, so no outcome differs; set "
-                        "its generate.runs to 2 or more"
-                    )
+        for key, row in self.rows.items():
+            if row.data == "outcome" and self.iterations[row.source].generate.runs < 2:
+                raise ValueError(
+                    f"rows.{key}.source: {row.source} has one run a question, so no outcome differs; set its "
+                    "generate.runs to 2 or more"
+                )
         return self
 
     @model_validator(mode="after")
@@ -256,7 +246,3 @@ class SpinParams(Trained):
         if other is None:
             return self.tasks.source, prefix
         return (other.task, prefix) if split == "test" else (self.tasks.source, "")
-
-    def lineage(self, name: str) -> list[str]:
-        """The iteration and its ancestors, oldest first, the base left out; see ``lineage.lineage``."""
-        return lineage(self.iterations, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from selfimprove.methods.spin.params import OutcomeControl, SpinParams
+from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.summary import iteration_curve, summarise
 
 
@@ -13,10 +13,12 @@ def spin_rows(spin: SpinParams) -> dict[str, str]:
     """Row name -> what it is, in the table's order: SFT, controls, iterations."""
     rows = {"base": f"SFT on {spin.tasks.train} expert trajectories"}
     for name, control in spin.controls.items():
-        if isinstance(control, OutcomeControl):
-            rows[name] = f"control: DPO on outcome pairs of {control.source}'s runs, tokens of {control.match}"
-        else:
-            rows[name] = f"control: more SFT on the same trajectories, tokens of {control.match}"
+        what = {
+            "examples": "more SFT on the same trajectories",
+            "pairs": f"the pairs of {control.source}",
+            "outcome": f"DPO on outcome pairs of {control.source}'s runs",
+        }
+        rows[name] = f"control: {what[control.data]}, tokens of {control.match}"
     for name, iteration in spin.iterations.items():
         rows[name] = f"SPIN, expert against {iteration.init}"
     return rows

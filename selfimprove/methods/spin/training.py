@@ -60,7 +60,7 @@ def finetune_pairs(
         raise UserError(
             f"no pair is left to train on ({counters.dropped_long} longer than max_length {cfg.max_length}, "
             f"{counters.dropped_empty} with nothing to score, {len(held_out)} held out); look at convert's output or "
-            "raise finetune.max_length."
+            "raise train.max_length."
         )
     # Only now: this imports torch and transformers.
     from selfimprove.methods.spin.pair_trainer import PairJob, train_pairs

@@ -20,18 +20,21 @@ def works(agent_r: AgentRParams) -> list[Work]:
     demonstrated = tasks.demonstrations * tasks.layouts + tasks.revision_demonstrations + tasks.judge_examples
     found = [
         Work("base@agent_r", base=True),
-        Work("agent_r-sft", training=supervised("agent_r.sft", agent_r.sft, demonstrated)),
-        Work("agent_r-base-evaluate", _evaluation(agent_r, base=True)),
+        Work(
+            "agent_r-finetune@base",
+            training=supervised("agent_r.rows.base.train", agent_r.rows["base"].train, demonstrated),
+        ),
+        Work("agent_r-beginnings", _beginnings(agent_r)),
+        Work("agent_r-evaluate@base", _evaluation(agent_r)),
     ]
     collected, tokens = {"base": 0}, {"base": 0}
     for key in sorted(agent_r.iterations, key=lambda key: len(agent_r.lineage(key))):  # a parent before its children
         row = agent_r.iterations[key]
-        place = f"agent_r.iterations.{key}"
         own = _examples(_trees(agent_r, row.generate), row.generate, row.convert)
         collected[key] = collected.get(row.init, 0) + own
         items = collected[key] if row.convert.accumulate else own
-        training = supervised(f"{place}.finetune", row.finetune, items)
-        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        training = supervised(f"agent_r.rows.{key}.train", agent_r.rows[key].train, items)
+        tokens[key] = tokens[agent_r.rows[key].init] + training.tokens
         found += [
             Work(f"agent_r-generate@{key}", _search(agent_r, row.generate)),
             Work(f"agent_r-convert@{key}", _judgements(agent_r, row.generate, row.convert)),
@@ -39,11 +42,10 @@ def works(agent_r: AgentRParams) -> list[Work]:
             Work(f"agent_r-evaluate@{key}", _evaluation(agent_r)),
         ]
     for key, control in agent_r.controls.items():
-        place = f"agent_r.controls.{key}.finetune"
-        training = supervised(place, control.finetune, 0, budget=tokens[control.match])
+        training = supervised(f"agent_r.rows.{key}.train", control.train, 0, budget=tokens[control.match])
         found += [
-            Work(f"agent_r-control-finetune@{key}", training=training),
-            Work(f"agent_r-control-evaluate@{key}", _evaluation(agent_r)),
+            Work(f"agent_r-finetune@{key}", training=training),
+            Work(f"agent_r-evaluate@{key}", _evaluation(agent_r)),
         ]
     return found
 
@@ -84,14 +86,26 @@ def _examples(trees: int, search: SearchParams, cfg: ConvertParams) -> int:
     return round(agent * (1 + cfg.mix.general + cfg.mix.warm_start))
 
 
-def _evaluation(agent_r: AgentRParams, *, base: bool = False) -> tuple[Calls, ...]:
-    """The split, and the beginnings to go on from; the base plays the split once more, to fail for these."""
+def _beginnings(agent_r: AgentRParams) -> tuple[Calls, ...]:
+    """The base plays the split, to fail; with a file of beginnings it need not."""
     cfg = agent_r.evaluate
-    tasks = getattr(agent_r.tasks, cfg.split)
-    tasks = min(tasks, cfg.limit or tasks)
-    games = tasks
-    if cfg.revision:
-        games += min(tasks, cfg.revision_tasks or tasks) + (tasks if base else 0)
+    return _games(agent_r, _tasks(agent_r)) if cfg.revision and not cfg.beginnings else ()
+
+
+def _evaluation(agent_r: AgentRParams) -> tuple[Calls, ...]:
+    """The split, and the beginnings to go on from."""
+    cfg, tasks = agent_r.evaluate, _tasks(agent_r)
+    return _games(agent_r, tasks + (min(tasks, cfg.revision_tasks or tasks) if cfg.revision else 0))
+
+
+def _tasks(agent_r: AgentRParams) -> int:
+    cfg = agent_r.evaluate
+    tasks: int = getattr(agent_r.tasks, cfg.split)
+    return min(tasks, cfg.limit or tasks)
+
+
+def _games(agent_r: AgentRParams, games: int) -> tuple[Calls, ...]:
+    cfg = agent_r.evaluate
     return (
         grow(
             agent_r.engines, "actor", games, cfg.max_turns, OPENING, OBSERVATION, cfg.max_tokens,

@@ -80,7 +80,7 @@ class Plan:
             found.append(
                 f"{self.method}: the run needs {disk / GB:.0f} GB of disk, DISK is {self.machine.disk / GB:.0f} GB, "
                 f"and {worst.stage} takes the most ({(worst.kept + worst.while_running) / GB:.0f} GB); lower its "
-                "finetune.save_total_limit, remove iterations or controls, or use a larger disk."
+                "train.save_total_limit, remove iterations or controls, or use a larger disk."
             )
         return found
 

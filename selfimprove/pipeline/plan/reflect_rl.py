@@ -6,6 +6,7 @@ from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
+from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
 
 STATE, EXCERPT = 2048, 2560
@@ -22,16 +23,22 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
     found = [Work("reflect_rl-data", _questions(reflect_rl))] if reflect_rl.tasks.teacher else []
     found += [Work("reflect_rl-generate", _taught(reflect_rl, splits["train"])), Work("base@reflect_rl", base=True)]
     sizes = _sets(reflect_rl, splits["train"])
-    for key, sft in reflect_rl.sft.items():
-        training = supervised(f"reflect_rl.sft.{key}.finetune", sft.finetune, sizes[sft.data])
-        found.append(Work(f"reflect_rl-sft@{key}", training=training))
 
-    def evaluation(row: str) -> tuple[Calls, ...]:
-        advised = reflect_rl.reflector_of(row) is not None
-        return _evaluation(reflect_rl, splits, advised=advised)
+    def finetune(key: str, budget: int | None = None) -> Work:
+        place, model = f"reflect_rl.models.{key}.train", reflect_rl.models[key]
+        training = supervised(place, model.train, sizes[model.data], budget=budget)
+        return Work(f"reflect_rl-finetune@{key}", training=training)
 
-    found.append(Work("reflect_rl-base-evaluate", evaluation(reflect_rl.evaluate.sft_only)))
-    tokens = dict.fromkeys(reflect_rl.sft, 0)
+    def evaluation(key: str) -> list[Work]:
+        if key not in reflect_rl.rows:
+            return []
+        advised = reflect_rl.rows[key].reflector != NONE
+        return [Work(f"reflect_rl-evaluate@{key}", _evaluation(reflect_rl, splits, advised=advised))]
+
+    for key in reflect_rl.models:
+        if key not in reflect_rl.controls:
+            found += [finetune(key), *evaluation(key)]
+    tokens = dict.fromkeys((START, *reflect_rl.models), 0)
     for key in sorted(
         reflect_rl.iterations, key=lambda key: len(reflect_rl.lineage(key))
     ):  # a parent before its children
@@ -39,20 +46,15 @@ def works(reflect_rl: ReflectRLParams) -> list[Work]:
         calls, training, equal = _reinforcement(reflect_rl, key, run)
         tokens[key] = tokens.get(run.init, 0) + equal
         found += [
-            Work(f"reflect_rl-finetune@{key}", calls, training, together=True),
-            Work(f"reflect_rl-evaluate@{key}", evaluation(key)),
+            Work(f"reflect_rl-reinforce@{key}", calls, training, together=True),
+            *evaluation(key),
         ]
     for key, control in reflect_rl.controls.items():
-        place, data = f"reflect_rl.controls.{key}.finetune", sizes[control.data]
-        training = supervised(place, control.finetune, data, budget=tokens[control.match])
-        found += [
-            Work(f"reflect_rl-control-finetune@{key}", training=training),
-            Work(f"reflect_rl-control-evaluate@{key}", evaluation(key)),
-        ]
+        found += [finetune(key, tokens[control.match]), *evaluation(key)]
     return [
         *found,
         *(
-            Work(f"reflect_rl-agent-evaluate@{key}", _agent(reflect_rl, splits, agent))
+            Work(f"reflect_rl-agent@{key}", _agent(reflect_rl, splits, agent))
             for key, agent in reflect_rl.agents.items()
         ),
     ]
@@ -124,7 +126,7 @@ def _acting(
 def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tuple[tuple[Calls, ...], Training, int]:
     """Rollouts and updates; and the training tokens of equal compute, which controls match."""
     rl, max_turns = run.rl, reflect_rl.env.max_turns
-    advised = run.advisor is not None
+    advised = run.reflector != NONE
     calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * max_turns, rl.episodes, advised=advised)
     full = room(reflect_rl.engines["policy"], 1)
     replayed = rl.replay_episodes if rl.replay_buffer else 0

@@ -16,31 +16,30 @@ NOTES = (
 
 def works(rise: RiseParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
+    base = rise.rows["base"]
     found = [
         Work("base@rise", base=True),
-        Work("rise-sft", training=supervised("rise.sft", rise.sft, rise.tasks.demonstrations)),
-        Work("rise-base-evaluate", _evaluation(rise)),
+        Work("rise-finetune@base", training=supervised("rise.rows.base.train", base.train, rise.tasks.demonstrations)),
+        Work("rise-evaluate@base", _evaluation(rise)),
     ]
     collected, tokens = {"base": 0}, {"base": 0}
     for key in sorted(rise.iterations, key=lambda key: len(rise.lineage(key))):  # a parent before its children
         row = rise.iterations[key]
-        place = f"rise.iterations.{key}"
         own = _problems(row.generate) * row.generate.max_turns
         collected[key] = collected.get(row.init, 0) + own
         items = collected[key] if row.convert.accumulate else own
-        training = supervised(f"{place}.finetune", row.finetune, items)
-        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        training = supervised(f"rise.rows.{key}.train", rise.rows[key].train, items)
+        tokens[key] = tokens[rise.rows[key].init] + training.tokens
         found += [
             Work(f"rise-generate@{key}", _collection(rise, row.generate)),
             Work(f"rise-finetune@{key}", training=training),
             Work(f"rise-evaluate@{key}", _evaluation(rise)),
         ]
     for key, control in rise.controls.items():
-        place = f"rise.controls.{key}.finetune"
-        training = supervised(place, control.finetune, 0, budget=tokens[control.match])
+        training = supervised(f"rise.rows.{key}.train", control.train, 0, budget=tokens[control.match])
         found += [
-            Work(f"rise-control-finetune@{key}", training=training),
-            Work(f"rise-control-evaluate@{key}", _evaluation(rise)),
+            Work(f"rise-finetune@{key}", training=training),
+            Work(f"rise-evaluate@{key}", _evaluation(rise)),
         ]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from selfimprove.methods.spin.params import GenerateParams, OutcomeControl, PlayParams, SpinParams
+from selfimprove.methods.spin.params import GenerateParams, PlayParams, SpinParams
 from selfimprove.pipeline.plan.work import Calls, Work, grow, room, supervised
 
 OPENING, WORKED, OBSERVATION = 512, 2048, 384
@@ -17,10 +17,11 @@ NOTES = (
 
 def works(spin: SpinParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
+    base = spin.rows["base"]
     found = [
         Work("base@spin", base=True),
-        Work("spin-sft", training=supervised("spin.sft", spin.sft, spin.tasks.train)),
-        Work("spin-base-evaluate", _evaluation(spin)),
+        Work("spin-finetune@base", training=supervised("spin.rows.base.train", base.train, spin.tasks.train)),
+        Work("spin-evaluate@base", _evaluation(spin)),
     ]
     own, tokens = {"base": 0}, {"base": 0}
     for key in sorted(spin.iterations, key=lambda key: len(spin.lineage(key))):  # a parent before its children
@@ -28,20 +29,19 @@ def works(spin: SpinParams) -> list[Work]:
         own[key] = _questions(row.generate, spin.tasks.train)
         mix = row.convert.mix
         pairs = int(mix.own * own[key]) + int(mix.previous * own.get(row.init, 0))
-        training = supervised(f"spin.iterations.{key}.finetune", row.finetune, pairs)
-        tokens[key] = tokens.get(row.init, 0) + training.tokens
+        training = supervised(f"spin.rows.{key}.train", spin.rows[key].train, pairs)
+        tokens[key] = tokens[spin.rows[key].init] + training.tokens
         found += [
             Work(f"spin-generate@{key}", _play(spin, row.generate, own[key], row.generate.runs)),
             Work(f"spin-finetune@{key}", training=training),
             Work(f"spin-evaluate@{key}", _evaluation(spin)),
         ]
     for key, control in spin.controls.items():
-        items = own[control.source] if isinstance(control, OutcomeControl) else spin.tasks.train
-        place = f"spin.controls.{key}.finetune"
-        training = supervised(place, control.finetune, items, budget=tokens[control.match])
+        items = spin.tasks.train if control.data == "examples" else own[control.source]
+        training = supervised(f"spin.rows.{key}.train", control.train, items, budget=tokens[control.match])
         found += [
-            Work(f"spin-control-finetune@{key}", training=training),
-            Work(f"spin-control-evaluate@{key}", _evaluation(spin)),
+            Work(f"spin-finetune@{key}", training=training),
+            Work(f"spin-evaluate@{key}", _evaluation(spin)),
         ]
     return found
 

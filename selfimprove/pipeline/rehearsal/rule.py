@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from selfimprove.methods.rows import NONE
 from selfimprove.pipeline.params import METHODS
 
 Params = dict[str, Any]
@@ -226,10 +227,12 @@ def _cut_iterations(edit: _Edit, method: str, longest: int) -> None:
     for name in inits:
         if kept[name] != name:
             edit.remove(f"{method}.iterations.{name}", "size")
-    for name, control in edit.params[method]["controls"].items():
+            edit.remove(f"{method}.rows.{name}", "size")
+    rows = "models" if method == "reflect_rl" else "rows"
+    for name, row in edit.params[method][rows].items():
         for key in ("match", "source"):
-            if control.get(key) in kept:
-                edit.set(f"{method}.controls.{name}.{key}", kept[control[key]], "size")
+            if row.get(key) in kept:
+                edit.set(f"{method}.{rows}.{name}.{key}", kept[row[key]], "size")
 
 
 def _replace_model(edit: _Edit, method: str, folder: str | None) -> None:
@@ -269,18 +272,21 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
 
 def _keep_one_row(edit: _Edit, method: str) -> None:
     """No controls; of Reflect-RL's runs the last, and the supervised models that it needs."""
-    for name in list(edit.params[method]["controls"]):
-        edit.remove(f"{method}.controls.{name}", "size")
+    section = edit.params[method]
+    for rows in ("rows", "models"):
+        for name, row in list(section.get(rows, {}).items()):
+            if row.get("match", NONE) != NONE:
+                edit.remove(f"{method}.{rows}.{name}", "size")
     if method != "reflect_rl":
         return
-    section = edit.params["reflect_rl"]
     for name in list(section["iterations"])[:-1]:
         edit.remove(f"reflect_rl.iterations.{name}", "size")
-    rows = [*section["iterations"].values(), section["evaluate"]]
-    needed = {row.get(key) for row in rows for key in ("init", "reflector", "sft_only")}
-    for name in list(section["sft"]):
-        if name not in needed:
-            edit.remove(f"reflect_rl.sft.{name}", "size")
+    (last,) = section["iterations"].values()
+    needed = {*section["iterations"], last["init"], last["reflector"]}
+    for rows in ("models", "rows"):
+        for name in list(section[rows]):
+            if name not in needed:
+                edit.remove(f"reflect_rl.{rows}.{name}", "size")
 
 
 def _let_expert_search(edit: _Edit, method: str) -> None:
@@ -296,9 +302,9 @@ def _let_expert_search(edit: _Edit, method: str) -> None:
         for name in edit.params["agent_r"]["iterations"]:
             edit.set(f"agent_r.iterations.{name}.convert.accumulate", True, "model")
     if method == "spin":
-        for name, control in list(edit.params["spin"]["controls"].items()):
-            if control["data"] == "outcome":
-                edit.remove(f"spin.controls.{name}", "left out")
+        for name, row in list(edit.params["spin"]["rows"].items()):
+            if row["data"] == "outcome":
+                edit.remove(f"spin.rows.{name}", "left out")
 
 
 def _fit_sizes(edit: _Edit, method: str) -> None:

@@ -99,8 +99,8 @@ def environment_python() -> Path:
     python = folder / "bin" / "python"
     if not python.is_file() or not list(folder.glob(".ready-*")):
         raise UserError(
-            "finetune.backend: xtuner needs its own environment, which is not there; run 'make env-xtuner' (with "
-            "XTUNER=gpu for GPUs), or set finetune.backend: trainer."
+            "train.backend: xtuner needs its own environment, which is not there; run 'make env-xtuner' (with "
+            "XTUNER=gpu for GPUs), or set train.backend: trainer."
         )
     return python
 
@@ -124,7 +124,7 @@ def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> Layo
             if len(weights) > 1:
                 raise UserError(
                     f"an example's messages have different weights ({', '.join(map(str, sorted(weights)))})"
-                    ", but XTuner only has a loss mask; set finetune.backend: trainer."
+                    ", but XTuner only has a loss mask; set train.backend: trainer."
                 )
             order.append(index)
             divisors.append(1.0 / (weights.pop() * scale * count * processes))

@@ -53,7 +53,7 @@ def train(run: XtunerRun) -> None:
 
     if run.params.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
-            "finetune.device: cuda, but XTuner's environment finds no GPU; set cpu, or build it for GPUs with "
+            "train.device: cuda, but XTuner's environment finds no GPU; set cpu, or build it for GPUs with "
             "'make env-xtuner XTUNER=gpu'."
         )
     torch.set_num_threads(run.threads)
@@ -104,7 +104,7 @@ def export(run: XtunerRun) -> None:
             if not torch.isfinite(tensor).all():
                 raise UserError(
                     f"after the last step, {name} holds numbers that are not finite, so training has diverged; lower "
-                    "finetune.lr."
+                    "train.lr."
                 )
             tensors[name.removeprefix("llm.").replace(".default.weight", ".weight")] = tensor.float().contiguous()
     run.trained.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ def write_start(model_dir: Path, folder: Path, rope: Mapping[str, Any] | None) -
     try:
         _write(folder / "config.json", config_for_448(config))
     except ValueError as error:
-        raise UserError(f"{model_dir}/config.json: {error}; set finetune.backend: trainer.") from None
+        raise UserError(f"{model_dir}/config.json: {error}; set train.backend: trainer.") from None
     tokenizer, template = model_dir / "tokenizer_config.json", model_dir / "chat_template.jinja"
     if tokenizer.is_file():
         text = template.read_text(encoding="utf-8") if template.is_file() else None
@@ -113,7 +113,7 @@ def read_trained(trained: Path, model_dir: Path, config: Any, params: FinetunePa
         model = load_whole(trained, trust_remote_code=params.trust_remote_code, config=config, dtype=dtype)
     except UserError as error:
         raise UserError(
-            f"XTuner trained other weights than {model_dir} has ({error}); set finetune.backend: trainer."
+            f"XTuner trained other weights than {model_dir} has ({error}); set train.backend: trainer."
         ) from None
     model.config.use_cache = True
     model.save_pretrained(out_dir)

@@ -145,7 +145,7 @@ class StepHook(Hook):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"step {step} of {steps}: the loss is {loss:.4g} and the gradient norm {norm:.4g}, so training has "
-                "diverged; lower finetune.lr, or the examples' weights."
+                "diverged; lower train.lr, or the examples' weights."
             )
 
     def _save(self, runner: Any, iteration: int) -> None:

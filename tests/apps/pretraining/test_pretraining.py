@@ -72,7 +72,7 @@ def test_the_base_stage_takes_the_folder_with_either_template(made: Path, tmp_pa
         (root / "data" / method).mkdir(parents=True, exist_ok=True)
         (root / "data" / method / "texts.jsonl").write_text('{"text": "unread"}\n')
         run(root, "python", "-m", "stages.base", method)
-        base = root / "models/base" / method
+        base = root / "models" / method / "start"
         assert (base / "model.safetensors").read_bytes() == (made / "model/model.safetensors").read_bytes()
         assert ChatFormat.load(base).one_text == (method == "spin")
 

@@ -238,10 +238,10 @@ def test_controls_that_match_another_iteration_than_the_last_are_warned_of(resul
     assert "unlike_last" not in fair
     assert "WARNING" not in str(results_table("rise", fair).caption)
     values = params().model_dump(mode="json")
-    values["controls"]["single_turn"]["match"] = "iter1"
+    values["rows"]["single_turn"]["match"] = "iter1"
     summary = summarise_rise(RiseParams.model_validate(values), results)
     assert summary["unlike_last"] == {"single_turn": "iter1"}
     assert (
         "WARNING: single_turn read as many tokens as iter1, not as iter2 (last): no fair comparison; "
-        "set rise.controls.single_turn.match: iter2"
+        "set rise.rows.single_turn.match: iter2"
     ) in str(results_table("rise", summary).caption)

@@ -163,9 +163,10 @@ def test_an_iteration_whose_trees_give_nothing_goes_on_with_its_parents_examples
     agent_bench: Workbench, tmp_path: Path
 ) -> None:
     """The controls' data too: neither good trajectories nor direct revisions are found in these trees."""
-    child = {"init": "iter2", "init_from": "iter2", "convert": {"judge": "scripted", "alpha": 1.0, "accumulate": True}}
+    child = {"init": "iter2", "convert": {"judge": "scripted", "alpha": 1.0, "accumulate": True}}
     iterations = {"iter1": child, "iter2": {"convert": {"judge": "scripted"}}}
-    folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"iterations": iterations}})
+    overlay = {"agent_r": {"iterations": iterations, "rows": {"iter1": {"init": "iter2"}}}}
+    folder = agent_bench.copy(tmp_path / "bench", overlay)
     done(agent_bench, folder, "convert", "iter2")
     (folder / "data/agent_r/iter1").mkdir()
     shutil.copyfile(folder / TREES, folder / "data/agent_r/iter1/trees.jsonl")

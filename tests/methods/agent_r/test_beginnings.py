@@ -71,8 +71,9 @@ def test_every_model_goes_on_from_a_list_of_one_s_own(agent_bench: Workbench, tm
     folder = agent_bench.copy(tmp_path / "bench", {"agent_r": {"evaluate": {"beginnings": "bad.jsonl"}}})
     given = {"task_id": split[1], "replies": [LOOK]}
     write_rows(folder / "bad.jsonl", [given])
-    ran = agent_bench.forks.run(folder, "agent_r.evaluate", "base")
-    assert ran.code == 0, ran.stderr
+    for stage, item in (("agent_r.beginnings", ""), ("agent_r.evaluate", "base")):
+        ran = agent_bench.forks.run(folder, stage, item)
+        assert ran.code == 0, ran.stderr
     assert [row for _, row in read_rows(folder / "data/agent_r/beginnings.jsonl")] == [given]
     episodes = read_jsonl(folder / "results/agent_r/base/episodes.jsonl", Episode)
     assert [turn.attempt.text for turn in episodes[-1].turns if turn.model == "given"] == [LOOK]

@@ -89,7 +89,7 @@ def test_a_task_whose_target_is_missing(reflect_bench: Workbench, tmp_path: Path
     plant(folder / "repos/eventlib", FILES)
     done(reflect_bench, folder, "data")
     (folder / "repos/eventlib/core/hub.py").unlink()
-    for stage, item in (("generate", ""), ("evaluate", "oracle")):
+    for stage, item in (("generate", ""), ("agent", "oracle")):
         sentence = refused(reflect_bench, folder, stage, item)
         assert "its target 'core/hub.py' is missing from 'eventlib'" in sentence
         assert "restore the file or drop the task" in sentence
@@ -201,22 +201,22 @@ def test_labels_that_the_tokenizer_cannot_spell_are_named_and_fewer_offered(
     done(reflect_bench, folder, "data")
     for model in ("policy", "reflector"):
         (folder / f"models/reflect_rl/{model}/environment.json").unlink()
-    for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
+    for stage, item in (("reinforce", "reflect_rl"), ("evaluate", "policy")):
         sentence = refused(reflect_bench, folder, stage, item)
         assert "10, 11, 12, 13, 14 and 185 more" in sentence
         assert f"set reflect_rl.env.labels: single, the {len(LABELS['single'])} of one character" in sentence
 
 
 def test_a_policy_that_reads_reflections_needs_somebody_who_reflects(reflect_bench: Workbench, tmp_path: Path) -> None:
-    overlay = with_(iterations={"reflect_rl": {"reflect": False}})
-    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
+    overlay = with_(iterations={"reflect_rl": {"reflector": "none"}}, rows={"reflect_rl": {"reflector": "none"}})
+    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
     assert "'policy' was trained to act on reflections, but the run has no reflection model" in sentence
     assert "name one as reflector" in sentence
 
 
 def test_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tmp_path: Path) -> None:
     overlay = with_(iterations={"reflect_rl": {"rl": {"max_steps": 2}}})
-    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "finetune", "reflect_rl")
+    sentence = refused(reflect_bench, reflect_bench.copy(tmp_path / "bench", overlay), "reinforce", "reflect_rl")
     assert "2 iterations leave none for level 'pickup'" in sentence
     assert "raise max_steps" in sentence
 
@@ -224,7 +224,7 @@ def test_a_curriculum_with_no_iteration_for_a_level(reflect_bench: Workbench, tm
 def test_a_checkpoint_of_another_environment(reflect_bench: Workbench, tmp_path: Path) -> None:
     folder = reflect_bench.copy(tmp_path / "bench", with_(env={"name": "alfworld", "labels": "single"}))
     done(reflect_bench, folder, "data")
-    for stage, item in (("finetune", "reflect_rl"), ("evaluate", "policy")):
+    for stage, item in (("reinforce", "reflect_rl"), ("evaluate", "policy")):
         sentence = refused(reflect_bench, folder, stage, item)
         assert "models/reflect_rl/policy was trained to act in taxi, not in alfworld" in sentence
 

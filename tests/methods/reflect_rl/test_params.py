@@ -12,6 +12,14 @@ from selfimprove.methods.reflect_rl.summary import main_row, reflect_rl_rows
 from selfimprove.pipeline.params import SECTIONS, load_section
 
 ENGINE, VLLM = {"engine": "transformers"}, {"engine": "vllm"}
+ADVISED, ALONE = {"reflector": "reflector"}, {"reflector": "none"}
+RUN = {"init": "policy", "reflector": "reflector"}
+MODELS = {
+    "reflector": {"init": "start", "data": "sft_reflection", "match": "none"},
+    "policy": {"init": "start", "data": "sft_policy", "match": "none"},
+    "plain": {"init": "start", "data": "sft", "match": "none"},
+    "more_sft": {"init": "policy", "data": "sft_policy", "match": "reflect_rl"},
+}
 
 
 def params(**changes: object) -> dict[str, object]:
@@ -19,27 +27,19 @@ def params(**changes: object) -> dict[str, object]:
         "env": {"name": "taxi"},
         "engines": {"policy": ENGINE, "reflector": ENGINE, "teacher": {"engine": "scripted"}},
         "generate": {},
-        "sft": {
-            "reflector": {"data": "sft_reflection", "finetune": {}},
-            "policy": {"data": "sft_policy", "finetune": {}},
-            "plain": {"data": "sft", "finetune": {}},
-            "untrained": {"data": "sft", "finetune": {"epochs": 0}},
-        },
+        "models": MODELS,
         "iterations": {
-            "rl_only": {"init": "untrained"},
-            "no_reflection": {"init": "plain", "reflector": "reflector", "reflect": False},
-            "reflect_rl": {"init": "policy", "reflector": "reflector"},
+            "rl_only": {"init": "start", "reflector": "none"},
+            "no_reflection": {"init": "plain", "reflector": "none"},
+            "reflect_rl": RUN,
         },
-        "controls": {
-            "more_sft": {
-                "init": "policy",
-                "data": "sft_policy",
-                "match": "reflect_rl",
-                "reflector": "reflector",
-                "finetune": {},
-            }
+        "rows": {
+            "policy": ADVISED,
+            "more_sft": ADVISED,
+            "rl_only": ALONE,
+            "no_reflection": ALONE,
+            "reflect_rl": ADVISED,
         },
-        "evaluate": {"reflector": "reflector"},
         "agents": {"chance": {"kind": "random"}},
         **changes,
     }
@@ -57,25 +57,22 @@ def test_rows_stand_in_the_tables_order() -> None:
     assert main_row(loaded) == "reflect_rl"
 
 
-def test_trap_a_reflector_is_implied_by_naming_it() -> None:
-    loaded = load()
-    assert loaded.reflector_of("reflect_rl") == loaded.reflector_of("policy") == loaded.reflector_of("more_sft")
-    assert loaded.reflector_of("reflect_rl") == "reflector"
-    assert (
-        loaded.reflector_of("no_reflection") is loaded.reflector_of("plain") is loaded.reflector_of("rl_only") is None
-    )
+def only(**runs: object) -> dict[str, Any]:
+    """Changes that leave no runs but these, and no control."""
+    models = {name: MODELS[name] for name in ("reflector", "policy", "plain")}
+    return {"models": models, "iterations": runs, "rows": {"policy": ADVISED, **dict.fromkeys(runs, ALONE)}}
 
 
 def test_a_run_inherits_its_start_from_its_parent() -> None:
-    runs = {"a": {"init": "plain"}, "b": {"init": "a"}, "c": {"init": "b"}}
-    assert load(iterations=runs, controls={}).lineage("c") == ["a", "b", "c"]
+    runs = {name: {"init": init, "reflector": "none"} for name, init in (("a", "plain"), ("b", "a"), ("c", "b"))}
+    assert load(**only(**runs)).lineage("c") == ["a", "b", "c"]
 
 
 def test_the_reflector_and_the_evaluations_may_have_engines_of_their_own() -> None:
     remote = {"engine": "openai", "base_url": "http://x", "model": "m"}
     for reflector in (ENGINE, VLLM, remote):
         engines = {"policy": ENGINE, "reflector": reflector, "teacher": {"engine": "scripted"}, "fast": VLLM}
-        assert load(engines=engines, evaluate={"engine": "fast", "reflector": "reflector"}).evaluate.engine == "fast"
+        assert load(engines=engines, evaluate={"engine": "fast"}).evaluate.engine == "fast"
 
 
 def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -> None:
@@ -87,18 +84,25 @@ def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -
         assert load(env=env).env.name == env["name"]
 
 
-RUN = {"init": "policy", "reflector": "reflector"}
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"iterations": {"r": {"init": "policy", "reflector": "policy"}}}, "'policy' was not trained to reflect; name"),
-        ({"iterations": {"r": {"init": "policy", "reflector": "nobody"}}}, "'nobody' was not trained to reflect"),
-        ({"iterations": {"r": {"init": "nowhere"}}}, "there is no model 'nowhere'; there are reflector, policy"),
-        ({"iterations": {"a": {"init": "b"}, "b": {"init": "a"}}}, "the iterations form a cycle"),
-        ({"iterations": {"policy": RUN}}, "the name is taken"),
-        ({"iterations": {"a b": RUN}}, "letters, digits, _ and - only"),
+        (only(r={**RUN, "reflector": "policy"}), "iterations.r.reflector: 'policy' was not trained to reflect; name"),
+        (only(r={**RUN, "reflector": "nobody"}), "'nobody' was not trained to reflect"),
+        (only(r={**RUN, "init": "nowhere"}), "there is no model 'nowhere'; there are start, reflector, policy"),
+        (only(a={**ALONE, "init": "b"}, b={**ALONE, "init": "a"}), "the iterations form a cycle"),
+        (only(policy=RUN), "the name is taken"),
+        (only(none=RUN), "iterations.none: the name is taken"),
+        (only(**{"a b": RUN}), "letters, digits, _ and - only"),
+        (only(r=RUN), "rows.r.reflector: must be 'reflector', as iterations.r.reflector"),
+        ({"rows": {"policy": ADVISED}}, "iterations.rl_only: has no row; add rows.rl_only, with its reflector"),
+        (only(r=RUN) | {"rows": {"r": ADVISED, "sft": ALONE}}, "rows.sft: there is no model or run 'sft'; there are"),
+        (
+            {"models": {**MODELS, "more_sft": {**MODELS["more_sft"], "match": "x"}}},
+            "models.more_sft.match: there is",
+        ),
+        ({"models": {**MODELS, "plain": {**MODELS["plain"], "init": "x"}}}, "models.plain.init: there is no model 'x'"),
+        ({"models": {**MODELS, "plain": {**MODELS["plain"], "init": "plain"}}}, "the models form a cycle"),
         ({"engines": {"policy": ENGINE, "teacher": {"engine": "scripted"}}}, "'reflector' is missing"),
         (
             {"engines": {"policy": {"engine": "scripted"}, "reflector": ENGINE, "teacher": ENGINE}},
@@ -130,7 +134,6 @@ RUN = {"init": "policy", "reflector": "reflector"}
         ({"agents": {"x": {"kind": "random", "engine": "policy"}}}, "kind 'random' asks no engine"),
         ({"agents": {"x": {"kind": "chat", "engine": "teacher"}}}, "a scripted engine is no chat model"),
         ({"report": {"window": 10}}, "window 10 has no middle"),
-        ({"evaluate": {"sft_only": "sft"}}, "there is no model 'sft'"),
         ({"tasks": {"train": 4}}, "give train, dev and test, or none"),
         (
             {"env": {"name": "lake"}},
@@ -146,8 +149,7 @@ RUN = {"init": "policy", "reflector": "reflector"}
     ],
 )
 def test_reflect_rl_bad_input_params(changes: Any, said: str) -> None:
-    base: dict[str, Any] = {"controls": {}} if "iterations" in changes else {}
     with pytest.raises(UserError) as refused:
-        load(**base, **changes)
+        load(**changes)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -19,17 +19,17 @@ PARAMS = ReflectRLParams.model_validate(
         "env": {"name": "taxi"},
         "engines": {"policy": ENGINE, "reflector": ENGINE, "teacher": {"engine": "scripted"}},
         "generate": {},
-        "sft": {
-            "reflector": {"data": "sft_reflection", "finetune": {}},
-            "policy": {"data": "sft_policy", "finetune": {}},
+        "models": {
+            "reflector": {"init": "start", "data": "sft_reflection", "match": "none"},
+            "policy": {"init": "start", "data": "sft_policy", "match": "none"},
+            "more_sft": {"init": "policy", "data": "sft_policy", "match": "reflect_rl"},
         },
         "iterations": {
             "reflect_rl": {"init": "policy", "reflector": "reflector"},
             "longer": {"init": "reflect_rl", "reflector": "reflector"},
         },
-        "controls": {"more_sft": {"init": "policy", "data": "sft_policy", "match": "reflect_rl", "finetune": {}}},
+        "rows": {name: {"reflector": "reflector"} for name in ("policy", "more_sft", "reflect_rl", "longer")},
         "agents": {"chance": {"kind": "random"}},
-        "evaluate": {"reflector": "reflector"},
         "report": {"window": 3},
     }
 )

@@ -42,13 +42,13 @@ def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path
     train_tokenizer(rows, trained, tmp_path / "tokenizer")
     chat = ChatFormat.load(tmp_path / "tokenizer")
 
-    for iteration in rise.iterations.values():
+    for name, iteration in rise.iterations.items():
         asked = iteration.generate
         for problem in asked.select(splits["train"]):
             turns = min(asked.context_window or asked.max_turns, asked.max_turns)
             messages, tokens = longest(problem.question, turns, asked.max_tokens, rise.env.few_shot, chat)
             assert tokens <= student.context
-            assert tokens + 1 <= iteration.finetune.max_length  # the end of the turn is learnt, too
+            assert tokens + 1 <= rise.rows[name].train.max_length  # the end of the turn is learnt, too
             assert limit_dialogue(messages, len(opening("", rise.env.few_shot)), asked.dialogue_limit) == messages
     cfg = rise.evaluate
     for problem in splits[cfg.split]:

@@ -36,9 +36,11 @@ def test_every_profile_evaluates_with_the_window_of_two_turns_that_the_paper_has
 
 
 def test_an_iteration_starts_from_its_init_and_may_train_from_the_base_again() -> None:
-    made = rise("default")
-    assert len(made.iterations) >= 2
-    assert [made.lineage(name)[-1] for name in made.iterations] == list(made.iterations)
+    values = RiseParams.spelled_out(profile("default")["rise"])
+    for init in ("iter1", "base"):
+        values["rows"]["iter2"]["init"] = init
+        made = RiseParams.model_validate(values)
+        assert (made.rows["iter2"].init, made.lineage("iter2")) == (init, ["iter1", "iter2"])
 
 
 def test_the_paper_s_profile_has_the_paper_s_settings() -> None:
@@ -46,7 +48,7 @@ def test_the_paper_s_profile_has_the_paper_s_settings() -> None:
     first = made.iterations["iter1"]
     assert (first.generate.models, first.generate.num_of_samples) == (["student", "teacher"], [1, 1])
     assert made.engines["teacher"].engine == "openai"
-    tune = first.finetune
+    tune = made.rows["iter1"].train
     assert (tune.lr, tune.batch_size, tune.max_length, tune.warmup_ratio) == (1e-5, 64, 2048, 0.04)
     assert (tune.schedule, tune.launcher.kind, tune.launcher.zero_stage) == ("cosine", "deepspeed", 3)
     assert (first.convert.reward_temperature, made.evaluate.context_window) == (0.4, 2)

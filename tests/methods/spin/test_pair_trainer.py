@@ -334,7 +334,7 @@ def test_self_play_that_diverges_ends_at_that_step_and_writes_no_model(
     tiny: Path, duels: Maker, tmp_path: Path
 ) -> None:
     cfg = params(schedule="constant", warmup_ratio=0.0).model_copy(update={"lr": 1e37})  # beyond what params allow
-    with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower finetune"):
+    with pytest.raises(UserError, match=r"^step 2 of 6: the loss is .* and the gradient norm nan, .*lower train"):
         run(tiny, duels(12), tmp_path, cfg)
     assert not (tmp_path / "model").exists()
 

@@ -15,26 +15,43 @@ def section(**more: Any) -> dict[str, Any]:
     return {
         "tasks": {"train": 4, "dev": 0, "test": 2},
         "engines": {"policy": {"engine": "transformers"}},
-        "sft": {},
         "evaluate": {},
-        "iterations": {
-            "iter0": {"init": "base", "init_from": "base", "generate": {"runs": 2}, "finetune": TRAIN},
-            "iter1": {"init": "iter0", "init_from": "iter0", "generate": {}, "finetune": {**TRAIN, "beta": 5.0}},
-        },
-        "controls": {
-            "more_sft": {"data": "demonstrations", "match": "iter1", "finetune": {}},
-            "outcome_dpo": {"data": "outcome", "source": "iter0", "match": "iter1", "finetune": TRAIN},
-        },
+        "iterations": {"iter0": {"init": "base", "generate": {"runs": 2}}, "iter1": {"init": "iter0", "generate": {}}},
+        "rows": ROWS,
     } | more
 
 
-def iteration(**more: Any) -> dict[str, Any]:
-    return {"init": "base", "init_from": "base", "generate": {}, "finetune": TRAIN} | more
+def pairs(name: str, init: str = "base", **more: Any) -> dict[str, Any]:
+    """An iteration's row."""
+    return {"init": init, "source": name, "data": "pairs", "match": "none", "train": TRAIN} | more
+
+
+BASE: dict[str, Any] = {"init": "start", "source": "base", "data": "examples", "match": "none"}
+ROWS: dict[str, dict[str, Any]] = {
+    "base": BASE,
+    "more_sft": {**BASE, "init": "base", "match": "iter1"},
+    "outcome_dpo": {"init": "base", "source": "iter0", "data": "outcome", "match": "iter1", "train": TRAIN},
+    "iter0": pairs("iter0"),
+    "iter1": pairs("iter1", "iter0", train={**TRAIN, "beta": 5.0}),
+}
+
+
+def iterations(**inits: str) -> dict[str, Any]:
+    """Changes that leave no rows but the base and these iterations', each with its ``init``."""
+    return {
+        "iterations": {name: {"init": init, "generate": {}} for name, init in inits.items()},
+        "rows": {"base": BASE, **{name: pairs(name, init) for name, init in inits.items()}},
+    }
+
+
+def rows(name: str, **more: Any) -> dict[str, Any]:
+    """Changes of one row."""
+    return {"rows": {**ROWS, name: {**ROWS[name], **more}}}
 
 
 def test_every_iteration_has_its_own_lr_beta_and_epochs() -> None:
     spin = SpinParams.model_validate(section())
-    assert (spin.iterations["iter0"].finetune.beta, spin.iterations["iter1"].finetune.beta) == (0.1, 5.0)
+    assert [spin.rows[name].train.model_dump()["beta"] for name in ("iter0", "iter1")] == [0.1, 5.0]
     assert spin.lineage("iter1") == ["iter0", "iter1"]
     assert SpinParams.model_validate(section()).iterations["iter0"].convert.mix.seed == 42
 
@@ -48,19 +65,30 @@ def test_the_defaults_are_the_specs() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"iterations": {"iter0": iteration(init="iter7", init_from="iter7")}}, "there is no iteration 'iter7'"),
-        ({"iterations": {"a": iteration(init="b", init_from="b"), "b": iteration(init="a", init_from="a")}}, "cycle"),
-        ({"iterations": {"iter0": iteration(init_from="iter0")}}, "a player starts as its opponent"),
-        ({"iterations": {"base": iteration()}}, "the name is taken"),
-        ({"iterations": {"more_sft": iteration()}}, "the name is taken"),
-        ({"iterations": {"a/b": iteration()}}, "letters, digits"),
+        (iterations(iter0="iter7"), "there is no iteration 'iter7'"),
+        (iterations(a="b", b="a"), "cycle"),
+        (rows("iter1", init="base"), "rows.iter1.init: must be 'iter0', as iterations.iter1.init; a player starts as"),
+        (iterations(base="base"), "iterations.base: is the warm start; choose another name"),
+        (iterations(start="base"), "rows.start: the name is taken"),
+        (iterations(none="base"), "rows.none: the name is taken"),
+        (iterations(**{"a/b": "base"}), "letters, digits"),
+        ({"rows": {"base": BASE}}, "iterations.iter0: has no row; add rows.iter0"),
+        ({"rows": {name: ROWS[name] for name in ("iter0", "iter1")}}, "rows: 'base', the warm start, is missing; add"),
         (
-            {"controls": {"more_sft": {"data": "demonstrations", "match": "iter9", "finetune": {}}}},
-            "no iteration 'iter9'",
+            {**iterations(iter0="base"), "rows": {"base": BASE, "iter0": pairs("iter0"), "iter1": pairs("iter1")}},
+            "rows.iter1.match: none, but iterations has no 'iter1'; add it",
         ),
+        (rows("base", init="base"), "rows.base.init: 'base' is given; the warm start has 'start' there"),
+        (rows("iter1", source="iter0"), "rows.iter1.source: 'iter0' is given; an iteration's row has 'iter1' there"),
+        (rows("iter1", match="iter0"), "rows.iter1.match: 'iter0' is given; an iteration's row has 'none' there"),
+        (rows("more_sft", init="iter0"), "rows.more_sft.init: 'iter0' is given; a control has 'base' there"),
+        (rows("more_sft", match="iter9"), "rows.more_sft.match: there is no iteration 'iter9'"),
+        (rows("more_sft", source="iter9"), "rows.more_sft.source: there is no data of 'iter9'; there are base, iter0"),
+        (rows("more_sft", source="iter0"), "rows.more_sft.data: iter0 has no set 'examples' to learn; name another"),
+        (rows("outcome_dpo", source="base"), "rows.outcome_dpo.data: base has no set 'outcome' to learn; name another"),
         (
-            {"controls": {"dpo": {"data": "outcome", "source": "iter1", "match": "iter1", "finetune": TRAIN}}},
-            "iter1 has one run a question",
+            rows("outcome_dpo", source="iter1"),
+            "rows.outcome_dpo.source: iter1 has one run a question",
         ),
         ({"engines": {"teacher": {"engine": "scripted"}}}, "'policy', which plays and is evaluated, is missing"),
         ({"engines": {"policy": {"engine": "scripted"}}}, "a scripted engine has no model"),
@@ -82,7 +110,7 @@ def test_the_defaults_are_the_specs() -> None:
         ({"engines": {"policy": {"engine": "transformers", "model": "models/mine"}}}, "every row would be evaluated"),
         ({"engines": {"policy": {"engine": "vllm", "chat_template": "zephyr"}}}, "set base.spin.chat_template"),
         ({"tools": {"use": {"finish": "local"}}}, "can't be a tool's name"),
-        ({"sft": {"epoch": 1}}, "Extra inputs"),
+        (rows("base", train={"epoch": 1}), "Extra inputs"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Any, words: str) -> None:

@@ -98,7 +98,7 @@ def test_on_gpus_the_model_the_data_types_and_the_kernels_are_the_profiles_own(n
 
 def test_processes_never_exceed_the_gpus_that_are_there() -> None:
     own, _ = rehearse("spin-zephyr-7b", here(4))
-    assert own["spin"]["iterations"]["iter0"]["finetune"]["launcher"] == {
+    assert own["spin"]["rows"]["iter0"]["train"]["launcher"] == {
         "kind": "deepspeed", "processes": 4, "zero_stage": 3,
     }  # fmt: skip
 
@@ -106,8 +106,8 @@ def test_processes_never_exceed_the_gpus_that_are_there() -> None:
 def test_a_chain_is_cut_and_controls_match_its_last_iteration() -> None:
     own, made = rehearse("agent-r-llama3.1-8b", here())
     assert list(own["agent_r"]["iterations"]) == ["iter1", "iter2"]
-    assert {one["match"] for one in own["agent_r"]["controls"].values()} == {"iter2"}
-    assert Replacement("agent_r.controls.direct.match", "iter3", "iter2", "size") in made
+    assert {one["match"] for one in own["agent_r"]["rows"].values()} == {"none", "iter2"}
+    assert Replacement("agent_r.rows.direct.match", "iter3", "iter2", "size") in made
 
 
 def test_runs_that_start_from_the_same_model_are_no_chain_and_all_stay() -> None:
@@ -119,16 +119,18 @@ def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing(
     for name in REHEARSABLE:
         own, _ = rehearse(name, here(quick=True))
         for method in rehearsable(PROFILES[name]):
-            assert (len(own[method]["iterations"]), own[method]["controls"]) == (1, {}), name
+            assert len(own[method]["iterations"]) == 1, name
+            rows = own[method]["models" if method == "reflect_rl" else "rows"]
+            assert {one["match"] for one in rows.values()} == {"none"}, name
             assert own[method]["tasks"].get("source", "embedded") in ("embedded", "encyclopedia", "chat")
     own, _ = rehearse("reflect-rl-gpt2-xl", here(quick=True))
-    assert list(own["reflect_rl"]["sft"]) == ["reflector", "policy"]
+    assert list(own["reflect_rl"]["models"]) == ["reflector", "policy"]
 
 
 def test_a_training_of_no_epochs_stays_one() -> None:
     own, _ = rehearse("agent-r-llama3.1-8b", here())
-    assert own["agent_r"]["sft"]["epochs"] == 0
-    assert "max_tokens" not in own["agent_r"]["sft"]
+    assert own["agent_r"]["rows"]["base"]["train"]["epochs"] == 0
+    assert "max_tokens" not in own["agent_r"]["rows"]["base"]["train"]
 
 
 def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> None:
@@ -154,11 +156,16 @@ def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> No
 def test_xtuner_stays_xtuner_in_the_one_process_that_it_has_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     params = deepcopy(PROFILES["agent-r-llama3.1-8b"])
-    for one in params["agent_r"]["iterations"].values():
-        one["finetune"] |= {"backend": "xtuner", "dtype": "float16", "tf32": False, "attention": "sdpa"}
+    for name in params["agent_r"]["iterations"]:
+        params["agent_r"]["rows"][name]["train"] |= {
+            "backend": "xtuner",
+            "dtype": "float16",
+            "tf32": False,
+            "attention": "sdpa",
+        }
     own, _ = rehearsed(params, ["agent_r"], here())
     section = load_section(own, "agent_r", SCHEMAS["agent_r"], "xtuner")
-    trained = section.iterations["iter1"].finetune  # type: ignore[attr-defined]
+    trained = section.rows["iter1"].train  # type: ignore[attr-defined]
     assert (trained.backend, trained.dtype, trained.launcher.kind, trained.launcher.processes) == (
         "xtuner", "float32", "deepspeed", 1,
     )  # fmt: skip

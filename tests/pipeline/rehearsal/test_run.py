@@ -71,8 +71,8 @@ def test_a_rehearsal_that_is_told_to_end_ends_its_stage_too(folder: Path) -> Non
 
 def test_equal_changes_of_many_keys_are_one_line_and_sizes_are_counted() -> None:
     made = [
-        Replacement("rise.sft.device", "cuda", "cpu", "device"),
-        Replacement("rise.controls.a.finetune.device", "cuda", "cpu", "device"),
+        Replacement("rise.rows.base.train.device", "cuda", "cpu", "device"),
+        Replacement("rise.rows.a.train.device", "cuda", "cpu", "device"),
         Replacement("base.rise.model", "a/b", "models/small", "model"),
         Replacement("rise.tasks.train", 6000, 6, "size"),
     ]

@@ -13,11 +13,11 @@ REPLACED = [
     Replacement("base.rise.model", "a/b", "models/small", "model"),
     Replacement("base.rise.revision", "0123", None, "model"),
     Replacement("rise.engines.teacher.base_url", "https://api", "http://127.0.0.1:9/v1", "service"),
-    Replacement("rise.sft.launcher.processes", 4, 2, "device"),
-    Replacement("rise.iterations.iter1.finetune.launcher.processes", 4, 2, "device"),
-    Replacement("rise.sft.device", "cuda", "cpu", "device"),
+    Replacement("rise.rows.base.train.launcher.processes", 4, 2, "device"),
+    Replacement("rise.rows.iter1.train.launcher.processes", 4, 2, "device"),
+    Replacement("rise.rows.base.train.device", "cuda", "cpu", "device"),
     Replacement("rise.tasks.train", 6000, 6, "size"),
-    Replacement("spin.controls.outcome_dpo", {}, None, "left out"),
+    Replacement("spin.rows.outcome_dpo", {}, None, "left out"),
 ]
 
 
@@ -45,5 +45,5 @@ def test_a_rehearsal_made_here_replaces_the_older_one_of_its_profile_and_kind(tm
     assert (tmp_path / FILE).is_file()
     row = next(line for line in page.splitlines() if "in full" in line)
     assert row.endswith(
-        "| base model: `models/small`, teacher: a local server, processes: `2` (of 4), without `controls.outcome_dpo` |"
+        "| base model: `models/small`, teacher: a local server, processes: `2` (of 4), without `rows.outcome_dpo` |"
     )
