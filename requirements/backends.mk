@@ -146,6 +146,27 @@ env-page: $(PAGE_STAMP) ## create .venvs/page: what opens the report in a browse
 test-backends-page: $(PAGE_STAMP)
 	OMP_NUM_THREADS=1 PAGE_RUN="$(RUN)" $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
 
+# inspect_ai stands alone: its pins exclude versions of the main environment.
+INSPECT_ENV := .venvs/inspect
+INSPECT_LOCK := requirements/inspect.lock
+INSPECT_STAMP := $(INSPECT_ENV)/.ready-$(firstword $(shell cat $(INSPECT_LOCK) | cksum))
+
+$(INSPECT_STAMP): | $(INSPECT_LOCK)
+	@echo "installing into $(INSPECT_ENV) (once; a minute, 250 MB)"
+	rm -rf $(INSPECT_ENV)
+	$(PYTHON) -m venv $(INSPECT_ENV)
+	$(INSPECT_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(INSPECT_LOCK)
+	touch $@
+
+.PHONY: env-inspect inspect test-backends-inspect
+env-inspect: $(INSPECT_STAMP) ## create .venvs/inspect: inspect_ai, in its own environment
+
+inspect: $(INSPECT_STAMP) ## evaluation episodes as logs of inspect_ai (report/inspect), for inspect view
+	@$(INSPECT_ENV)/bin/python -m selfimprove.apps.page.inspect_log . report/inspect
+
+test-backends-inspect: $(INSPECT_STAMP)
+	$(INSPECT_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_inspect.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -154,7 +175,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page
+BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 

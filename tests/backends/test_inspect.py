@@ -1,0 +1,40 @@
+"""Inspect reads what ``make inspect`` writes. Runs in the environment of ``make test-backends-inspect``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from inspect_ai.log import read_eval_log
+
+from selfimprove.apps.page.inspect_log import main
+
+pytestmark = pytest.mark.backend
+
+EPISODE = {
+    "id": "problem-1", "env": "gsm8k", "query": "1 + 1?", "gold": "2", "seed": "1/1",
+    "prompt": [{"role": "user", "content": "1 + 1?"}], "status": "solved",
+    "turns": [
+        {"model": "student", "attempts": [{"text": "3", "reward": 0.0}], "chosen": 0, "observation": "Try again."},
+        {"model": "student", "attempts": [{"text": "2", "reward": 1.0}], "chosen": 0, "observation": "Right."},
+    ],
+}  # fmt: skip
+
+
+def test_inspect_reads_every_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "results/rise/iter1"
+    folder.mkdir(parents=True)
+    lines = [json.dumps(EPISODE), "{torn", json.dumps({**EPISODE, "id": "problem-2", "status": "unsolved"})]
+    (folder / "episodes.jsonl").write_text("\n".join(lines))
+    main(tmp_path, tmp_path / "out")
+    assert "episodes.jsonl, line 2: no episode" in capsys.readouterr().err
+    log = read_eval_log(str(tmp_path / "out/rise-iter1.eval"))
+    assert log.samples is not None
+    first, second = log.samples
+    assert [message.role for message in first.messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert [message.text for message in first.messages] == ["1 + 1?", "3", "Try again.", "2", "Right."]
+    assert first.scores is not None
+    assert second.scores is not None
+    assert (first.scores["solved"].value, second.scores["solved"].value) == ("C", "I")
+    assert first.scores["reward"].value == 1.0
