@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,10 @@ from tests.pipeline.workbench import Forks, Workbench, copy_code
 pytest_plugins = ["tests.support.examples"]
 
 gc.disable()  # a collection would look through what is being imported, again and again
+
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test depends on how fast the machine is: a busy one would fail those of hypothesis, at 200 ms an example.
 settings.register_profile("untimed", deadline=None)

@@ -75,9 +75,10 @@ def test_disk_full_while_journaling_or_writing_says_so_and_goes_on_afterwards(
     folder = bench.copy(tmp_path / "bench")
     before = published(folder)
     full = bench.forks.run(folder, "rise.generate", "iter1", file_limit=limit)
-    assert (full.code, len(full.lines)) == (2, 1), full.stderr
-    assert "cannot write" in full.stderr
-    assert "free some space and run again" in full.stderr
+    assert full.code == 2, full.stderr
+    [said] = [line for line in full.lines if "6/6 in" not in line]  # the episodes were finished
+    assert "cannot write" in said
+    assert "free some space and run again" in said
     assert published(folder) == before
     keys = journal_of(folder)
     assert len(keys) in kept

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.support.repo_copy import copy_repo, run
 
@@ -49,10 +49,10 @@ def test_runs_after_a_checkout_leave_every_cached_file_as_it_was(tmp_path: Path)
     assert (repo / MODEL).read_bytes() == trained
 
     # Through DVC, which deletes outputs first. With epochs: 0 the new model is a second name of the old one.
-    params = repo / "params.yaml"
-    text, changed = re.subn(r"(?m)^(    base: .*\bepochs:) [^,}]+", r"\1 0", params.read_text(), count=1)
-    assert changed
-    params.write_text(text)
+    yaml = YAML()
+    params = yaml.load(repo / "params.yaml")
+    params["rise"]["rows"]["base"]["train"]["epochs"] = 0
+    yaml.dump(params, repo / "params.yaml")
     run(repo, *WARM, "dvc", "repro", "rise-finetune@base")
     assert cached(repo).items() > first.items()
     assert (repo / MODEL).samefile(repo / "models/rise/start/model.safetensors")

@@ -158,16 +158,6 @@ def test_a_user_s_error_is_one_line_and_exit_code_2_and_touches_nothing(
     assert (folder / "results/out/a.txt").read_text() == "x 1 1 item"
 
 
-def test_a_sentence_names_the_stage_as_dvc_does(
-    work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DVC_STAGE", "small-control@item")
-    work.error = UserError("in.txt: broken; fix it.")
-    with pytest.raises(SystemExit, match="2"):
-        work()
-    assert capsys.readouterr().err == "small-control@item: in.txt: broken; fix it.\n"
-
-
 def test_a_fault_of_ours_keeps_its_traceback_and_touches_nothing(work: Work, folder: Path) -> None:
     work.error = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):

@@ -156,7 +156,11 @@ class Scorer:
 
         disable_progress_bar()
         torch.set_num_threads(1)  # small models; and the run itself may be using the other processors
-        return AutoModelForCausalLM.from_pretrained(self.run.root / name, local_files_only=True).float().eval()
+        return (
+            AutoModelForCausalLM.from_pretrained(self.run.root / name, local_files_only=True, trust_remote_code=False)
+            .float()
+            .eval()
+        )
 
 
 def _log_probs(model: Any, ids: list[int]) -> list[float]:

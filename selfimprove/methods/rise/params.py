@@ -125,8 +125,8 @@ class RiseRow(TrainedRow):
         description="examples: what base and iterations learn; collected: what all iterations so far converted; "
         "single_turn: their right answers as first attempts"
     )
-    weights: Literal["data", "batch", "equal"] = Field(
-        default="data", description="of examples: as converted; scaled to mean 1 in each batch; or all 1"
+    weights: Literal["converted", "batch", "equal"] = Field(
+        default="converted", description="of examples: as converted; scaled to mean 1 in each batch; or all 1"
     )
     train: FinetuneParams = FinetuneParams()
 

@@ -23,7 +23,7 @@ def rise_rows(rise: RiseParams) -> dict[str, str]:
     }
     for name, control in rise.controls.items():
         data = said[control.data] if control.source == BASE or control.data != "examples" else said["collected"]
-        how = {"data": "", "batch": ", weights of mean 1", "equal": ", unweighted"}[control.weights]
+        how = {"converted": "", "batch": ", weights of mean 1", "equal": ", unweighted"}[control.weights]
         rows[name] = f"control: {data}{how}, tokens of {control.match}"
     for name, iteration in rise.iterations.items():
         models = iteration.generate.models
