@@ -90,7 +90,7 @@ def other_nodes(folder: Path, launcher: LauncherConfig) -> Iterator[None]:
     thread.start()
     yield
     thread.join()
-    assert nodes[0].wait(timeout=120) == 0
+    assert nodes[0].wait(timeout=120) == 0, (folder / "node1.log").read_text()
 
 
 @pytest.mark.slow
