@@ -12,6 +12,7 @@ import typer
 from selfimprove.apps.page.build import OUT, build
 from selfimprove.apps.page.scores import Wanted
 from selfimprove.core.cli import run as run_command
+from selfimprove.core.errors import UserError
 
 
 def main(
@@ -21,7 +22,13 @@ def main(
     compare: Annotated[list[str] | None, typer.Option(help="a run's folder, a commit or an experiment")] = None,
     live: Annotated[bool, typer.Option(help="with the view that make watch serves")] = False,
 ) -> None:
-    """Write the report and say where it is, and what could not be read."""
+    """Write the report and say where it is, and what could not be read.
+
+    Raises:
+        UserError: no folder of a run; one to compare with that cannot be read.
+    """
+    if not run.is_dir():
+        raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
     began = time.monotonic()
     built = build(run, out, logprobs, compare_with=compare or (), live=live)
     size = sum(path.stat().st_size for entry in built.files for path in [entry, *entry.rglob("*")] if path.is_file())

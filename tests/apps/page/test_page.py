@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from selfimprove.apps.page import scenes, tables
+from selfimprove.apps.page.__main__ import main
 from selfimprove.apps.page.build import build
 from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import row_name
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message, read_rows
 from tests.support.reports import HOSTILE, make_tree, write_pairs, write_rise, write_trees
 
@@ -181,12 +183,21 @@ def test_a_half_finished_run_shows_what_is_there(run: Path, tmp_path: Path) -> N
     assert [one["name"] for one in index["sets"]] == ["base/evaluation", "iter1/evaluation", "iter1/training"]
     found = Run(run).summaries["rise"]
     assert found["order"] == ["base"]
+    (run / "results/spin/start").mkdir(parents=True)  # begun, and no row measured
+    build(run, tmp_path / "out")
+    assert ", 1 of 4 methods measured" in "".join(read_html(tmp_path / "out/index.html").text)
 
 
 def test_a_run_without_results_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     assert build(tmp_path / "run", tmp_path / "out").problems == []
     assert "There are no episodes yet." in "".join(read_html(tmp_path / "out/episodes.html").text)
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no such folder"):
+        main(tmp_path / "none", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_files_of_the_folder_stay(run: Path, tmp_path: Path) -> None:
