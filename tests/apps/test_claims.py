@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
 from selfimprove.apps.claims.pages import BEGIN, END, PAGES, written
@@ -24,7 +23,7 @@ from selfimprove.apps.claims.runs import run_all
 from selfimprove.apps.claims.verify import told
 from selfimprove.core.errors import UserError
 from tests.support.profiles import profile
-from tests.support.repo_copy import ROOT, copy_repo, environment
+from tests.support.repo_copy import ROOT, copy_tiny, environment
 
 CLAIM = Claim("spin", "em", "more_sft")
 
@@ -149,13 +148,7 @@ def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> 
 def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = copy_repo(tmp_path / "repo", "default")
-    small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
-    one = small["reflect_rl"]
-    one["models"] |= {"plain": None, "more_sft": None}
-    one["iterations"] |= {"rl_only": None, "no_reflection": None}
-    one["rows"] |= {"more_sft": None, "rl_only": None, "no_reflection": None}
-    YAML().dump(small, root / "profiles/tiny.yaml")
+    root = copy_tiny(tmp_path / "repo")
     before = (root / "params.yaml").read_bytes()
     for name, value in environment().items():
         monkeypatch.setenv(name, value)

@@ -6,24 +6,17 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from ruamel.yaml import YAML
 
 from selfimprove.apps.demo import demo
 from selfimprove.core.errors import UserError
 from tests.support.profiles import profile
-from tests.support.repo_copy import ROOT, copy_repo, environment
+from tests.support.repo_copy import copy_tiny, environment
 
 
 def test_the_demo_ends_with_a_table_and_a_picture_and_changes_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = copy_repo(tmp_path / "repo", "default")
-    small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
-    one = small["reflect_rl"]
-    one["models"] |= {"plain": None, "more_sft": None}
-    one["iterations"] |= {"rl_only": None, "no_reflection": None}
-    one["rows"] |= {"more_sft": None, "rl_only": None, "no_reflection": None}
-    YAML().dump(small, root / "profiles/tiny.yaml")
+    root = copy_tiny(tmp_path / "repo")
     before = (root / "params.yaml").read_bytes()
     for name, value in environment().items():
         monkeypatch.setenv(name, value)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "dvc.yaml", ".dvcignore",
          ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore")  # fmt: skip
@@ -27,6 +29,18 @@ def copy_repo(folder: Path, profile: str = "smoke") -> Path:
     run(folder, "git", "add", "--all")
     run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "start")
     return folder
+
+
+def copy_tiny(folder: Path) -> Path:
+    """A copy under the default profile that has another one, ``tiny``: Reflect-RL, with two of its runs."""
+    root = copy_repo(folder, "default")
+    small = YAML(typ="safe", pure=True).load(ROOT / "profiles/smoke.yaml")
+    one = small["reflect_rl"]
+    one["models"] |= {"plain": None, "more_sft": None}
+    one["iterations"] |= {"rl_only": None, "no_reflection": None}
+    one["rows"] |= {"more_sft": None, "rl_only": None, "no_reflection": None}
+    YAML().dump(small, root / "profiles/tiny.yaml")
+    return root
 
 
 def environment() -> dict[str, str]:

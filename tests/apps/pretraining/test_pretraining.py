@@ -23,7 +23,6 @@ from selfimprove.envs.taxi.env import Taxi
 from tests.support.repo_copy import copy_repo, run
 
 ROOT = Path(__file__).resolve().parents[3]
-SHIPPED = ROOT / "models/pretrained"
 SMOKE = {
     "vocabulary": {"size": 900, "pages": 4},
     "arch": {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 64, "positions": 1024},
@@ -130,14 +129,13 @@ def test_held_out_sequences_are_no_training_sequences(made: Path, recipe: Path) 
         assert len(train & held) <= 1, world  # a short page of sums may come twice
 
 
-@pytest.mark.skipif(not SHIPPED.is_dir(), reason="not made yet")
-def test_the_shipped_base_is_the_one_that_its_card_and_measures_name() -> None:
-    measures = json.loads((SHIPPED / "measures.json").read_text())
-    card = (SHIPPED / "README.md").read_text()
+def test_card_and_measures_name_the_files_beside_them(made: Path, recipe: Path) -> None:
+    folder = made / "model"
+    measures = json.loads((folder / "measures.json").read_text())
+    card = (folder / "README.md").read_text()
     for name, key in (("model.safetensors", "weights_sha256"), ("tokenizer.json", "tokenizer_sha256")):
-        found = hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest()
+        found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         assert found == measures[key]
         assert found in card
-    assert (SHIPPED / "recipe.yaml").read_bytes() == RECIPE.read_bytes()
+    assert (folder / "recipe.yaml").read_bytes() == recipe.read_bytes()
     assert f"{measures['parameters']:,} parameters" in card
-    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 6e6
