@@ -15,6 +15,7 @@ from typing import Any
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdicts
 from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
+from selfimprove.apps.report.words import method_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.publish import write_text
@@ -30,7 +31,6 @@ PAGES = {
     "docs/spin.md": "spin",
 }
 """Page -> the method whose results it shows; None: all."""
-NAMES = {"rise": "RISE", "agent_r": "Agent-R", "reflect_rl": "Reflect-RL", "spin": "SPIN"}
 WIDTH = 120
 """Of a line of prose."""
 LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
@@ -66,10 +66,12 @@ def _results(method: str | None, runs: Sequence[Published], default: str) -> str
         one for one in METHODS if (method is None or one == method) and all(one in run["methods"] for run in shown)
     ]
     if not methods:
-        return f"No run of {NAMES[method] if method else 'any method'} is published yet: `make claims` makes them.\n"
+        return (
+            f"No run of {method_name(method) if method else 'any method'} is published yet: `make claims` makes them.\n"
+        )
     parts = [_basis(runs, shown, default), _overview(methods, shown) if method is None else _table(method, shown)]
     parts += [_sentence(one, shown) for one in methods]
-    missing = [NAMES[one] for one in METHODS if method is None and one not in methods]
+    missing = [method_name(one) for one in METHODS if method is None and one not in methods]
     if missing:
         parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
     left_out = [said for one in methods for said in _left_out(one, shown)]
@@ -140,7 +142,7 @@ def _sentence(method: str, runs: Sequence[Published]) -> str:
             side = "" if not beyond else "above" if found["mean"] > 0 else "below"
             sides[side].append(f"{row} ({signed_text(found, metric).strip(' *')})")
     value = figure_text(_metric(runs, method, last, metric), metric)
-    said = [f"**{NAMES[method]}**: {metric} of {last} is {value}."]
+    said = [f"**{method_name(method)}**: {metric} of {last} is {value}."]
     for side in ("above", "below"):
         said += [f"More than {BEYOND} standard errors {side} {', '.join(sides[side])}."] if sides[side] else []
     said += [f"Within {BEYOND} standard errors of {', '.join(sides[''])}."] if sides[""] else []
@@ -161,7 +163,7 @@ def _left_out(method: str, runs: Sequence[Published]) -> list[str]:
                     if shares.get(kind, 0) > largest.get((stage, kind), (0.0, ""))[0]:
                         largest[stage, kind] = (shares[kind], row)
     return [
-        f"{NAMES[method]}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
+        f"{method_name(method)}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
         for (stage, kind), (share, row) in largest.items()
     ]
 
@@ -185,7 +187,7 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
 
 
 def _made(found: Sequence[Verdict]) -> str:
-    made = [f"{NAMES[one.claim.method]}: {one.claim.text}" for one in found if one.made]
+    made = [f"{method_name(one.claim.method)}: {one.claim.text}" for one in found if one.made]
     if made:
         return _wrapped(f"Claims that hold in every run ({len(made)} of {len(found)} asked): {'; '.join(made)}.")
     return f"Of the {len(found)} claims that the default is there to show, none is made yet (each page lists them).\n"

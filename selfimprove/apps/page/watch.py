@@ -26,6 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from selfimprove.apps.page.live import SCRATCH, status
 from selfimprove.core.cli import run as run_command
+from selfimprove.core.errors import UserError
 
 HOST = "127.0.0.1"
 OUT = SCRATCH / "watch"
@@ -90,7 +91,13 @@ def watch(
     run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
     out: Annotated[Path, typer.Option(help="where the report is kept meanwhile")] = OUT,
 ) -> None:
-    """Serve the report until interrupted."""
+    """Serve the report until interrupted.
+
+    Raises:
+        UserError: no folder of a run.
+    """
+    if not run.is_dir():
+        raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "live.html").is_file():
         subprocess.run(building(run, out), check=True, stdout=subprocess.DEVNULL)
