@@ -26,6 +26,26 @@ class EnvParams(Section):
 
     name: str
 
+    capability: ClassVar[str] = ""
+    """What a method that plays environments of this kind needs of one, as a message names it."""
+    adapts: ClassVar[tuple[type[EnvParams], ...]] = ()
+    """An adapter: environments of which kinds it gives to the methods that play environments of its own."""
+    how: ClassVar[str] = ""
+    """An adapter: how, as the table of docs/environments.md says it."""
+
+    @classmethod
+    def lacks(cls, one: type[EnvParams]) -> str:
+        """An adapter: what an environment of a kind that it takes lacks, or ""."""
+        return ""
+
+    def acted(self) -> AgentEnv:
+        """The environment as one that is acted in by text, from which adapters derive what else methods need.
+
+        Raises:
+            UserError: what the environment needs is missing or wrong.
+        """
+        raise NotImplementedError
+
     @property
     def world_name(self) -> str:
         """What the environment calls itself in outputs."""
@@ -57,6 +77,7 @@ class TextParams(EnvParams):
     server_concurrency: int = Field(default=32, ge=1, le=10_000, description="environments held open on the server")
     server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
 
+    capability: ClassVar[str] = "states that can be returned to"
     judged: ClassVar[Judged] = Judged()
     best: ClassVar[float] = 1.0
     """The maximum of the environment's own score."""
@@ -64,6 +85,8 @@ class TextParams(EnvParams):
     """Whether its tasks are variations of numbered games (agent_r.tasks.games); the environment is a ``ListsGames``."""
     has_layouts: ClassVar[bool] = False
     """Whether the same tasks can be laid out differently (agent_r.tasks.layouts)."""
+    lists_actions: ClassVar[bool] = True
+    """Whether ``valid_actions`` lists any."""
 
     def make(self) -> AgentEnv:
         """A copy of the embedded environment, whether or not ``server`` is set.
@@ -72,6 +95,9 @@ class TextParams(EnvParams):
             UserError: what the environment needs is missing or wrong (a recipe file). A missing Java: at ``reset``.
         """
         raise NotImplementedError
+
+    def acted(self) -> AgentEnv:
+        return self.make()
 
     def world(self) -> World:
         """Where methods play: the embedded environment, or the AgentGym server that ``server`` names.
@@ -125,6 +151,7 @@ class ListedParams(EnvParams):
         description="of repositories, questions, kitchens, labels and left-out entries",
     )
 
+    capability: ClassVar[str] = "actions that can be listed"
     decisive: ClassVar[str] = ""
     """The verb whose operand decides an episode (AutoExplore's ``cat``): negatives take a wrong one; "" explores."""
     takes_task_file: ClassVar[bool] = False
@@ -176,6 +203,8 @@ class AnswerParams(EnvParams):
 
     few_shot: bool = Field(default=True, description="open with the paper's worked example")
 
+    capability: ClassVar[str] = "answers that are judged"
+
     def make(self) -> AnswerEnv:
         """The environment that grades."""
         raise NotImplementedError
@@ -184,14 +213,16 @@ class AnswerParams(EnvParams):
 # An environment of a person's own
 
 
-class _Own(EnvParams):
+class OwnParams(EnvParams):
+    """An environment of a person's own, by its class."""
+
     name: str = Field(pattern=r"^[^:]+:[^:]+$", description="package.module:Class, an environment of your own")
     options: dict[str, Any] = Field(default={}, description="arguments with which the class is made")
 
     needs: ClassVar[type]
 
     @model_validator(mode="after")
-    def _fits(self) -> _Own:
+    def _fits(self) -> OwnParams:
         own_class(self.name, self.needs)
         return self
 
@@ -246,7 +277,7 @@ def members(protocol: type) -> list[str]:
     return sorted({name for base in own for name in vars(base) if not name.startswith("_")})
 
 
-class OwnTextParams(_Own, TextParams):
+class OwnTextParams(OwnParams, TextParams):
     """Your own environment that is acted in by text (docs/bring-your-own.md)."""
 
     needs: ClassVar[type] = AgentEnv
@@ -256,7 +287,7 @@ class OwnTextParams(_Own, TextParams):
         return made
 
 
-class OwnListedParams(_Own, ListedParams):
+class OwnListedParams(OwnParams, ListedParams):
     """Your own environment that is acted in by text; the actions that it lists get labels (docs/bring-your-own.md)."""
 
     needs: ClassVar[type] = AgentEnv
@@ -270,7 +301,7 @@ class OwnListedParams(_Own, ListedParams):
         return f"{own_class(self.name, self.needs).instruction}\n"
 
 
-class OwnAnswerParams(_Own, AnswerParams):
+class OwnAnswerParams(OwnParams, AnswerParams):
     """Your own questions with one right answer, and their grades (docs/bring-your-own.md)."""
 
     needs: ClassVar[type] = AnswerEnv

@@ -3,14 +3,18 @@
     agent_r.env: {name: textcraft, seed: 7}             ->  envs/textcraft/world.py, TextCraftParams
     agent_r.env: {name: "my_package.counter:Counter"}   ->  params.OwnTextParams
 
-A new world is a folder with such a file; nothing else names it.
+A new world is a folder with such a file; nothing else names it. A method plays environments of one kind (``KINDS``);
+``adapters/`` make them of others, and an environment that no adapter can make so is refused with the capability that
+it lacks.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, Union, get_args
@@ -25,25 +29,45 @@ from selfimprove.envs.params import (
     ListedParams,
     OwnAnswerParams,
     OwnListedParams,
+    OwnParams,
     OwnTextParams,
     TextParams,
+    own_class,
 )
 
 P = TypeVar("P", bound=EnvParams)
 
 FOLDER = Path(__file__).resolve().parents[0]
+ACTED_TURNS = 100
+"""Turns after which an environment that is adapted ends an episode itself, unless it is told another number; the
+methods that play it have caps of their own."""
 
+INNER = "inner"
+"""The field of an adapter's section that holds the environment's own."""
 
 DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi"}
 """The environment of a method whose params name none."""
+
+KINDS: dict[str, type[EnvParams]] = {"rise": AnswerParams, "agent_r": TextParams, "reflect_rl": ListedParams}
+"""The kind of environment that a method plays. Adapters make it of another kind."""
 
 
 @cache
 def declared() -> tuple[type[EnvParams], ...]:
     """The sections that the worlds' folders declare."""
+    return _sections(sorted(FOLDER.glob("*/world.py")))
+
+
+@cache
+def adapters() -> tuple[type[EnvParams], ...]:
+    """The sections of ``adapters/``: each makes environments of one kind of those of another."""
+    return _sections(sorted((FOLDER / "adapters").glob("[!_]*.py")))
+
+
+def _sections(files: Iterable[Path]) -> tuple[type[EnvParams], ...]:
     found: list[type[EnvParams]] = []
-    for file in sorted(FOLDER.glob("*/world.py")):
-        module = importlib.import_module(f"selfimprove.envs.{file.parent.name}.world")
+    for file in files:
+        module = importlib.import_module(f"selfimprove.envs.{file.parent.name}.{file.stem}")
         found += [
             one
             for one in vars(module).values()
@@ -54,62 +78,136 @@ def declared() -> tuple[type[EnvParams], ...]:
 
 def named(kind: type[P]) -> dict[str, type[P]]:
     """Name -> section, of the environments of one kind."""
-    return {
-        name: one
-        for one in declared()
-        if issubclass(one, kind)
-        for name in get_args(one.model_fields["name"].annotation)
-    }
+    return {name: one for one in declared() if issubclass(one, kind) for name in _names(one)}
 
 
 def _names(one: type[EnvParams]) -> tuple[str, ...]:
     return get_args(one.model_fields["name"].annotation)
 
 
-def folder_of(name: str) -> Path | None:
-    """The folder, relative to the repository, that declares an environment; None: no folder here does."""
-    for one in declared():
-        if name in _names(one):
-            return Path(*one.__module__.split(".")[:-1])
-    return None
+@cache
+def _own() -> tuple[type[OwnParams], ...]:
+    """The sections of a person's own environment."""
+    more = [one for one in declared() if issubclass(one, OwnParams)]
+    return (OwnTextParams, OwnListedParams, OwnAnswerParams, *more)
 
 
-def section(kind: type[P], own: type[P], default: str) -> Any:
-    """The type of an ``env`` section: the section of the environment that its ``name`` names."""
-    known = named(kind)
-    tags = {one: f"{CHOICE}{_names(one)[0]}" for one in known.values()}
+def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
+    """The section of an environment, by name or ``package.module:Class``, whatever its kind; None: there is none.
+
+    A class is of the first kind whose protocol it has, ``kind`` first; one that has none is taken to be meant as it.
+    """
+    if ":" not in name:
+        return named(EnvParams).get(name)
+    sections = sorted(_own(), key=lambda one: not issubclass(one, kind))
+    for one in sections:
+        with suppress(ValueError):
+            own_class(name, one.needs)
+            return one
+    return sections[0]
+
+
+def adapter(kind: type[EnvParams], one: type[EnvParams]) -> type[EnvParams] | None:
+    """What makes an environment of a kind of one of another; None: nothing does, or it lacks what is needed."""
+    return next((each for each in _adapters(kind, one) if not each.lacks(one)), None)
+
+
+def lacks(kind: type[EnvParams], one: type[EnvParams]) -> str:
+    """The capability for want of which an environment cannot be one of a kind; "" where it can."""
+    if issubclass(one, kind) or adapter(kind, one):
+        return ""
+    return next((each.lacks(one) for each in _adapters(kind, one)), kind.capability)
+
+
+def _adapters(kind: type[EnvParams], one: type[EnvParams]) -> list[type[EnvParams]]:
+    return [each for each in adapters() if issubclass(each, kind) and issubclass(one, each.adapts)]
+
+
+def playable(kind: type[EnvParams]) -> list[str]:
+    """The names of the environments that are of a kind, and of those that adapters make so."""
+    known = named(EnvParams)
+    return sorted((name for name, one in known.items() if not lacks(kind, one)), key=lambda n: n not in named(kind))
+
+
+def modules_of(method: str, name: str) -> list[str]:
+    """The modules by which a method plays the environment that a text of its params may name; [] if it names none."""
+    kind = KINDS.get(method, EnvParams)
+    one = section_of(name, kind) if re.fullmatch(r"[\w.]+(:\w+)?", name) else None
+    if one is None:
+        return []
+    by = None if issubclass(one, kind) else adapter(kind, one)
+    own = [name.partition(":")[0]] if ":" in name else []
+    return [*own, one.__module__, *([by.__module__] if by else [])]
+
+
+def section(kind: type[P], default: str) -> Any:
+    """The type of an ``env`` section: that of the environment which its ``name`` names, through an adapter if need be.
+
+    An environment of another kind is a section of the adapter, whose ``inner`` is the environment's own; in params.yaml
+    the keys of both stand side by side.
+    """
+    known, owns = named(EnvParams), _own()
+    natives = dict.fromkeys(one for one in known.values() if issubclass(one, kind))
+    tags: dict[type[EnvParams], str] = {one: f"{CHOICE}{_names(one)[0]}" for one in natives}
+    tags |= {one: f"{CHOICE}{one.__name__}" for one in (*owns, *adapters()) if issubclass(one, kind)}
+
+    def chosen(value: Mapping[str, Any]) -> tuple[type[EnvParams], type[EnvParams] | None]:
+        """The environment's section, and the adapter's if there is one between."""
+        name = value.get("name", default)
+        one = section_of(name, kind) if isinstance(name, str) else None
+        offered = f"choose {', '.join(playable(kind))}, or package.module:Class of your own"
+        if one is None:
+            raise ValueError(f"name: {name!r} is unknown; {offered}")
+        if lacking := lacks(kind, one):
+            raise ValueError(f"name: {name} has no {lacking}, which this method needs; {offered}")
+        return one, None if issubclass(one, kind) else adapter(kind, one)
 
     def tag(value: Any) -> str | None:
-        name = value.get("name", default) if isinstance(value, Mapping) else getattr(value, "name", None)
-        if not isinstance(name, str):
-            return None
-        return f"{CHOICE}own" if ":" in name else tags.get(known.get(name, kind))
+        one, by = chosen(value) if isinstance(value, Mapping) else (type(value), None)
+        return tags.get(by or one)
 
     def its_own_options(value: Any) -> Any:
-        """Leave out what another environment of the kind has by default; refuse what it would have otherwise."""
+        """Leave out what another environment has by default; refuse what it would have otherwise."""
         if isinstance(value, kind):
             return value
         if not isinstance(value, Mapping):
             raise ValueError("keys are expected, name first")
-        name = value.get("name", default)
-        mine = own if isinstance(name, str) and ":" in name else known.get(name) if isinstance(name, str) else None
-        if mine is None:
-            raise ValueError(
-                f"name: {name!r} is unknown; choose {', '.join(known)}, or package.module:Class of your own"
-            )
+        one, by = chosen(value)
+        fields = {*one.model_fields, *(by.model_fields if by else ())}
         kept = {"name": default, **value}
         for key in value:
-            owner = next((one for one in known.values() if key in one.model_fields), None)
-            if key in mine.model_fields or owner is None:
+            owners = [other for other in dict.fromkeys(known.values()) if key in other.model_fields]
+            if key in fields or not owners:
                 continue
-            if value[key] != owner.model_fields[key].get_default(call_default_factory=True):
-                whose = _names(owner)[0]
-                raise ValueError(f"{key} is an option of {whose}, and name is {name}; remove it")
+            if all(value[key] != other.model_fields[key].get_default(call_default_factory=True) for other in owners):
+                whose = _names(owners[0])[0]
+                raise ValueError(f"{key} is an option of {whose}, and name is {kept['name']}; remove it")
             del kept[key]
-        return kept
+        return kept if by is None else nested(one, by, kept)
 
-    tagged = [Annotated[one, Tag(place)] for one, place in {**tags, own: f"{CHOICE}own"}.items()]
+    tagged = [Annotated[one, Tag(place)] for one, place in tags.items()]
     return Annotated[Union[tuple(tagged)], Discriminator(tag), BeforeValidator(its_own_options)]  # noqa: UP007
+
+
+def nested(one: type[EnvParams], by: type[EnvParams], keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of an adapter, with its environment as ``inner``; what both have, both get.
+
+    Raises:
+        ValueError: a key of the environment does not fit.
+    """
+    outer = {key: value for key, value in keys.items() if key in by.model_fields and key != INNER}
+    inner = {key: value for key, value in keys.items() if key in one.model_fields or key not in outer}
+    if issubclass(one, ListedParams):
+        inner.setdefault("max_turns", ACTED_TURNS)
+    try:
+        return {**outer, INNER: one.model_validate(inner)}
+    except ValidationError as error:
+        fault = error.errors()[0]
+        place = ".".join(str(part) for part in fault["loc"])
+        said = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            said = "unknown key; remove it or fix its name"
+        raise ValueError(f"{place}: {said}" if place else said) from None
 
 
 if TYPE_CHECKING:
@@ -117,17 +215,17 @@ if TYPE_CHECKING:
     ListedSection: TypeAlias = ListedParams
     AnswerSection: TypeAlias = AnswerParams
 else:
-    TextSection = section(TextParams, OwnTextParams, DEFAULTS["agent_r"])
-    ListedSection = section(ListedParams, OwnListedParams, DEFAULTS["reflect_rl"])
-    AnswerSection = section(AnswerParams, OwnAnswerParams, DEFAULTS["rise"])
+    TextSection = section(TextParams, DEFAULTS["agent_r"])
+    ListedSection = section(ListedParams, DEFAULTS["reflect_rl"])
+    AnswerSection = section(AnswerParams, DEFAULTS["rise"])
 
 
 def _reader(kind: type[P], choices: Any) -> Callable[..., P]:
-    adapter: TypeAdapter[P] = TypeAdapter(choices)
+    schema: TypeAdapter[P] = TypeAdapter(choices)
 
     def read(**settings: Any) -> P:
         try:
-            return adapter.validate_python(settings)
+            return schema.validate_python(settings)
         except ValidationError as error:
             raise UserError(
                 f"{settings.get('name', kind.__name__)}: {error.errors()[0]['msg'].removeprefix('Value error, ')}."

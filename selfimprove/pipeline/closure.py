@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -169,16 +168,14 @@ class _Sources:
 
 def _played(script: Path, root: Path) -> Iterator[Path]:
     """The modules of the environments that the params of the script's method name; of all methods', if it has none."""
-    from selfimprove.envs.registry import DEFAULTS, folder_of
+    from selfimprove.envs.registry import DEFAULTS, modules_of
 
     values = read_yaml(root / PARAMS) if (root / PARAMS).is_file() else {}
     for method in [script.parent.name] if script.parent.name in values else list(DEFAULTS):
         section = values.get(method) or {}
         for name in {str((section.get("env") or {}).get("name", DEFAULTS.get(method, ""))), *_texts(section)}:
-            if folder := folder_of(name):
-                yield folder / "world.py"
-            elif re.fullmatch(r"[\w.]+:\w+", name):  # a person's own
-                yield Path(*name.partition(":")[0].split(".")).with_suffix(".py")
+            for module in modules_of(method, name):
+                yield Path(*module.split(".")).with_suffix(".py")
 
 
 def _texts(value: Any) -> Iterator[str]:

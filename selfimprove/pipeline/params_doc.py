@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from selfimprove.envs.registry import INNER
 from selfimprove.pipeline.check import SCHEMAS
 from selfimprove.pipeline.meanings import MEANINGS
 
@@ -20,7 +21,7 @@ def page() -> str:
     lines = ["# Every key of params.yaml", "", "Written by `make docs` from the schemas; a test keeps it true."]
     for place, schema in schemas():
         lines += ["", f"## `{place}`", "", _text(schema), "", "| key | type | default | meaning |", "|---|---|---|---|"]
-        for key, field in schema.model_fields.items():
+        for key, field in keys_of(schema):
             lines.append(f"| `{key}` | {_type(field.annotation)} | {_default(field)} | {meaning(schema, key)} |")
     return "\n".join(lines) + "\n"
 
@@ -35,8 +36,13 @@ def schemas() -> Iterator[tuple[str, type[BaseModel]]]:
             continue
         seen.add(schema)
         yield place, schema
-        for key, field in schema.model_fields.items():
+        for key, field in keys_of(schema):
             waiting += [(f"{place}.{key}" + _star(field.annotation), inner) for inner in _models(field.annotation)]
+
+
+def keys_of(schema: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    """The keys that a section has in the file: those of an adapter's environment stand beside its own."""
+    return [(key, field) for key, field in schema.model_fields.items() if key != INNER]
 
 
 def meaning(schema: type[BaseModel], key: str) -> str:

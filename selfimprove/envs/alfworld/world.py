@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
-from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.params import ListedParams
 
 if TYPE_CHECKING:
-    from selfimprove.envs.alfworld.listed import PlannedGame
+    from selfimprove.envs.alfworld.env import AlfWorld
+    from selfimprove.envs.alfworld.kitchen import Kitchen
 
 UNCUT = 10_000
 """The cap on turns of the games: the adapter cuts the episode, so that a game can explain any path."""
@@ -60,17 +61,24 @@ class AlfworldParams(ListedParams):
         Raises:
             UserError: no goal with that thing and place; ALFWorld's environment or its folder of games is missing.
         """
-        from selfimprove.envs.alfworld.kitchen import Kitchen
         from selfimprove.envs.alfworld.listed import EnumeratedKitchen
 
-        game: PlannedGame
-        if self.backend == "textworld":
-            game = self._textworld()
-        else:
-            game = Kitchen(self.seed, self.kinds, self.thing, self.place, UNCUT)
+        game = self._game(UNCUT)
         return EnumeratedKitchen(game, self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
-    def _textworld(self) -> PlannedGame:
+    def acted(self) -> AgentEnv:
+        game = self._game(self.max_turns)
+        game.name = self.name
+        return game
+
+    def _game(self, max_turns: int) -> Kitchen | AlfWorld:
+        from selfimprove.envs.alfworld.kitchen import Kitchen
+
+        if self.backend == "textworld":
+            return self._textworld(max_turns)
+        return Kitchen(self.seed, self.kinds, self.thing, self.place, max_turns)
+
+    def _textworld(self, max_turns: int) -> AlfWorld:
         """ALFWorld itself; all copies share one process. A missing environment is said at ``reset``."""
         from selfimprove.envs.alfworld.env import AlfWorld, shared_process
         from selfimprove.envs.alfworld.games import Blacklist
@@ -79,5 +87,6 @@ class AlfworldParams(ListedParams):
         blacklist = Blacklist(None if self.blacklist is None else Path(self.blacklist), folder)
         process = shared_process(self.step_seconds)
         return AlfWorld(
-            self.seed, self.kinds, self.thing, self.place, UNCUT, folder=folder, process=process, blacklist=blacklist
-        )
+            self.seed, self.kinds, self.thing, self.place, max_turns,
+            folder=folder, process=process, blacklist=blacklist,
+        )  # fmt: skip

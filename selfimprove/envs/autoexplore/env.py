@@ -70,6 +70,15 @@ command and nothing else.
 cd goes to another folder, cat shows a file, and id names a file as your answer, which ends the task: only use it once \
 you are sure."""
 
+ACTED = """\
+You explore a folder of files to find the one that a task asks for. At each step you see where you are, what is \
+here, what you have done and what came of it, and a list of commands. cd goes to another folder, cat shows a file, and \
+id names a file as your answer, which ends the task: only use it once you are sure.
+Answer each time with a thought and one action:
+Thought: why
+Action: the command"""
+"""The instruction where actions are written out, with a thought."""
+
 ACTION_HEADING = "\n# Choose from below your command"
 """Where a state is split into what the reflection model reads and the list of actions (the last occurrence counts)."""
 

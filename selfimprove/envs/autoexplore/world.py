@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.params import ListedParams
 
 if TYPE_CHECKING:
+    from selfimprove.envs.autoexplore.env import AutoExplore
     from selfimprove.envs.autoexplore.repos import Repo
     from selfimprove.envs.autoexplore.tasks import Task
 
@@ -49,28 +50,42 @@ class AutoExploreParams(ListedParams):
         Raises:
             UserError: nothing to explore, no tasks, or one whose repository or target is missing.
         """
+        from selfimprove.envs.autoexplore.listed import EnumeratedAutoExplore, level_names
+
+        game, played = self._game(tasks, self.leaveout_prob if training else 0.0)
+        levels = level_names(played, self.merge_first_two, self.merge_after_first_k)
+        return EnumeratedAutoExplore(game, LABELS[self.labels], levels, self.curriculum_index)
+
+    def acted(self) -> AgentEnv:
+        """See ``EnvParams``: tasks from templates, nothing is left out."""
+        from selfimprove.envs.autoexplore.env import ACTED
+
+        game, _ = self._game(None, 0.0)
+        game.instruction = ACTED
+        return game
+
+    def _game(self, tasks: Path | None, leaveout_prob: float) -> tuple[AutoExplore, list[Task]]:
+        """The environment, and its tasks."""
         from selfimprove.envs.autoexplore.env import AutoExplore
-        from selfimprove.envs.autoexplore.listed import TASKS_FILE, EnumeratedAutoExplore, level_names
+        from selfimprove.envs.autoexplore.listed import TASKS_FILE
         from selfimprove.envs.autoexplore.tasks import read_tasks
 
         repos = self.repositories()
         played = read_tasks(tasks / TASKS_FILE) if tasks is not None else self.template_tasks(repos)
-        labels = LABELS[self.labels]
         game = AutoExplore(
             played,
             repos,
             max_turns=self.max_turns,
-            leaveout_prob=self.leaveout_prob if training else 0.0,
+            leaveout_prob=leaveout_prob,
             shuffle_action=self.shuffle_action,
             easy=self.easy,
             first_step=self.first_step,
             union_targets=self.union_targets,
             keyword_costs=self.keyword_costs,
             seed=self.seed,
-            labels=labels,
+            labels=LABELS[self.labels],
         )
-        levels = level_names(played, self.merge_first_two, self.merge_after_first_k)
-        return EnumeratedAutoExplore(game, labels, levels, self.curriculum_index)
+        return game, played
 
     def repositories(self) -> Mapping[str, Repo]:
         """The folder's repositories, or Python packages of this machine; listed once a process."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import Spelling
 from selfimprove.envs.params import ListedParams
 
@@ -34,6 +34,11 @@ class TaxiParams(ListedParams):
         from selfimprove.envs.taxi.listed import EnumeratedTaxi
 
         return EnumeratedTaxi(self.mode, self.max_turns, self.with_history, self.curriculum_index)
+
+    def acted(self) -> AgentEnv:
+        from selfimprove.envs.taxi.env import Taxi
+
+        return Taxi(self.mode, self.max_turns, self.with_history)
 
     def instruction(self) -> str:
         from selfimprove.envs.taxi.listed import INSTRUCTION

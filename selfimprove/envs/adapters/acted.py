@@ -1,0 +1,22 @@
+"""Environments whose actions are listed by label, acted in by text (Agent-R): the action is the command itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, SerializeAsAny
+
+from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.params import EnvParams, ListedParams, TextParams
+
+
+class ActedParams(TextParams):
+    """An environment of Reflect-RL, whose keys are its own: an action is the command that a label stands for."""
+
+    inner: SerializeAsAny[ListedParams] = Field(description="filled in from the environment's own keys")
+
+    adapts: ClassVar[tuple[type[EnvParams], ...]] = (ListedParams,)
+    how: ClassVar[str] = "commands instead of labels"
+
+    def make(self) -> AgentEnv:
+        return self.inner.acted()

@@ -1,0 +1,44 @@
+"""Environments that are acted in by text, with labels (Reflect-RL): the actions that make sense now are listed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.labels import LABELS
+from selfimprove.envs.params import EnvParams, ListedParams, TextParams
+
+
+class LabelledParams(ListedParams):
+    """An environment that is acted in by text, whose keys are its own: the actions that it lists get labels."""
+
+    inner: SerializeAsAny[TextParams] = Field(description="filled in from the environment's own keys")
+
+    adapts: ClassVar[tuple[type[EnvParams], ...]] = (TextParams,)
+    how: ClassVar[str] = "listed actions get labels"
+
+    @classmethod
+    def lacks(cls, one: type[EnvParams]) -> str:
+        return "" if issubclass(one, TextParams) and one.lists_actions else cls.capability
+
+    @property
+    def world_name(self) -> str:
+        """The environment's."""
+        return self.inner.world_name
+
+    @model_validator(mode="after")
+    def _embedded(self) -> LabelledParams:
+        if self.inner.server is not None:
+            raise ValueError("server: actions are listed by the embedded environment; set null")
+        return self
+
+    def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
+        from selfimprove.envs.listed import ListedText
+
+        return ListedText(self.inner.make(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
+
+    def instruction(self) -> str:
+        return f"{self.inner.instruction()}\n"
