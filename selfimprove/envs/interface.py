@@ -7,6 +7,8 @@
 | the actions that make sense now | ``ListsActions`` | Reflect-RL |
 | an expert | ``KnowsExpert`` | warm starts |
 | an attempt that is judged, and made again after feedback | ``AnswerEnv`` | RISE |
+| an attempt that is carried out, with feedback of its own | ``CarriesOut`` | RISE, where there is more to say |
+| problems of its own | ``MakesProblems`` | RISE without files |
 | actions with labels, and reflections | ``EnumeratedEnv`` | Reflect-RL |
 
 An environment holds the state of one episode, as the originals do: TextCraft, WebShop. A world (``World``) is
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 class Step(NamedTuple):
@@ -354,4 +356,53 @@ class AnswerEnv(Protocol):
 
     def slip(self, problem: Problem, *key: object) -> str:
         """A plausible wrong attempt: the gold solution with another final answer; ``key`` names the draw."""
+        ...
+
+
+@runtime_checkable
+class CarriesOut(Protocol):
+    """An ``AnswerEnv`` whose attempts are carried out, so that it can tell what each of them led to."""
+
+    async def carry_out(self, attempt: str, problem: Problem) -> tuple[Grade, str]:
+        """The grade, and what happened: the feedback, to which the method adds whether the attempt was right.
+
+        Raises: as ``World.step``.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release servers, processes and connections."""
+        ...
+
+
+@runtime_checkable
+class MakesProblems(Protocol):
+    """An ``AnswerEnv`` with problems of its own, for which no file is needed (``tasks.source: embedded``)."""
+
+    def problems(
+        self, counts: Mapping[str, int], *, seed: int, difficulty: Mapping[str, Any] | None = None
+    ) -> dict[str, list[Problem]]:
+        """So many of each split; no problem stands in two. ``difficulty``: of a split, where there is a choice.
+
+        Raises:
+            UserError: there are fewer.
+        """
+        ...
+
+
+@runtime_checkable
+class WritesRows(Protocol):
+    """An ``AnswerEnv`` whose rows have other fields than id, question and answer."""
+
+    def row(self, problem: Problem) -> Mapping[str, Any]:
+        """The row from which ``load`` makes this problem."""
+        ...
+
+
+@runtime_checkable
+class Teaches(Protocol):
+    """An ``AnswerEnv`` whose scripted teacher errs in another way than by ``slip``."""
+
+    def teach(self, problem: Problem, error_rate: float, key: object) -> str:
+        """An attempt at one of its own problems, wrong at this rate; ``key`` names the draw."""
         ...

@@ -204,6 +204,8 @@ class AnswerParams(EnvParams):
     few_shot: bool = Field(default=True, description="open with the paper's worked example")
 
     capability: ClassVar[str] = "answers that are judged"
+    own_tasks: ClassVar[bool] = False
+    """Whether its problems are tasks of its own, so that no data set holds them."""
 
     def make(self) -> AnswerEnv:
         """The environment that grades."""

@@ -28,7 +28,11 @@ def main(stage: Stage[RiseParams]) -> None:
 
     async def run() -> None:
         expert = lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate)  # noqa: E731
-        async with asking(stage, rise.engines, cfg.models, policy, len(problems), expert=expert) as (engines, progress):
+        models = cfg.models
+        async with (
+            play,
+            asking(stage, rise.engines, models, policy, len(problems), expert=expert) as (engines, progress),
+        ):
             mine = shard_of(problems, stage.shard)
             play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
             episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)

@@ -79,6 +79,10 @@ class Math:
             problems.append(Problem(ids.of(row, question), question, solution, gold))
         return problems
 
+    def row(self, problem: Problem) -> Mapping[str, Any]:
+        """See ``WritesRows``."""
+        return {"id": problem.id, "problem": problem.question, "solution": problem.answer}
+
     def extract(self, attempt: str) -> str | None:
         """The last box."""
         return extract(attempt)

@@ -23,11 +23,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Problem
+from selfimprove.envs.math import arithmetic
+from selfimprove.envs.math.arithmetic import Difficulty, Split, generate
+from selfimprove.envs.math.arithmetic_expert import expert
 from selfimprove.envs.math.boxes import last_box
 from selfimprove.envs.math.problem_files import Ids, text_field
 
@@ -187,6 +190,22 @@ class Gsm8k:
     def demonstration(self, problem: Problem) -> str:
         """The gold steps without annotations, then ``The answer is \\boxed{N}.``"""
         return _attempt(strip_annotations(problem.answer), problem.gold)
+
+    def problems(
+        self, counts: Mapping[str, int], *, seed: int, difficulty: Mapping[str, Any] | None = None
+    ) -> dict[str, list[Problem]]:
+        """See ``MakesProblems``: arithmetic word problems; ``difficulty`` is an ``arithmetic.Difficulty`` a split."""
+        hard, made = difficulty or {}, {}
+        for split in get_args(Split):
+            count = counts.get(split, 0)
+            drawn = generate(count, seed=seed, split=split, difficulty=hard.get(split, Difficulty())) if count else []
+            rows = ({"id": one.id, **one.row()} for one in drawn)
+            made[split] = self.load(enumerate(rows, start=1), Path(f"generated {split}"))
+        return made
+
+    def teach(self, problem: Problem, error_rate: float, key: object) -> str:
+        """See ``Teaches``: an error is one slip in the working, carried through."""
+        return expert(arithmetic.Problem(problem.question, problem.answer), error_rate=error_rate, key=key)
 
     def slip(self, problem: Problem, *key: object) -> str:
         """The gold steps with a wrong final number, in the box and where it was last written."""

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, ListsGames
+from selfimprove.envs.splits import ORDER, Split, draw_in_order
 from selfimprove.methods.agent_r.params import GameParams, SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS, revision_reply
 
-Split = Literal["demonstrations", "train", "dev", "test"]
 LONGEST = 100
 """Actions of an expert's episode, at most."""
 
@@ -34,7 +34,7 @@ SLIP_THOUGHT = "This may help."
 SPLITS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
 
 
-def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Split, list[int]]:
+def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[str, list[int]]:
     """The four splits: task ids, disjoint, in an order drawn by the seed.
 
     With ``tasks.files`` the test split is drawn from the test file and the others from the training file; a file that
@@ -44,21 +44,10 @@ def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[Split, 
         UserError: too few tasks, a file that is missing or malformed, an id that the environment does not have, or ids
             that stand in both files (names them).
     """
-    pools = _pools(tasks, env)
-    splits: dict[Split, list[int]] = {}
-    for pool, names in pools:
-        drawn = list(pool)
-        rng("panels", seed, env.name, "+".join(names)).shuffle(drawn)
-        start = 0
-        for name in names:
-            count: int = getattr(tasks, name)
-            if start + count > len(drawn):
-                raise UserError(
-                    f"agent_r.tasks.{name}: {count} tasks of {env.name} are asked for, {len(drawn) - start} are left "
-                    f"of {len(drawn)}; ask for fewer."
-                )
-            splits[name] = drawn[start : start + count]
-            start += count
+    splits: dict[str, list[int]] = {}
+    for pool, names in _pools(tasks, env):
+        counts = [(name, getattr(tasks, name)) for name in names]
+        splits |= draw_in_order(env.name, pool, counts, seed=seed, where="agent_r.tasks")
     return {name: splits[name] for name in SPLITS}
 
 
@@ -67,7 +56,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Spli
     everything = list(env.task_ids())
     if not tasks.files:
         everything = _of_games(tasks.games, env, None) if tasks.games is not None else everything
-        return [(everything, ("test", "dev", "train", "demonstrations"))]
+        return [(everything, ORDER)]
     known = set(everything)
     lists = {name: read_ids(Path(path), env.name) for name, path in sorted(tasks.files.items())}
     for name, ids in lists.items():

@@ -13,7 +13,7 @@ from typing import Any
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn, mean_and_error
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.interface import AnswerEnv, Problem
+from selfimprove.envs.interface import AnswerEnv, CarriesOut, EnvError, Problem
 from selfimprove.methods.omissions import cut_completions, shortened_prompts
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
 from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
@@ -24,19 +24,26 @@ RESAMPLE_STRIDE = 1000
 
 @dataclass(frozen=True)
 class Play:
-    """What every episode of a stage shares; ``run_seed`` seeds the stage's noise."""
+    """What every episode of a stage shares; ``run_seed`` seeds the stage's noise. A context: it releases the world."""
 
     env: AnswerEnv
     few_shot: bool
     run_seed: int
 
+    async def __aenter__(self) -> Play:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if isinstance(self.env, CarriesOut):
+            await self.env.close()
+
 
 async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, cfg: GenerateParams) -> Episode:
     """One episode: model ``models[t]`` draws ``num_of_samples[t]`` attempts at turn t; the best becomes the action.
 
-    Ends at the first right attempt or after ``max_turns``. Ties go to the earliest sample. An engine that fails for
-    good ends the episode as ``blocked``; the turns before that stay. (A first turn that failed ended the whole run in
-    the released code.)
+    Ends at the first right attempt or after ``max_turns``. Ties go to the earliest sample. An engine or environment
+    that fails for good ends the episode as ``blocked``; the turns before that stay. (A first turn that failed ended the
+    whole run in the released code.)
     """
     start = opening(problem.question, play.few_shot)
     pairs: list[Pair] = []
@@ -46,9 +53,10 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
         dialogue = _prompt(start, pairs, engines[model], cfg)
         try:
             drawn = await _draw(engines[model], dialogue, problem, turn, play, cfg)
-        except EngineError as error:
+            scored = [await _score(completion, problem, play.env) for completion in drawn]
+        except (EngineError, EnvError) as error:
             return _episode(problem, start, turns, play, "blocked", str(error))
-        attempts = [_score(completion, problem, play.env) for completion in drawn]
+        attempts = [attempt for attempt, _ in scored]
         chosen = max(range(len(attempts)), key=lambda i: (_reward(attempts[i]), -i))
         solved = attempts[chosen].reward == 1
         turns.append(
@@ -56,7 +64,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
                 model=model,
                 attempts=attempts,
                 chosen=chosen,
-                observation=feedback(attempts[chosen].reward, problem.question),
+                observation=feedback(attempts[chosen].reward, problem.question, told=scored[chosen][1]),
                 omitted=_omitted(start, pairs, dialogue),
             )
         )
@@ -83,13 +91,15 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
         samples = cfg.parallel_samples if turn == 0 else 1
         try:
             drawn = await engine.generate(_request(dialogue, problem, turn, samples, play, cfg))
-        except EngineError as error:
+            scored = [await _score(completion, problem, play.env) for completion in drawn]
+        except (EngineError, EnvError) as error:
             sequential = _episode(problem, start, turns, play, "blocked", str(error))
             return _both(sequential, first, problem, start, play)
-        attempts = [_score(completion, problem, play.env) for completion in drawn]
+        attempts = [attempt for attempt, _ in scored]
         first = first or attempts
         right = attempts[0].reward == 1
-        observation = feedback(attempts[0].reward, problem.question, forced_negative=not cfg.oracle)
+        told = scored[0][1]
+        observation = feedback(attempts[0].reward, problem.question, forced_negative=not cfg.oracle, told=told)
         omitted = _omitted(start, pairs, dialogue)
         turns.append(Turn(model="student", attempts=attempts[:1], chosen=0, observation=observation, omitted=omitted))
         if right and cfg.oracle:
@@ -185,15 +195,20 @@ def _omitted(start: Sequence[Message], pairs: Sequence[Pair], dialogue: Sequence
     return len(start) + 2 * len(pairs) - len(dialogue)
 
 
-def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> Attempt:
-    grade = env.grade(completion.text, problem)
-    return Attempt(
+async def _score(completion: Completion, problem: Problem, env: AnswerEnv) -> tuple[Attempt, str | None]:
+    """The attempt with its grade; and what it led to, where the environment tells."""
+    if isinstance(env, CarriesOut):
+        grade, told = await env.carry_out(completion.text, problem)
+    else:
+        grade, told = env.grade(completion.text, problem), None
+    attempt = Attempt(
         text=completion.text,
         reward=grade.reward,
         answer=grade.answer,
         token_ids=completion.token_ids,
         finish=completion.finish,
     )
+    return attempt, told
 
 
 def _reward(attempt: Attempt) -> float:

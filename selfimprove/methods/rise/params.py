@@ -154,6 +154,9 @@ class RiseParams(Iterated):
             for model in asked.models:
                 check_known(f"{place}.models", "engine", model, self.engines)
             check_room(place, asked.tasks, asked.offset, self.tasks.train)
+        source, env = self.tasks.source, self.env.name
+        if source in ("gsm8k", "math") and self.env.own_tasks:
+            raise ValueError(f"tasks.source: {source} holds problems, and {env} has tasks of its own; set embedded")
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")

@@ -1,7 +1,8 @@
 """The texts of a RISE dialogue, and how much of it a model sees (docs/rise.md, R2 to R4).
 
 A dialogue is an *opening* (the worked example, then the problem) followed by *pairs*: an attempt and the feedback on
-it. The three protocol strings are the released code's, to the letter; the worked example is our own.
+it. The three protocol strings are the released code's, to the letter; the worked example is our own, and so is
+``TOLD``, for environments that carry attempts out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from selfimprove.core.records import Message
 
 PROBLEM = "Great job! You've successfully answered the question. Now, let's move on to the next one.\n{question}"
+TOLD = "{told}\nThe answer is incorrect. Please try again."
 FAILURE = "The answer is incorrect. Please try again. Here's the question: {question}"
 SUCCESS = "Great job! You've successfully answered the question."
 
@@ -44,13 +46,17 @@ def opening(question: str, few_shot: bool = True) -> list[Message]:
     ]
 
 
-def feedback(reward: float | None, question: str, *, forced_negative: bool = False) -> str:
+def feedback(reward: float | None, question: str, *, forced_negative: bool = False, told: str | None = None) -> str:
     """The feedback on an attempt: success at reward 1, else failure (wrong and unreadable alike).
 
-    ``forced_negative``: evaluation without an oracle, which says "incorrect" to right attempts too.
+    Args:
+        forced_negative: evaluation without an oracle, which says "incorrect" to right attempts too.
+        told: what the attempt led to, where the environment carries it out; the question is then not repeated.
     """
     if reward == 1 and not forced_negative:
         return SUCCESS
+    if told is not None:
+        return TOLD.format_map({"told": told})
     return FAILURE.format_map({"question": question})
 
 

@@ -6,21 +6,21 @@ test split; MATH's training split is not public in a form that can be declared, 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.core.sources import fetch
-from selfimprove.envs.interface import AnswerEnv, Problem
-from selfimprove.envs.math.arithmetic import Split, generate
+from selfimprove.envs.interface import AnswerEnv, CarriesOut, MakesProblems, Problem, WritesRows
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
 
-SPLITS: tuple[Split, ...] = ("demonstrations", "train", "dev", "test")
+SPLITS = ("demonstrations", "train", "dev", "test")
 
 
 def build_splits(
@@ -34,10 +34,12 @@ def build_splits(
     wanted: dict[str, int] = {name: getattr(tasks, name) for name in SPLITS}
     splits: dict[str, list[Problem]]
     if tasks.source == "embedded":
-        splits = {name: _embedded(tasks, env, name, wanted[name], seed) for name in SPLITS}
+        if not isinstance(env, MakesProblems):
+            raise UserError(f"rise.tasks.source: {env.name} has no problems of its own; set files, and name them.")
+        splits = env.problems(wanted, seed=seed, difficulty=_difficulty(tasks))
     else:
         splits = _divide(tasks, env, wanted, seed=seed, download=download, mirror=mirror)
-    _check_disjoint(splits)
+    _check_disjoint(splits, "id" if tasks.source == "embedded" else "question")
     return splits
 
 
@@ -63,15 +65,24 @@ def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) 
 
 def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, str]]:
     """Texts that the small tokenizer is trained on: each problem as it is asked, asked again, and solved."""
+    told = asyncio.run(_told(problems, env)) if isinstance(env, CarriesOut) else [None] * len(problems)
     return [
         {"text": text}
-        for problem in problems
+        for problem, happened in zip(problems, told, strict=True)
         for text in (
             *(message.content for message in opening(problem.question, few_shot=False)),
-            feedback(0.0, problem.question),
+            feedback(0.0, problem.question, told=happened),
             env.demonstration(problem),
         )
     ]
+
+
+async def _told(problems: Sequence[Problem], env: CarriesOut) -> list[str | None]:
+    """What the demonstrations lead to: the words of the feedback on attempts."""
+    try:
+        return [(await env.carry_out(problem.answer, problem))[1] for problem in problems]
+    finally:
+        await env.close()
 
 
 def load_split(path: Path, env: AnswerEnv) -> list[Problem]:
@@ -85,16 +96,14 @@ def load_split(path: Path, env: AnswerEnv) -> list[Problem]:
 
 def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
     """The row that ``load_split`` reads back."""
-    if env.name == "math":
-        return {"id": problem.id, "problem": problem.question, "solution": problem.answer}
+    if isinstance(env, WritesRows):
+        return env.row(problem)
     return {"id": problem.id, "question": problem.question, "answer": problem.answer}
 
 
-def _embedded(tasks: TaskParams, env: AnswerEnv, split: Split, count: int, seed: int) -> list[Problem]:
-    difficulty = tasks.demonstration_difficulty if split == "demonstrations" else tasks.difficulty
-    made = generate(count, seed=seed, split=split, difficulty=difficulty) if count else []
-    rows = [(line, {"id": p.id, "question": p.question, "answer": p.answer}) for line, p in enumerate(made, start=1)]
-    return env.load(rows, Path(f"generated {split}"))
+def _difficulty(tasks: TaskParams) -> dict[str, Any]:
+    """How hard the problems of each split are, where the environment has a choice."""
+    return {**dict.fromkeys(SPLITS, tasks.difficulty), "demonstrations": tasks.demonstration_difficulty}
 
 
 def _divide(
@@ -133,11 +142,12 @@ def _take(pool: Sequence[Problem], count: int, name: str, start: int) -> list[Pr
     return list(pool[start : start + count])
 
 
-def _check_disjoint(splits: Mapping[str, Sequence[Problem]]) -> None:
+def _check_disjoint(splits: Mapping[str, Sequence[Problem]], by: Literal["id", "question"]) -> None:
+    """Refuse a problem that stands in two splits. Files are compared by their texts."""
     owner: dict[str, str] = {}
     for name, problems in splits.items():
         for problem in problems:
-            other = owner.setdefault(problem.question, name)
+            other = owner.setdefault(getattr(problem, by), name)
             if other != name:
                 raise UserError(
                     f"rise.tasks: problem {problem.id} is in both {other} and {name}; remove the duplicate."

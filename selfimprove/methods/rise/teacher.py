@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 
 from selfimprove.core.seeds import rng
 from selfimprove.engines.base import Request
-from selfimprove.envs.interface import AnswerEnv, Problem
-from selfimprove.envs.math.arithmetic import Problem as ArithmeticProblem
-from selfimprove.envs.math.arithmetic_expert import expert
+from selfimprove.envs.interface import AnswerEnv, Problem, Teaches
 
 
 def scripted_teacher(
@@ -16,15 +14,14 @@ def scripted_teacher(
 ) -> Callable[[Request, int], str]:
     """(request, sample index) -> the expert's attempt at the problem that the request's seed key names.
 
-    Embedded problems: an error is one slip in the working, carried through. Real data: the gold solution with a wrong
-    final answer.
+    Embedded problems: the environment's own teacher, where it has one. Else: the gold solution, or a slip.
     """
     by_id = {problem.id: problem for problem in problems}
 
     def answer(request: Request, sample: int) -> str:
         problem, key = by_id[request.seed.task], request.seed.at(sample)
-        if embedded:
-            return expert(ArithmeticProblem(problem.question, problem.answer), error_rate=error_rate, key=key)
+        if embedded and isinstance(env, Teaches):
+            return env.teach(problem, error_rate, key)
         if rng("teacher", key).random() < error_rate:
             return env.slip(problem, key)
         return env.demonstration(problem)

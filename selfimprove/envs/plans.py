@@ -1,0 +1,184 @@
+"""Adapter from ``AgentEnv`` to ``AnswerEnv``, for RISE: a task is a problem, and an attempt at it is a whole plan.
+
+A plan has one action a line and is carried out from a fresh reset; its reward is the episode's. The feedback tells what
+happened, so the next attempt can do better. A plan for TextCraft's goal 867 that forgets to gather, and its feedback::
+
+    craft 3 marble brick using 2 marble rock
+    craft 1 marble step using 2 marble brick
+
+    > craft 3 marble brick using 2 marble rock
+    Could not find enough items to craft minecraft:marble_brick
+    > craft 1 marble step using 2 marble brick
+    Could not find enough items to craft minecraft:marble_step
+    The answer is incorrect. Please try again.
+
+The last line is the method's. The feedback has the environment's words only, not the reward: without an oracle, RISE
+says "incorrect" to a right plan as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import AgentEnv, EmbeddedWorld, Grade, Problem, World
+from selfimprove.envs.splits import draw_splits
+
+RULE = (
+    "Here, write down all actions at once: one action a line and nothing else, in the order in which they are carried "
+    "out. Every attempt starts from the beginning."
+)
+NOTHING = "There was no action to carry out."
+
+_MARK = re.compile(r"(?:(?:\d+[.)]|[-*>])\s+)?(?:Action:\s*)?")
+
+
+def actions_of(attempt: str, most: int) -> list[str]:
+    """The plan of an attempt: its lines that are not empty, without numbers, bullets or ``Action:``; at most ``most``.
+
+    Lines that begin with ``Thought:`` are left out.
+    """
+    lines = (line.strip() for line in attempt.splitlines())
+    actions = (_MARK.sub("", line, count=1).strip() for line in lines if not line.startswith("Thought:"))
+    return [action for action in actions if action][:most]
+
+
+class Plans:
+    """Implements ``AnswerEnv``, ``CarriesOut``, ``MakesProblems`` and ``WritesRows`` over an environment of actions."""
+
+    def __init__(
+        self, env: AgentEnv, world: Callable[[], World] | None = None, max_actions: int = 30, told: int = 1500
+    ) -> None:
+        """Nothing is begun before it is needed.
+
+        Args:
+            env: a copy for the experts and for ``grade``.
+            world: makes what ``carry_out`` plays in; None: ``env``.
+            max_actions: actions of a plan, at most.
+            told: characters of what happened that the feedback has, at most; each action has an equal share.
+        """
+        self.name = env.name
+        self._env, self._embedded = env, EmbeddedWorld(env)
+        self._make_world: Callable[[], World] = world or (lambda: self._embedded)
+        self._world: World | None = None
+        self._max_actions, self._told = max_actions, told
+
+    def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
+        """Problems of rows {task, question?, answer?}: what a row does not have, the environment says."""
+        problems, ids = [], set(self._env.task_ids())
+        for line, row in rows:
+            task, question, answer = row.get("task"), row.get("question"), row.get("answer")
+            if not isinstance(task, int) or isinstance(task, bool) or task not in ids:
+                raise UserError(f"{where}, line {line}: 'task' must be a task of {self.name}; fix or delete the line.")
+            if isinstance(question, str) and isinstance(answer, str):
+                problems.append(Problem(self._id(task), question, answer, answer))
+            else:
+                problems.append(self._problem(task))
+        return problems
+
+    def row(self, problem: Problem) -> Mapping[str, Any]:
+        """See ``WritesRows``."""
+        return {"task": self._task(problem), "question": problem.question, "answer": problem.answer}
+
+    def problems(
+        self, counts: Mapping[str, int], *, seed: int, difficulty: Mapping[str, Any] | None = None
+    ) -> dict[str, list[Problem]]:
+        """See ``MakesProblems``: tasks drawn by the seed. There is no choice of difficulty.
+
+        Raises:
+            UserError: too few tasks, or the expert's plan of a demonstration does not earn reward 1.
+        """
+        drawn = draw_splits(self.name, self._env.task_ids(), counts, seed=seed)
+        made = {split: [self._problem(task) for task in drawn[split]] for split in counts}
+        for problem in made.get("demonstrations", []):
+            reward = self.grade(problem.answer, problem).reward
+            if reward != 1:
+                raise UserError(
+                    f"{problem.id}: the expert's plan ends with reward {reward:g} instead of 1 within "
+                    f"{self._max_actions} actions; raise env.max_actions, or ask for fewer demonstrations."
+                )
+        return made
+
+    def extract(self, attempt: str) -> str | None:
+        """The plan, one action a line."""
+        return "\n".join(actions_of(attempt, self._max_actions)) or None
+
+    def equivalent(self, a: str | None, b: str | None) -> bool:
+        """The same actions."""
+        return a is not None and a == b
+
+    def grade(self, attempt: str, problem: Problem) -> Grade:
+        """The reward of the plan in the embedded environment; 0 without an action."""
+        return _at_once(self._carry_out(self._embedded, attempt, problem))[0]
+
+    async def carry_out(self, attempt: str, problem: Problem) -> tuple[Grade, str]:
+        """See ``CarriesOut``."""
+        if self._world is None:
+            self._world = self._make_world()
+        return await self._carry_out(self._world, attempt, problem)
+
+    async def close(self) -> None:
+        """Release the world, if it was asked for."""
+        world, self._world = self._world, None
+        if world is not None:
+            await world.close()
+
+    def demonstration(self, problem: Problem) -> str:
+        """The expert's actions, one a line."""
+        return problem.answer
+
+    def slip(self, problem: Problem, *key: object) -> str:
+        """The expert's plan without one action that it needs; if it needs each alone, with its last word cut."""
+        plan = problem.answer.split("\n")
+        for left_out in rng("slip", problem.id, *key).sample(range(len(plan)), len(plan)):
+            wrong = "\n".join(plan[:left_out] + plan[left_out + 1 :])
+            if wrong and self.grade(wrong, problem).reward < 1:
+                return wrong
+        return "\n".join([*plan[:-1], plan[-1][:-1]])
+
+    def _problem(self, task: int) -> Problem:
+        observation = self._env.reset(task)
+        plan = "\n".join(move.action for move in self._env.expert())
+        question = f"{self._env.instruction.strip()}\n\n{RULE}\n\n{observation}"
+        return Problem(self._id(task), question, plan, plan)
+
+    def _id(self, task: int) -> str:
+        return f"{self.name}-{task}"
+
+    def _task(self, problem: Problem) -> int:
+        return int(problem.id.removeprefix(f"{self.name}-"))
+
+    async def _carry_out(self, world: World, attempt: str, problem: Problem) -> tuple[Grade, str]:
+        plan = actions_of(attempt, self._max_actions)
+        if not plan:
+            return Grade(0.0, None), NOTHING
+        state, _ = await world.reset(self._task(problem))
+        reward, said = 0.0, []
+        for done, action in enumerate(plan, start=1):
+            state, step = await world.step(state, action)
+            reward = step.reward
+            said.append(_cut(f"> {action}\n{step.observation.strip()}", self._told // len(plan)))
+            if step.done:
+                said += [f"The episode ended here, {len(plan) - done} actions early."] if done < len(plan) else []
+                break
+        return Grade(reward, "\n".join(plan)), "\n".join(said)
+
+
+def _cut(text: str, longest: int) -> str:
+    """The beginning and the end of a text, where it is longer."""
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never waits, as none does in an embedded world."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    work.close()
+    raise RuntimeError("an embedded world waited")
