@@ -122,7 +122,7 @@ def test_too_many_tasks_too_few_actions_and_wrong_rows_are_refused() -> None:
 
 
 def test_rise_has_the_test_split_of_agent_r() -> None:
-    asked = {"demonstrations": 3, "train": 4, "dev": 2, "test": 9}
+    asked: dict[str, Any] = {"demonstrations": 3, "train": 4, "dev": 2, "test": 9}
     drawn = build_splits(TaskParams(**asked, layouts=1), text_env(name="textcraft").make(), seed=11)
     plans, _ = made({"name": "textcraft"})
     splits = plans.problems(asked, seed=11)
