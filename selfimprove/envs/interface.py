@@ -399,6 +399,13 @@ class WritesRows(Protocol):
         ...
 
 
+def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
+    """The row from which ``env.load`` makes this problem."""
+    if isinstance(env, WritesRows):
+        return env.row(problem)
+    return {"id": problem.id, "question": problem.question, "answer": problem.answer}
+
+
 @runtime_checkable
 class Teaches(Protocol):
     """An ``AnswerEnv`` whose scripted teacher errs in another way than by ``slip``."""

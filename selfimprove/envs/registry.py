@@ -45,10 +45,12 @@ methods that play it have caps of their own."""
 INNER = "inner"
 """The field of an adapter's section that holds the environment's own."""
 
-DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi"}
+DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi", "spin": "questions"}
 """The environment of a method whose params name none."""
 
-KINDS: dict[str, type[EnvParams]] = {"rise": AnswerParams, "agent_r": TextParams, "reflect_rl": ListedParams}
+KINDS: dict[str, type[EnvParams]] = {
+    "rise": AnswerParams, "agent_r": TextParams, "reflect_rl": ListedParams, "spin": TextParams
+}  # fmt: skip
 """The kind of environment that a method plays. Adapters make it of another kind."""
 
 

@@ -3,9 +3,10 @@
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.core.sources import mirror_folder
-from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.params import QuestionsParams, SpinParams
+from selfimprove.methods.spin.player import material
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import SPLITS, bring_snippets, examples, gather, split_hash, texts
+from selfimprove.methods.spin.tasks import ACTED, SCAFFOLD, SPLITS, bring_snippets, examples, split_hash, texts
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -13,13 +14,12 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[SpinParams]) -> None:
     tasks, prompt = stage.params.tasks, stage.params.prompt
     stage.input("data/sources.yaml")
-    stage.narrow((tasks, prompt, stage.params.tools, stage.params.play_tools))
+    stage.narrow((tasks, prompt, stage.params.env, stage.params.tools, stage.params.play_tools))
 
     task, prefix = stage.params.asked("train")
     few_shot = few_shot_text(prompt.few_shot, task)
-    tools, download, mirror = stage.params.tools, stage.scratch / "download", mirror_folder()
-    play_tools = stage.params.play_tools
-    made = gather(tasks, tools, seed=stage.run.seed, download=download, mirror=mirror, play_tools=play_tools)
+    download, mirror = stage.scratch / "download", mirror_folder()
+    made = material(stage.params, seed=stage.run.seed, download=download, mirror=mirror)
     warm = examples(made.experts, prompt.format, few_shot=few_shot, prefix=prefix)
 
     folder = stage.output("data/spin/tasks")
@@ -28,10 +28,11 @@ def main(stage: Stage[SpinParams]) -> None:
         write_jsonl(folder / f"{name}.jsonl", made.splits[name])
     hashes = {name: {"n": len(made.splits[name]), "hash": split_hash(made.splits[name])} for name in SPLITS}
     write_json(folder / "splits.json", hashes)
-    bring_snippets([tools, play_tools], folder, download=download, mirror=mirror)
+    bring_snippets([stage.params.tools, stage.params.play_tools], folder, download=download, mirror=mirror)
     write_jsonl(stage.output("data/spin/corpus.jsonl"), made.paragraphs)
     write_jsonl(stage.output("data/spin/experts.jsonl"), made.experts)
-    write_rows(stage.output("data/spin/texts.jsonl"), texts(warm, prompt.format))
+    asked = isinstance(stage.params.env, QuestionsParams)
+    write_rows(stage.output("data/spin/texts.jsonl"), texts(warm, prompt.format, SCAFFOLD if asked else ACTED))
     base = stage.output("data/spin/base/train")
     base.mkdir()
     write_jsonl(base / "examples.jsonl", warm)

@@ -5,13 +5,13 @@ import asyncio
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
-from selfimprove.engines.episodes import play_all
+from selfimprove.engines.episodes import play_all, say_diverged
 from selfimprove.envs.qa.base import Question
-from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes, tool_figures
+from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.spin.params import SpinParams
-from selfimprove.methods.spin.play import play
-from selfimprove.methods.spin.prompts import check_template, few_shot_text
-from selfimprove.methods.spin.tasks import chosen, open_tools, tool_modules
+from selfimprove.methods.spin.player import Player
+from selfimprove.methods.spin.prompts import check_template
+from selfimprove.methods.spin.tasks import chosen, tool_modules
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -26,28 +26,23 @@ def main(stage: Stage[SpinParams]) -> None:
     corpus = stage.input("data/spin/corpus.jsonl")
     for module in tool_modules(spin.tools):
         stage.input(module)
-    task, prefix = spin.asked(cfg.split)
-    few_shot = few_shot_text(prompt.few_shot, task)
-    stage.narrow((prompt, few_shot, prefix, spin.tools, spin.engines["policy"], cfg))
+    player = Player.of(spin, spin.tools, cfg.split, tasks, corpus)
+    stage.narrow((prompt, player.few_shot, player.prefix, spin.tools, spin.env, spin.engines["policy"], cfg))
 
     games = chosen(split, cfg)
     # The same noise for every model, so that differences are paired.
     seed = key_bits(stage.run.seed, "spin-evaluate")
 
     async def run() -> None:
-        tools = open_tools(spin.tools, prompt.format, tasks, corpus)
-        async with asking(stage, spin.engines, ["policy"], model, len(games)) as (engines, progress):
-            play_one = lambda game: play(  # noqa: E731
-                game[1], game[0], tools, engines["policy"], cfg, seed, form=prompt.format, few_shot=few_shot,
-                prefix=prefix, iteration=stage.item,
-            )  # fmt: skip
+        async with player, asking(stage, spin.engines, ["policy"], model, len(games)) as (engines, progress):
+            play_one = lambda game: player.play(game, engines["policy"], cfg, seed, stage.item)  # noqa: E731
             episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
-        tools.close()
+            stage.timing |= player.timing()
         stage.count_blocked(episodes)
+        say_diverged(stage.name, player.diverged())
         write_jsonl(stage.output(f"results/spin/{row}/episodes.jsonl"), episodes)
         write_jsonl(stage.output(f"results/spin/{row}/outcomes.jsonl"), outcomes(episodes))
-        counted = tool_figures(tools.stats, tools.faults)
-        write_json(stage.output(f"results/spin/{row}/metrics.json"), evaluate_metrics(episodes) | counted)
+        write_json(stage.output(f"results/spin/{row}/metrics.json"), evaluate_metrics(episodes) | player.figures())
 
     asyncio.run(run())
 

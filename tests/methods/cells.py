@@ -31,6 +31,11 @@ def overlay(method: str, env: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         section["engines"] = {"student": {"context": 2048}}
         section["iterations"][name] = {"generate": {"tasks": 4, "max_tokens": 12}}
         section["evaluate"] = {"max_turns": 2, "parallel_samples": 2, "max_tokens": 12}
+    else:
+        section["tasks"] = {"train": 8, "dev": 1, "test": 3}
+        section["engines"] = {"policy": {"context": 2048}}
+        section["iterations"][name] = {"generate": {"end": 4, "max_turns": 2, "max_tokens": 12}}
+        section["evaluate"] = {"max_turns": 2, "max_tokens": 12}
     params = {method: section, "base": {method: {"arch": {"positions": 2048}}}}
     _lay(params[method], more)
     return params

@@ -18,3 +18,25 @@ def test_rise_plans_in_textcraft(forks: Forks, tmp_path: Path) -> None:
     assert second["model"] == "teacher"
     assert second["attempts"][0]["reward"] == 1
     assert episodes[0]["turns"][0]["observation"].endswith("\nThe answer is incorrect. Please try again.")
+
+
+def test_spin_plays_in_textcraft(forks: Forks, tmp_path: Path) -> None:
+    summary = play_cell(forks, tmp_path, "spin", overlay("spin", {"name": "textcraft"}))
+    assert summary["order"] == ["base", "iter0"]
+    (pair, *_) = [json.loads(line) for line in (tmp_path / "data/spin/iter0/train/own.jsonl").read_text().splitlines()]
+    real = "".join(message["content"] for message in pair["real"])
+    assert "\nAction: craft 1 " in real or "\nAction: get 1 " in real
+    assert "\nObservation: Got " in real
+    episodes = [json.loads(line) for line in (tmp_path / "results/spin/iter0/episodes.jsonl").read_text().splitlines()]
+    assert {one["task"] for one in episodes} == {"textcraft"}
+    assert all(one["reward"] in (0, 1) for one in episodes)
+
+
+def test_plain_spin_answers_word_problems(forks: Forks, tmp_path: Path) -> None:
+    params = overlay("spin", {"name": "gsm8k"}, prompt={"format": "reply"})
+    params["tokenizer"] = {"spin": {"template": "plain"}}
+    summary = play_cell(forks, tmp_path, "spin", params)
+    assert summary["order"] == ["base", "iter0"]
+    (pair, *_) = [json.loads(line) for line in (tmp_path / "data/spin/iter0/train/own.jsonl").read_text().splitlines()]
+    (answer,) = pair["real"]
+    assert "The answer is \\boxed{" in answer["content"]

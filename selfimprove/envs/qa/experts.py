@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from pydantic import Field
+
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record
 from selfimprove.core.seeds import rng
@@ -37,6 +39,7 @@ class Round(Record):
     thought: str
     action: str
     observation: str | None = None
+    verbatim: bool = Field(default=False, description="the observation's lines are kept: an environment's words")
 
 
 class Expert(Record):

@@ -16,7 +16,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.core.sources import fetch
-from selfimprove.envs.interface import AnswerEnv, CarriesOut, MakesProblems, Problem, WritesRows
+from selfimprove.envs.interface import AnswerEnv, CarriesOut, MakesProblems, Problem
+from selfimprove.envs.interface import to_row as to_row
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import feedback, opening
 
@@ -92,13 +93,6 @@ def load_split(path: Path, env: AnswerEnv) -> list[Problem]:
         UserError: missing, empty or malformed (names file and line).
     """
     return env.load(read_rows(path), path)
-
-
-def to_row(problem: Problem, env: AnswerEnv) -> Mapping[str, Any]:
-    """The row that ``load_split`` reads back."""
-    if isinstance(env, WritesRows):
-        return env.row(problem)
-    return {"id": problem.id, "question": problem.question, "answer": problem.answer}
 
 
 def _difficulty(tasks: TaskParams) -> dict[str, Any]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from selfimprove.core.params import LARGEST_SEED, Section
+from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
-from selfimprove.envs.params import own_class
+from selfimprove.envs.params import AnswerParams, EnvParams, TextParams, own_class
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.envs.registry import AnswerSection, TextSection, section_of
 from selfimprove.methods.lineage import check_split
 from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.methods.spin.pair_config import PairParams
@@ -21,6 +22,7 @@ from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.training.config import FinetuneParams
 
 SOURCES = ("encyclopedia", "hotpotqa", "chat")
+QUESTIONS = "questions"
 
 
 class OtherTask(Section):
@@ -29,6 +31,30 @@ class OtherTask(Section):
     task: TaskName
     split: Literal["train", "dev", "val", "test"]
     folder: str | None = Field(default=None, description="where the task's files are; null: from data/sources.yaml")
+
+
+class QuestionsParams(EnvParams):
+    """The questions of ``spin.tasks.source``, with the tools to look up their answers."""
+
+    name: Literal["questions"] = "questions"
+
+
+def _kind(value: Any) -> str:
+    """Which of the three kinds of environment ``name`` names; the section of its kind says whether there is one."""
+    name = value.get("name", QUESTIONS) if isinstance(value, Mapping) else getattr(value, "name", "")
+    if name == QUESTIONS:
+        return f"{CHOICE}{QUESTIONS}"
+    one = section_of(name, TextParams) if isinstance(name, str) else None
+    return f"{CHOICE}answers" if one and issubclass(one, AnswerParams) else f"{CHOICE}acted"
+
+
+SpinEnv = Annotated[
+    Annotated[QuestionsParams, Tag(f"{CHOICE}{QUESTIONS}")]
+    | Annotated[TextSection, Tag(f"{CHOICE}acted")]
+    | Annotated[AnswerSection, Tag(f"{CHOICE}answers")],
+    Discriminator(_kind),
+]
+"""questions; an environment that is acted in; or one of problems with one right answer, for plain SPIN."""
 
 
 class TasksParams(Section):
@@ -177,6 +203,7 @@ SpinRow = Annotated[ExpertRow | PairRow, Field(discriminator="data")]
 class SpinParams(Iterated):
     """The whole section."""
 
+    env: SpinEnv = QuestionsParams()
     tasks: TasksParams
     prompt: PromptParams = PromptParams()
     tools: ToolsParams = ToolsParams()
@@ -230,10 +257,30 @@ class SpinParams(Iterated):
         check_own_model("policy", self.engines["policy"], "spin")
         if isinstance(self.engines["policy"], OpenAiEngineConfig) and is_flat(self.prompt.format):
             raise ValueError("prompt.format: an endpoint takes turns of a chat; set chat, or use another engine")
-        if (self.tasks.source == "chat") != (self.prompt.format == "reply"):
+        plain = self.tasks.source == "chat" or isinstance(self.env, AnswerParams)
+        if plain != (self.prompt.format == "reply"):
+            if isinstance(self.env, AnswerParams):
+                raise ValueError(f"prompt.format: {self.env.name} takes one answer, as plain SPIN writes it; set reply")
             raise ValueError("prompt.format: reply is plain SPIN's, for source chat, and only for it")
         if self.prompt.format == "reply" and self.prompt.few_shot != "off":
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
+        return self
+
+    @model_validator(mode="after")
+    def _of_the_environment(self) -> SpinParams:
+        if isinstance(self.env, QuestionsParams):
+            return self
+        fields: dict[str, tuple[Any, Any]] = {
+            "tasks.source": (self.tasks.source, "encyclopedia"),
+            "tasks.other": (self.tasks.other, None),
+        }
+        fields |= {"play_tools": (self.play_tools, None), "prompt.question_prefix": (self.prompt.question_prefix, "")}
+        for key, (value, unset) in fields.items():
+            if value != unset:
+                shown = "null" if unset is None else repr(unset)
+                raise ValueError(
+                    f"{key}: is of env.name {QUESTIONS}, and {self.env.name} has its own tasks; set {shown}"
+                )
         return self
 
     def asked(self, split: Split) -> tuple[str, str]:
@@ -243,6 +290,8 @@ class SpinParams(Iterated):
         and self-play ask the source's questions as they are.
         """
         other, prefix = self.tasks.other, self.prompt.question_prefix
+        if not isinstance(self.env, QuestionsParams):
+            return self.env.world_name, prefix
         if other is None:
             return self.tasks.source, prefix
         return (other.task, prefix) if split == "test" else (self.tasks.source, "")

@@ -14,7 +14,7 @@ since an episode's noise is named by run, question, round and attempt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pydantic import Field
@@ -22,7 +22,7 @@ from pydantic import Field
 from selfimprove.core.records import Message, Record, Status
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.qa.base import Question
+from selfimprove.envs.qa.base import Question, Score
 from selfimprove.envs.qa.world import score
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
@@ -106,6 +106,7 @@ async def play(
     prefix: str = "",
     iteration: str = "",
     run: int = 0,
+    score: Callable[[str, Question], Score] = score,
 ) -> SpinEpisode:
     """One episode.
 
@@ -113,6 +114,7 @@ async def play(
         index: place of the question in its split.
         prefix: put before the question (``Yes or no: ``, for example).
         run: which of several episodes on the same question this is; each has its own noise.
+        score: scores an answer.
 
     Returns:
         The episode. An unfinished one has answer "" and no reward; ``blocked``: the engine failed for good, and the
@@ -137,11 +139,11 @@ async def play(
             if form == "reply":
                 await _reply(episode, dialogue, policy, cfg, SeedKey(seed, name))
                 break
-            reply, attempts = await _ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
+            reply, attempts = await ask(policy, dialogue, cfg, SeedKey(seed, name, number), form)
             failed = ASKED not in cut(reply.text)
             parsed = FAILED if failed else parse(reply.text)
             ends = parsed.tool == FINISH
-            episode.messages += [*cue(form, number), *_spoken(reply, parsed, form, ends=ends, failed=failed)]
+            episode.messages += [*cue(form, number), *spoken(reply, parsed, form, ends=ends, failed=failed)]
             known = parsed.tool if ends or (parsed.tool is not None and tools.has(parsed.tool)) else None
             entry = PlayedRound(
                 thought=parsed.thought, action=parsed.action, tool=known, argument=parsed.argument, attempts=attempts,
@@ -155,12 +157,16 @@ async def play(
             episode.messages.append(observed(entry.observation, form))
     except EngineError as failure:
         episode.status, episode.error = "blocked", str(failure)
+    end_with_policy(episode)
+    return _scored(episode, score(episode.answer, question)) if cfg.evaluate else episode
+
+
+def end_with_policy(episode: SpinEpisode) -> None:
+    """Drop a last observation: nothing of the policy's comes after it."""
     if episode.messages and episode.messages[-1].role == "user":
-        # Nothing of the policy's comes after it; and what it wrote last was not the end of its turn.
         episode.messages.pop()
-        if is_flat(form):
+        if is_flat(episode.form):  # what it wrote last was not the end of its turn
             episode.messages[-1].finish = "length"
-    return _scored(episode, question) if cfg.evaluate else episode
 
 
 async def _reply(
@@ -178,7 +184,7 @@ async def _reply(
     episode.finished, episode.answer = reply.finish == "stop", reply.text.strip()
 
 
-async def _ask(
+async def ask(
     policy: Engine, dialogue: Sequence[Message], cfg: PlayParams, key: SeedKey, form: Format
 ) -> tuple[Completion, int]:
     """A reply with an action, or the last one without, and how many were asked for (docs/spin.md, S10).
@@ -206,7 +212,7 @@ async def _ask(
     return reply, attempt + 1
 
 
-def _spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, failed: bool) -> list[Message]:
+def spoken(reply: Completion, parsed: Parsed, form: Format, *, ends: bool, failed: bool) -> list[Message]:
     """The policy's words as messages: the ids as generated wherever the text is the one generated.
 
     The trajectory has the text as it was parsed, without surplus lines or an ``Observation:`` after the last action;
@@ -227,8 +233,7 @@ async def _observe(tools: Caller, tool: str | None, argument: str) -> str:
     return one_line(await tools.call(tool, argument) if tool is not None else None)
 
 
-def _scored(episode: SpinEpisode, question: Question) -> SpinEpisode:
-    marks = score(episode.answer, question)
+def _scored(episode: SpinEpisode, marks: Score) -> SpinEpisode:
     episode.reward, episode.em, episode.f1 = marks.reward, marks.em, marks.f1
     episode.pred, episode.gt = marks.pred, marks.gt
     if marks.reward == 1 and episode.status != "blocked":

@@ -124,7 +124,8 @@ def written(rounds: Sequence[Round], form: Format) -> list[Message]:
         last = number == len(rounds) - 1
         text = said(known.thought, known.action, form) + ("" if last or not is_flat(form) else STOP)
         messages += [*cue(form, number), Message(role="assistant", content=text, weight=1)]
-        messages += [] if last else [observed(one_line(known.observation), form)]
+        seen = known.observation if known.verbatim else one_line(known.observation)
+        messages += [] if last else [observed(seen or NEUTRAL, form)]
     return messages
 
 

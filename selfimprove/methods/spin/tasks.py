@@ -37,6 +37,8 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 SNIPPETS = "snippets.jsonl"
 SCAFFOLD = (CUE, f"\n{CUE}", "\nAction: search[", "\nAction: finish[", f"]{STOP}")
 """The fixed text of every episode."""
+ACTED = (CUE, f"\n{CUE}", "\nAction:", STOP)
+"""That of episodes in an environment that is acted in."""
 
 
 @dataclass
@@ -130,10 +132,10 @@ def examples(experts: Sequence[Expert], form: Format, *, few_shot: str = "", pre
     ]
 
 
-def texts(made: Sequence[Example], form: Format) -> list[dict[str, Any]]:
+def texts(made: Sequence[Example], form: Format, scaffold: Sequence[str] = SCAFFOLD) -> list[dict[str, Any]]:
     """Texts that the small tokenizer is trained on; each piece of an episode's fixed text is one token."""
-    scaffold = [*((WRAPPER, RESPONSE) if form == "alpaca" else ()), *(SCAFFOLD if is_flat(form) else ())]
-    fixed = [{"text": text, "fixed": True} for text in scaffold]
+    pieces = [*((WRAPPER, RESPONSE) if form == "alpaca" else ()), *(scaffold if is_flat(form) else ())]
+    fixed = [{"text": text, "fixed": True} for text in pieces]
     rows = []
     for example in made:
         asked = example.messages[0].content.removeprefix(WRAPPER).removesuffix(RESPONSE)

@@ -1,0 +1,54 @@
+"""Plain SPIN on questions with one right answer: a prompt is a problem, the expert's reply its demonstration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import AnswerEnv, MakesProblems, Problem, to_row
+from selfimprove.envs.qa.base import Question, Score
+from selfimprove.envs.qa.expert_files import ExpertAudit
+from selfimprove.envs.qa.experts import Expert, Round
+from selfimprove.methods.spin.params import TasksParams
+from selfimprove.methods.spin.tasks import SPLITS, Material
+
+
+def gather_answers(tasks: TasksParams, env: AnswerEnv, *, seed: int) -> Material:
+    """Splits of the environment's own problems, with the demonstration of each problem of the training split.
+
+    Raises:
+        UserError: it has no problems of its own, or too few.
+    """
+    if not isinstance(env, MakesProblems):
+        raise UserError(f"spin.env.name: {env.name} has no problems of its own; name an environment that has.")
+    problems = env.problems({name: getattr(tasks, name) for name in SPLITS}, seed=seed)
+    splits = {name: [question_of(problem, env.name) for problem in problems[name]] for name in SPLITS}
+    experts = [
+        Expert(
+            id=f"expert-{question.id}",
+            question=question,
+            rounds=[Round(thought=env.demonstration(problem), action="")],
+            source="data",
+        )
+        for question, problem in zip(splits["train"], problems["train"], strict=True)
+    ]
+    return Material(splits, experts, [], ExpertAudit(file=env.name, read=len(experts), kept=len(experts)))
+
+
+def question_of(problem: Problem, env_name: str) -> Question:
+    """A problem as a question; its ``gold`` is the answer in full."""
+    return Question(id=problem.id, task=env_name, question=problem.question, gold=problem.answer)
+
+
+def scorer(env: AnswerEnv) -> Callable[[str, Question], Score]:
+    """(reply, question) -> its score: exact match is reward 1, and F1 the reward."""
+
+    def score(reply: str, question: Question) -> Score:
+        asked = Problem(question.id, question.question, question.gold, "")
+        (problem,) = env.load([(1, to_row(asked, env))], Path(question.id))
+        grade = env.grade(reply, problem)
+        reward = max(0.0, grade.reward)  # an unreadable answer has -1 in RISE
+        return Score(reward, grade.reward == 1, reward, grade.answer or "", problem.gold)
+
+    return score

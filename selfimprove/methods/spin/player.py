@@ -1,0 +1,100 @@
+"""Where a policy plays: questions with their tools, an environment that is acted in, or problems of one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selfimprove.engines.base import Engine
+from selfimprove.envs.interface import World
+from selfimprove.envs.params import AnswerParams
+from selfimprove.envs.qa.base import Question, Score, Split
+from selfimprove.envs.qa.tools.dispatch import Tools
+from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.envs.replay import diverged, replay_counts
+from selfimprove.methods.spin.acting import act, gather_acted
+from selfimprove.methods.spin.answering import gather_answers, scorer
+from selfimprove.methods.spin.metrics import tool_figures
+from selfimprove.methods.spin.params import PlayParams, QuestionsParams, SpinParams
+from selfimprove.methods.spin.play import SpinEpisode, play
+from selfimprove.methods.spin.prompts import Format, few_shot_text
+from selfimprove.methods.spin.tasks import Material, gather, open_tools
+
+
+def material(spin: SpinParams, *, seed: int, download: Path, mirror: Path | None) -> Material:
+    """Splits, experts and paragraphs.
+
+    Raises:
+        UserError: they can't be had, or are too few.
+    """
+    if isinstance(spin.env, QuestionsParams):
+        return gather(spin.tasks, spin.tools, seed=seed, download=download, mirror=mirror, play_tools=spin.play_tools)
+    if isinstance(spin.env, AnswerParams):
+        return gather_answers(spin.tasks, spin.env.make(), seed=seed)
+    return gather_acted(spin.tasks, spin.env.make(), seed=seed)
+
+
+@dataclass(frozen=True)
+class Player:
+    """A context, in which episodes are played; ``world`` None: with tools."""
+
+    form: Format
+    few_shot: str
+    prefix: str
+    tools: Tools
+    world: World | None = None
+    score: Callable[[str, Question], Score] | None = None
+
+    @classmethod
+    def of(cls, spin: SpinParams, tools: ToolsParams, split: Split, folder: Path, corpus: Path) -> Player:
+        """Of the params. ``split``: that is played; ``folder``: the data stage's; ``corpus``: what is searched.
+
+        Raises:
+            UserError: as ``open_tools``, or the environment lacks what it needs.
+        """
+        task, prefix = spin.asked(split)
+        few_shot, env = few_shot_text(spin.prompt.few_shot, task), spin.env
+        none = Tools({}, concurrency=1, timeout=1, longest=1)
+        if isinstance(env, QuestionsParams):
+            return cls(spin.prompt.format, few_shot, prefix, open_tools(tools, spin.prompt.format, folder, corpus))
+        if isinstance(env, AnswerParams):
+            return cls(spin.prompt.format, few_shot, prefix, none, score=scorer(env.make()))
+        return cls(spin.prompt.format, few_shot, prefix, none, world=env.world())
+
+    async def play(
+        self, game: tuple[int, Question], policy: Engine, cfg: PlayParams, seed: int, iteration: str, run: int = 0
+    ) -> SpinEpisode:
+        """One episode of ``game``, a question and its place in the split."""
+        index, question = game
+        if self.world is not None:
+            return await act(
+                question, index, self.world, policy, cfg, seed, form=self.form, few_shot=self.few_shot,
+                iteration=iteration, run=run,
+            )  # fmt: skip
+        more = {"score": self.score} if self.score else {}
+        return await play(
+            question, index, self.tools, policy, cfg, seed, form=self.form, few_shot=self.few_shot, prefix=self.prefix,
+            iteration=iteration, run=run, **more,
+        )  # fmt: skip
+
+    def figures(self) -> dict[str, Any]:
+        """The tools' counters."""
+        return tool_figures(self.tools.stats, self.tools.faults)
+
+    def timing(self) -> dict[str, float]:
+        """Counts of a world by replay."""
+        return replay_counts(self.world) if self.world is not None else {}
+
+    def diverged(self) -> int:
+        """Replays of a world that saw something else than the first time."""
+        return diverged(self.world) if self.world is not None else 0
+
+    async def __aenter__(self) -> Player:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.tools.close()
+        if self.world is not None:
+            await self.world.close()
