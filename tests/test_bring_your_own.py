@@ -189,8 +189,8 @@ def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
     [
         ("nowhere.at_all:Counter", "agent_r.env: name: module 'nowhere.at_all' can't be imported (ModuleNotFoundError"),
         ("my.worlds:Abacus", "agent_r.env: name: my.worlds has no class 'Abacus'"),
-        ("my.worlds:Capitals", "my.worlds:Capitals lacks expert, instruction, name, reset, restore, snapshot, step, "),
-        ("counter", "name: 'counter' is unknown; choose sciworld, textcraft, webshop, "),
+        ("my.worlds:Fact", "my.worlds:Fact lacks expert, instruction, name, reset, restore, snapshot, step, "),
+        ("counter", "name: 'counter' is unknown; choose encyclopedia, hotpotqa, "),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused_in_one_sentence(root: Path, name: str, said: str) -> None:

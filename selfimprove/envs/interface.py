@@ -184,11 +184,15 @@ class EmbeddedWorld:
 
 
 class State(NamedTuple):
-    """The text before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it."""
+    """The text before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it.
+
+    ``unlisted``: actions that make sense now and have no label, since there are more of them than labels.
+    """
 
     pre: str
     post: str
     labels: tuple[str, ...]
+    unlisted: int = 0
 
 
 class Played(NamedTuple):

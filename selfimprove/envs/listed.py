@@ -92,16 +92,33 @@ class ListedText:
         return self.state()
 
     def state(self) -> State:
-        labelled = self.commands()
-        return State(state_text(self._now.first, self._now.path), action_list(labelled.items()), tuple(labelled))
+        commands = self._valid()
+        labelled = self._labelled(commands)
+        pre, post = state_text(self._now.first, self._now.path), action_list(labelled.items())
+        return State(pre, post, tuple(labelled), len(commands) - len(labelled))
 
     def commands(self) -> dict[str, str]:
-        """The i-th listed action has label i; ``shuffle_action`` permutes the first n, listed by label."""
-        now = self._now
-        if now.ended:
-            return {}
-        self._game.restore(now.game)
-        commands = list(self._game.valid_actions() or [])[: len(self.labels)]
+        """The i-th listed action has label i; ``shuffle_action`` permutes the first n, listed by label.
+
+        Of more actions than there are labels the expert's next one is kept, and as many others as a draw gives.
+        """
+        return self._labelled(self._valid())
+
+    def _valid(self) -> list[str]:
+        """The actions that make sense now."""
+        if self._now.ended:
+            return []
+        self._game.restore(self._now.game)
+        return list(self._game.valid_actions() or [])
+
+    def _labelled(self, commands: list[str]) -> dict[str, str]:
+        now, most = self._now, len(self.labels)
+        if len(commands) > most:
+            kept = self.oracle()[:1]
+            others = [command for command in commands if command not in kept]
+            drawn = rng(f"{self.name} listed", self._seed, now.task, now.episode, now.steps).sample(others, most)
+            kept = [*kept, *drawn][:most]
+            commands = [command for command in commands if command in kept]
         if self._shuffle_action:
             rng(f"{self.name} labels", self._seed, now.task, now.episode, now.steps).shuffle(commands)
         return dict(zip(self.labels, commands, strict=False))

@@ -204,12 +204,17 @@ def nested(one: type[EnvParams], by: type[EnvParams], keys: Mapping[str, Any]) -
     try:
         return {**outer, INNER: one.model_validate(inner)}
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(str(part) for part in fault["loc"])
-        said = fault["msg"].removeprefix("Value error, ")
-        if fault["type"] == "extra_forbidden":
-            said = "unknown key; remove it or fix its name"
-        raise ValueError(f"{place}: {said}" if place else said) from None
+        raise ValueError(_fault(error)) from None
+
+
+def _fault(error: ValidationError) -> str:
+    """The first thing that is wrong, behind its key."""
+    fault = error.errors()[0]
+    place = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(CHOICE))
+    said = {"extra_forbidden": "unknown key; remove it or fix its name", "missing": "missing; add it"}.get(
+        fault["type"], fault["msg"].removeprefix("Value error, ")
+    )
+    return f"{place}: {said}" if place else said
 
 
 if TYPE_CHECKING:
@@ -229,9 +234,7 @@ def _reader(kind: type[P], choices: Any) -> Callable[..., P]:
         try:
             return schema.validate_python(settings)
         except ValidationError as error:
-            raise UserError(
-                f"{settings.get('name', kind.__name__)}: {error.errors()[0]['msg'].removeprefix('Value error, ')}."
-            ) from None
+            raise UserError(f"{settings.get('name', kind.__name__)}: {_fault(error)}.") from None
 
     return read
 

@@ -20,6 +20,7 @@ OMISSIONS = {
     "cut_completions": "share of completions that max_tokens ended",
     "cramped": "share of episodes that ended since the next round did not fit the context",
     "shortened_judgements": "share of judged steps whose log left out its oldest steps",
+    "unlisted_actions": "share of turns at which there were more actions than labels",
     "shortened_examples": "share of training examples that lost turns or tokens to fit max_length, or were left out",
 }
 """Kind -> what is counted."""

@@ -213,7 +213,7 @@ def test_a_mistyped_required_key_is_named_not_the_one_it_hides() -> None:
         ("rise.engines.teacher.engine", "gpt", "'gpt'"),
         ("rise.env.few_shot", "perhaps", "bool"),
         ("rise.rows.base.train.lr", "1e-3 or so", "number"),
-        ("agent_r.env.name", "minecraft", "name: 'minecraft' is unknown; choose sciworld, textcraft, webshop, "),
+        ("agent_r.env.name", "minecraft", "name: 'minecraft' is unknown; choose encyclopedia, hotpotqa, "),
         ("agent_r.env.server_timeout", 0, "greater than 0"),
         ("agent_r.env.server_concurrency", 0, "greater than or equal to 1"),
         ("agent_r.tasks.layouts", 0, "greater than or equal to 1"),

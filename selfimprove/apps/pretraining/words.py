@@ -24,6 +24,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen import INSTRUCTION as KITCHEN
 from selfimprove.envs.alfworld.kitchen import Kitchen
 from selfimprove.envs.autoexplore.env import INSTRUCTION as AUTOEXPLORE
+from selfimprove.envs.feedback import FAILURE, SUCCESS
 from selfimprove.envs.math.arithmetic import Difficulty, generate
 from selfimprove.envs.math.arithmetic_expert import solution
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
@@ -34,7 +35,7 @@ from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.recipes import RecipeBook
 from selfimprove.methods.agent_r.prompts import ASSENT, SYSTEM
 from selfimprove.methods.agent_r.revise import REVISION_THOUGHTS
-from selfimprove.methods.rise.prompts import FAILURE, PROBLEM, SUCCESS
+from selfimprove.methods.rise.prompts import PROBLEM
 from selfimprove.methods.spin.prompts import NEUTRAL, RESPONSE, WRAPPER
 from selfimprove.models.tokenizer import write_config
 

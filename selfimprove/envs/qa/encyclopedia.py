@@ -65,10 +65,14 @@ class EncyclopediaParams(Section):
 
 @dataclass(frozen=True)
 class Encyclopedia:
-    """The corpus, and the splits' questions with the plans of their scripted experts."""
+    """The corpus, and the splits' questions with the plans of their scripted experts.
+
+    ``names``: of entries and of what is said of them, so all that an answer may be but yes and no.
+    """
 
     paragraphs: tuple[Paragraph, ...]
     splits: dict[Split, tuple[Quest, ...]]
+    names: tuple[str, ...]
 
 
 def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *, seed: int) -> Encyclopedia:
@@ -84,7 +88,8 @@ def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *
     for split in SHARES:
         writer = _Writer(world, params, split, rng("encyclopedia", seed, split))
         splits[split] = tuple(writer.write(counts.get(split, 0)))
-    return Encyclopedia(world.paragraphs, splits)
+    names = {word for entry in world.entries.values() for word in (entry.title, *entry.facts.values())}
+    return Encyclopedia(world.paragraphs, splits, tuple(sorted(names)))
 
 
 class _Writer:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import Field
 
@@ -27,8 +27,10 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record
 from selfimprove.core.seeds import rng
 from selfimprove.envs.qa.base import Paragraph, Question, Split
-from selfimprove.envs.qa.tools.search import Tool
-from selfimprove.envs.qa.world import score
+from selfimprove.envs.qa.datasets import score
+
+if TYPE_CHECKING:
+    from selfimprove.envs.qa.tools.search import Tool
 
 Source = Literal["scripted", "gpt-4", "data"]
 

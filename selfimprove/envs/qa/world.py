@@ -1,49 +1,109 @@
-"""The data sets of questions by name: how each is read, and how an answer to one of its questions is scored."""
+"""Questions with look-ups as params.yaml names them: environments that are acted in by searching and answering.
+
+SPIN has sources of its own for the same questions (``spin.tasks``), in the form of its paper.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from selfimprove.core.errors import UserError
-from selfimprove.envs.qa import bamboogle, hotpotqa, mmlu, strategyqa
-from selfimprove.envs.qa.base import Question, Score
+from pydantic import Field
 
-LOADERS: Mapping[str, Callable[[str, Path], list[Question]]] = {
-    "hotpotqa": hotpotqa.load,
-    "strategyqa": strategyqa.load,
-    "bamboogle": bamboogle.load,
-    "mmlu": mmlu.load,
-}
-GRADES: Mapping[str, Callable[[str, str], Score]] = {"strategyqa": strategyqa.grade, "mmlu": mmlu.grade}
-"""The metrics of their own; every other task is scored as HotpotQA is."""
+from selfimprove.core.params import LARGEST_SEED
+from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.params import Judged, OwnParams, TextParams, own_class
+from selfimprove.envs.qa.datasets import load_questions, score
+from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
+from selfimprove.envs.qa.experts import QuestSource
 
+if TYPE_CHECKING:
+    from selfimprove.envs.qa.encyclopedia import Encyclopedia
+    from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
-def score(answer: str, question: Question) -> Score:
-    """The score of ``answer`` under the metric of the question's task; an empty answer is never rewarded."""
-    return GRADES.get(question.task, hotpotqa.grade)(answer, question.gold)
+__all__ = ["EncyclopediaWorldParams", "HotpotQAParams", "OwnQuestionParams", "load_questions", "score"]
+"""The sections, and what this module held before it had any (docs/reference.md)."""
 
-
-def load_questions(name: str, split: str, folder: Path) -> list[Question]:
-    """The split's questions in the data set's order, so that a place in the list is the task index.
-
-    ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
-
-    Raises:
-        UserError: no such task or split, a file that is missing or malformed, or a split without answers.
-    """
-    if name not in LOADERS:
-        raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(LOADERS)}.")
-    return _own_ids(LOADERS[name](split, folder))
+_JUDGED = Judged("a collection of paragraphs, in which the answer to a question is to be found", "search")
 
 
-def _own_ids(questions: list[Question]) -> list[Question]:
-    """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
-    seen: Counter[str] = Counter()
-    own = []
-    for question in questions:
-        seen[question.id] += 1
-        times = seen[question.id]
-        own.append(question if times == 1 else question.model_copy(update={"id": f"{question.id}-{times}"}))
-    return own
+class QuestionParams(TextParams):
+    """Questions whose answers are looked up."""
+
+    judged: ClassVar[Judged] = _JUDGED
+
+    def instruction(self) -> str:
+        from selfimprove.envs.qa.env import INSTRUCTION
+
+        return INSTRUCTION
+
+
+class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
+    """The embedded encyclopedia: a fictional world to search, and questions that take up to three paragraphs."""
+
+    name: Literal["encyclopedia"] = "encyclopedia"
+    questions: int = Field(default=2000, ge=1, le=1_000_000, description="how many there are")
+    seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="of the world and of its questions")
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``. Raises: UserError: the world is too small for so many questions."""
+        from selfimprove.envs.qa.env import Questions
+
+        size = EncyclopediaParams(**{key: getattr(self, key) for key in EncyclopediaParams.model_fields})
+        book, search = _encyclopedia(size.model_dump_json(), self.questions, self.seed)
+        return Questions(self.name, book.splits["train"], search, book.names)
+
+
+class HotpotQAParams(QuestionParams):
+    """HotpotQA: real questions that need two paragraphs, searched in those of all questions of the file."""
+
+    name: Literal["hotpotqa"] = "hotpotqa"
+    file: str = Field(description="questions with contexts, in HotpotQA's own format (JSON, or JSON Lines)")
+
+    lists_actions: ClassVar[bool] = False
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``. Raises: UserError: the file is missing or malformed, or a question has no context."""
+        from selfimprove.envs.qa.base import read_records
+        from selfimprove.envs.qa.env import Questions
+        from selfimprove.envs.qa.experts import hotpotqa_quest
+        from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question
+        from selfimprove.envs.qa.tools.bm25 import LocalSearch
+
+        rows = [(place, row) for place, row in read_records(Path(self.file))]
+        quests = [hotpotqa_quest(read_question(row, place)) for place, row in rows]
+        return Questions(self.name, quests, LocalSearch(context_paragraphs(rows)))
+
+
+class OwnQuestionParams(OwnParams, QuestionParams):
+    """Your own questions that are looked up (docs/bring-your-own.md)."""
+
+    questions: int = Field(default=1000, ge=1, le=1_000_000, description="how many of those for training")
+
+    needs: ClassVar[type] = QuestSource
+
+    @property
+    def world_name(self) -> str:
+        """The class's, in small letters."""
+        return str(own_class(self.name, self.needs).__name__.lower())
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``. Raises: UserError: the class cannot be made so, or has fewer questions."""
+        from selfimprove.envs.qa.env import Questions
+        from selfimprove.envs.qa.tools.bm25 import LocalSearch
+
+        source: QuestSource = self._made()
+        quests = source.quests("train", self.questions)
+        names = {quest.question.gold for quest in quests}
+        return Questions(self.world_name, quests, LocalSearch(source.paragraphs()), names)
+
+
+@lru_cache(maxsize=2)
+def _encyclopedia(size: str, questions: int, seed: int) -> tuple[Encyclopedia, LocalSearch]:
+    """Made once, shared by every copy."""
+    from selfimprove.envs.qa.encyclopedia import make_encyclopedia
+    from selfimprove.envs.qa.tools.bm25 import LocalSearch
+
+    book = make_encyclopedia(EncyclopediaParams.model_validate_json(size), {"train": questions}, seed=seed)
+    return book, LocalSearch(book.paragraphs)

@@ -128,6 +128,7 @@ async def play_agent(
                     command=command,
                     cost=played.cost,
                     valid=played.valid,
+                    unlisted=state.unlisted,
                 )
             )
             if played.done:

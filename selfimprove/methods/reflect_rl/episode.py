@@ -40,6 +40,7 @@ class RLStep(Record):
     prompt_ids: list[int] = Field(default=[], exclude=True)
     token: int = Field(default=-1, exclude=True)
     labels: tuple[str, ...] = Field(default=(), exclude=True)
+    unlisted: int = Field(default=0, exclude=True)
 
 
 class RLEpisode(Record):

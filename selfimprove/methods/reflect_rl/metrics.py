@@ -8,6 +8,7 @@ invalid      share of those actions whose label was not listed, or which could n
 blocked      share of episodes that an engine or the environment failed for good; they count as failed
 shortened_prompts  share of steps at which the policy's or the reflector's prompt lost its left side
 cut_completions    share of steps whose reflection ``max_tokens`` ended
+unlisted_actions   share of steps at which there were more actions than labels; only where there were
 levels       success, cost and the number of episodes at each level
 ===========  ========================================================================================================
 
@@ -72,6 +73,11 @@ def evaluate_metrics(episodes: Sequence[RLEpisode]) -> dict[str, Any]:
     for name, left_out in (("shortened_prompts", "shortened"), ("cut_completions", "cut")):
         metrics[name] = ratio(
             (sum(getattr(step, left_out) for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
+            for mine in _by_task(episodes)
+        )
+    if any(step.unlisted for one in episodes for step in one.steps):
+        metrics["unlisted_actions"] = ratio(
+            (sum(step.unlisted > 0 for one in mine for step in one.steps), sum(len(one.steps) for one in mine))
             for mine in _by_task(episodes)
         )
     metrics["episodes"] = len(episodes)

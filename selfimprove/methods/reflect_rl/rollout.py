@@ -140,4 +140,5 @@ def _step(
         prompt_ids=choice.prompt_ids if choice else [],
         token=choice.token if choice else -1,
         labels=state.labels,
+        unlisted=state.unlisted,
     )

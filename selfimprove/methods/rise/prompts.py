@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from selfimprove.core.records import Message
+from selfimprove.envs.feedback import FAILURE, SUCCESS
 
 PROBLEM = "Great job! You've successfully answered the question. Now, let's move on to the next one.\n{question}"
 TOLD = "{told}\nThe answer is incorrect. Please try again."
-FAILURE = "The answer is incorrect. Please try again. Here's the question: {question}"
-SUCCESS = "Great job! You've successfully answered the question."
 
 EXAMPLE_QUESTION = (
     "You are an assistant for mathematics. Work through the problem one step at a time, and finish your solution "

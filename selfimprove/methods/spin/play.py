@@ -23,7 +23,7 @@ from selfimprove.core.records import Message, Record, Status
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.qa.base import Question, Score
-from selfimprove.envs.qa.world import score
+from selfimprove.envs.qa.datasets import score
 from selfimprove.methods.spin.params import PlayParams
 from selfimprove.methods.spin.parse import ASKED, STOP, Parsed, cut, parse
 from selfimprove.methods.spin.prompts import Format, cue, is_flat, observed, one_line, opening, said

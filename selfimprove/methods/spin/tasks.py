@@ -20,6 +20,7 @@ from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.sources import fetch, load_sources
 from selfimprove.envs.params import make_own
 from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates
+from selfimprove.envs.qa.datasets import load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
 from selfimprove.envs.qa.experts import Expert, Quest, QuestSource, demonstrate
@@ -27,7 +28,6 @@ from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
 from selfimprove.envs.qa.tools.dispatch import Tools, make_tools
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.envs.qa.world import load_questions
 from selfimprove.methods.spin.chats import read_chats
 from selfimprove.methods.spin.params import OtherTask, PlayParams, TasksParams
 from selfimprove.methods.spin.parse import STOP

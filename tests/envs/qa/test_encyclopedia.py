@@ -12,11 +12,11 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import duplicates
+from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
 from selfimprove.envs.qa.encyclopedia_world import build_world, most_people
 from selfimprove.envs.qa.experts import demonstrate, trajectory_text
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
-from selfimprove.envs.qa.world import score
 
 COUNTS = {"train": 900, "dev": 120, "test": 500}
 

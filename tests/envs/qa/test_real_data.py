@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from selfimprove.envs.qa.base import read_records
+from selfimprove.envs.qa.datasets import load_questions, score
 from selfimprove.envs.qa.expert_files import hotpotqa_experts, read_experts
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question, task_order
 from selfimprove.envs.qa.tools.bm25 import LocalSearch, read_corpus
 from selfimprove.envs.qa.tools.replay import ReplaySearch, read_snippets
 from selfimprove.envs.qa.tools.search import cut_near
-from selfimprove.envs.qa.world import load_questions, score
 
 ROOT = Path(__file__).resolve().parents[3]
 MIRROR = Path(os.environ.get("DATA_MIRROR") or ROOT.parent / "shared" / "data")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import TASKS, Question, duplicates
+from selfimprove.envs.qa.datasets import load_questions, score
 from selfimprove.envs.qa.hotpotqa import read_question, task_order
 from selfimprove.envs.qa.mmlu import letter_of
 from selfimprove.envs.qa.strategyqa import first_word
-from selfimprove.envs.qa.world import load_questions, score
 
 
 def question(task: Any, gold: Any) -> Question:

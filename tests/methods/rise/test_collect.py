@@ -9,12 +9,13 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.feedback import FAILURE, SUCCESS
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics, evaluate
 from selfimprove.methods.rise.convert import convert
 from selfimprove.methods.rise.metrics import evaluate_metrics
 from selfimprove.methods.rise.params import ConvertParams, EvaluateParams, GenerateParams
-from selfimprove.methods.rise.prompts import FAILURE, SUCCESS, opening
+from selfimprove.methods.rise.prompts import opening
 
 ENV = make_env("gsm8k")
 (PROBLEM,) = ENV.load([(1, {"question": "3 + 4?", "answer": "#### 7"})], "rows")  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import pytest
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
+from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.envs.qa.world import score
 from selfimprove.methods.spin.params import PlayParams, TasksParams
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER
 from selfimprove.methods.spin.tasks import (

@@ -103,8 +103,12 @@ class LocalSearch:
         self._found = lru_cache(maxsize=REMEMBERED)(self._search)
 
     def __call__(self, query: str) -> str | None:
-        place = self._found(query)
+        place = self.place(query)
         return None if place is None else cut_near(self.paragraphs[place].text, self._cut)
+
+    def place(self, query: str) -> int | None:
+        """The place of the best paragraph in the corpus."""
+        return self._found(query)
 
     def ranked(self, query: str, count: int) -> list[str]:
         """Titles of the best paragraphs, best first."""

@@ -1,0 +1,49 @@
+"""The data sets of questions by name: how each is read, and how an answer to one of its questions is scored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.qa import bamboogle, hotpotqa, mmlu, strategyqa
+from selfimprove.envs.qa.base import Question, Score
+
+LOADERS: Mapping[str, Callable[[str, Path], list[Question]]] = {
+    "hotpotqa": hotpotqa.load,
+    "strategyqa": strategyqa.load,
+    "bamboogle": bamboogle.load,
+    "mmlu": mmlu.load,
+}
+GRADES: Mapping[str, Callable[[str, str], Score]] = {"strategyqa": strategyqa.grade, "mmlu": mmlu.grade}
+"""The metrics of their own; every other task is scored as HotpotQA is."""
+
+
+def score(answer: str, question: Question) -> Score:
+    """The score of ``answer`` under the metric of the question's task; an empty answer is never rewarded."""
+    return GRADES.get(question.task, hotpotqa.grade)(answer, question.gold)
+
+
+def load_questions(name: str, split: str, folder: Path) -> list[Question]:
+    """The split's questions in the data set's order, so that a place in the list is the task index.
+
+    ``folder`` holds the data set's files (``core.sources``); the encyclopedia's questions are made, not read.
+
+    Raises:
+        UserError: no such task or split, a file that is missing or malformed, or a split without answers.
+    """
+    if name not in LOADERS:
+        raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(LOADERS)}.")
+    return _own_ids(LOADERS[name](split, folder))
+
+
+def _own_ids(questions: list[Question]) -> list[Question]:
+    """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
+    seen: Counter[str] = Counter()
+    own = []
+    for question in questions:
+        seen[question.id] += 1
+        times = seen[question.id]
+        own.append(question if times == 1 else question.model_copy(update={"id": f"{question.id}-{times}"}))
+    return own

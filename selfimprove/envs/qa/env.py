@@ -1,0 +1,169 @@
+"""Questions that take look-ups, acted in by text: a search in a corpus, a look at what was found, an answer.
+
+An episode (a question of the embedded encyclopedia, played by the expert)::
+
+    In which town was the author of The Silver Gate born?
+    Thought: I need the author of The Silver Gate.
+    Action: search[The Silver Gate]
+    The Silver Gate is a novel by Mara Venn. It appeared in 1745.
+    Thought: Mara Venn wrote it. Now I need the birthplace of Mara Venn.
+    Action: search[Mara Venn]
+    Mara Venn was a painter from Tolma. She was born in 1712.
+    Thought: Mara Venn was born in Tolma.
+    Action: finish[Tolma]
+    The answer is right.
+
+``lookup[words]`` gives the next sentence with these words of the paragraph that was found last. ``finish[...]`` ends
+the episode; the reward is the question's own (``datasets.score``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import Move, Step
+from selfimprove.envs.qa.datasets import score
+from selfimprove.envs.qa.experts import Quest
+from selfimprove.envs.qa.tools.bm25 import LocalSearch
+
+INSTRUCTION = """\
+You are asked a question and have a collection of paragraphs to search. Actions:
+search[words] · lookup[words in the paragraph found last] · finish[answer]
+finish ends the episode: only use it once you know the answer, and answer in as few words as there are.
+Answer each time with a thought and one action:
+Thought: why
+Action: the action"""
+
+NOTHING_FOUND = "Nothing was found."
+UNKNOWN = "The actions are search[words], lookup[words] and finish[answer]."
+RIGHT, WRONG = "The answer is right.", "The answer is wrong."
+
+_ACTION = re.compile(r"\s*(search|lookup|finish)\[(.*)\]\s*", re.DOTALL | re.IGNORECASE)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+")
+_WORD = re.compile(r"\w+")
+_LONGEST = 6
+"""Words of a name that a text is searched for, at most."""
+
+
+class Asked(NamedTuple):
+    """A snapshot: the task, the searches so far and the paragraphs that they found, look-ups of the last one."""
+
+    task: int
+    queries: tuple[str, ...] = ()
+    found: tuple[int, ...] = ()
+    lookups: tuple[str, ...] = ()
+    answer: str | None = None
+    reward: float = 0.0
+
+
+class Questions:
+    """Implements ``AgentEnv``. Copies share the questions and the corpus's index, which never change.
+
+    ``names``: what an answer may be; those that the text so far holds are listed as answers. None: answers cannot be
+    listed, so no actions are.
+    """
+
+    instruction = INSTRUCTION
+
+    def __init__(
+        self, name: str, quests: Sequence[Quest], search: LocalSearch, names: Collection[str] | None = None
+    ) -> None:
+        """Raises: UserError: there are no questions."""
+        if not quests:
+            raise UserError(f"{name} has no questions; name a source that has some.")
+        self.name, self._quests, self._search = name, quests, search
+        self._titles = frozenset(paragraph.title for paragraph in search.paragraphs)
+        self._names = None if names is None else frozenset(names) | self._titles
+        self._now = Asked(0)
+
+    def task_ids(self) -> Sequence[int]:
+        """Places in the list of questions."""
+        return range(len(self._quests))
+
+    def reset(self, task_id: int) -> str:
+        """The question. Raises: UserError: no such task."""
+        if task_id not in self.task_ids():
+            raise UserError(f"{self.name} has no question {task_id}; they are numbered 0 to {len(self._quests) - 1}.")
+        self._now = Asked(task_id)
+        return self._quest.question.question
+
+    @property
+    def _quest(self) -> Quest:
+        return self._quests[self._now.task]
+
+    def step(self, action: str) -> Step:
+        """See ``AgentEnv``; after the end nothing happens any more."""
+        read = _ACTION.fullmatch(action)
+        if self._now.answer is not None or read is None:
+            said = self._verdict() if self._now.answer is not None else UNKNOWN
+            return self._answer(said, valid=False)
+        verb, words = read[1].lower(), read[2].strip()
+        if verb == "finish":
+            reward = score(words, self._quest.question).reward
+            self._now = self._now._replace(answer=words, reward=reward)
+            return self._answer(self._verdict(), valid=True)
+        told = self._look_up(words) if verb == "lookup" else self._find(words)
+        return self._answer(told or NOTHING_FOUND, valid=told is not None)
+
+    def _verdict(self) -> str:
+        return RIGHT if self._now.reward == 1 else WRONG
+
+    def _answer(self, said: str, valid: bool) -> Step:
+        now = self._now
+        info = {"raw_score": now.reward, "valid": valid, "disaster": False}
+        return Step(said, now.reward, now.answer is not None, info)
+
+    def _find(self, query: str) -> str | None:
+        now, place = self._now, self._search.place(query)
+        found = now.found if place is None else (*now.found, place)
+        self._now = now._replace(queries=(*now.queries, query), found=found, lookups=())
+        return None if place is None else self._search(query)
+
+    def _look_up(self, words: str) -> str | None:
+        """The next sentence that holds the words, as many further on as they were looked up before."""
+        now = self._now
+        text = self._search.paragraphs[now.found[-1]].text if now.found and words else ""
+        holding = [sentence for sentence in _SENTENCE.split(text) if words.lower() in sentence.lower()]
+        before = now.lookups.count(words.lower())
+        self._now = now._replace(lookups=(*now.lookups, words.lower()))
+        return holding[before] if before < len(holding) else None
+
+    def snapshot(self) -> Asked:
+        """Words and numbers only, hashable."""
+        return self._now
+
+    def restore(self, snapshot: Asked) -> None:
+        self._now = snapshot
+
+    def valid_actions(self) -> list[str] | None:
+        """Searches for what the text so far names, answers that it holds, and the expert's next action."""
+        if self._names is None:
+            return None
+        if self._now.answer is not None:
+            return []
+        texts = [self._quest.question.question, *(self._search.paragraphs[place].text for place in self._now.found)]
+        held = {name for text in texts for name in _held(text, self._names)}
+        asked = {f"search[{name}]" for name in held & self._titles if name not in self._now.queries}
+        return sorted(asked | {f"finish[{name}]" for name in {*held, "yes", "no"}} | {self.expert()[0].action})
+
+    def expert(self) -> list[Move]:
+        """See ``AgentEnv``: the plan's searches that were not made yet, and the answer."""
+        if self._now.answer is not None:
+            return []
+        quest = self._quest
+        ways = [
+            Move(one.thought, f"search[{one.query}]") for one in quest.lookups if one.query not in self._now.queries
+        ]
+        return [*ways, Move(quest.conclusion, f"finish[{quest.question.gold}]")]
+
+
+def _held(text: str, names: Collection[str]) -> Iterator[str]:
+    """The names that a text holds, as whole words."""
+    words = [(word.start(), word.end()) for word in _WORD.finditer(text)]
+    for first, (start, _) in enumerate(words):
+        for _, end in words[first : first + _LONGEST]:
+            if text[start:end] in names:
+                yield text[start:end]

@@ -1,0 +1,70 @@
+"""Every environment of the registry at its smallest: its keys of an ``env`` section, and the files that it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from selfimprove.envs.params import EnvParams
+from selfimprove.envs.registry import named
+from tests.envs.autoexplore.conftest import FILES, plant
+
+ELSEWHERE = {"sciworld": "needs Java"}
+"""Environments that the light tests do not play, and why; ``make test-backends-<name>`` does."""
+NAMES = tuple(named(EnvParams))
+HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
+
+TOWNS = ("Arle", "Borrow", "Cando", "Dunmere", "Estley", "Fairn", "Gale", "Hexley", "Imber", "Jura", "Kell", "Lomond")
+
+
+def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any]:
+    """The environment's own keys; files are written to ``folder``. ``attempts``: problems as actions (Agent-R)."""
+    keys: dict[str, Any] = {"name": name}
+    if name == "webshop":
+        keys |= {"products": 300}
+    elif name == "autoexplore":
+        more = {f"core/part {i}.py": f'"""How part {i} of the events is kept."""\n' * 3 for i in range(9)}
+        plant(folder / "repos/eventlib", FILES | more)
+        keys |= {"repos": str(folder / "repos"), "labels": "single"}
+    elif name == "encyclopedia":
+        keys |= {"people": 60, "distractors": 0, "questions": 60}
+    elif name == "hotpotqa":
+        keys |= {"file": str(_questions(folder / "hotpotqa.jsonl"))}
+    elif attempts:
+        keys |= {"problems": str(_formulas(folder / "math.jsonl"))} if name == "math" else {"count": 40}
+    return keys
+
+
+def _questions(path: Path) -> Path:
+    """Questions of two paragraphs, as HotpotQA gives them."""
+    rows = []
+    for i, town in enumerate(TOWNS):
+        poet = f"Poet of {town}"
+        facts = [
+            [town, [f"{town} is a town on the river R{i}.", " It is old."]],
+            [poet, [f"{poet} was born in {town}."]],
+        ]
+        rows.append(
+            {
+                "question": f"On which river is the birthplace of {poet}?",
+                "answer": f"R{i}",
+                "context": facts,
+                "supporting_facts": [[poet, 0], [town, 0]],
+            }
+        )
+    return _written(path, rows)
+
+
+def _formulas(path: Path) -> Path:
+    rows = [
+        {"problem": f"What is ${a}x$ at $x = {b}$?", "solution": f"It is\n$\\boxed{{{a * b}}}$."}
+        for a in range(2, 7)
+        for b in range(3, 9)
+    ]
+    return _written(path, rows)
+
+
+def _written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
