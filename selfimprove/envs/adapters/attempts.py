@@ -43,7 +43,7 @@ class AttemptsParams(TextParams):
     inner: SerializeAsAny[AnswerParams] = Field(description="filled in from the environment's own keys")
     problems: str | None = Field(
         default=None,
-        description="JSONL of problems in the environment's format; null: those that it makes itself, as gsm8k does",
+        description="JSONL of problems in the environment's format; null: those that it makes, as gsm8k does",
     )
     count: int = Field(default=2000, ge=1, le=1_000_000, description="how many are made")
     seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="of those that are made")
