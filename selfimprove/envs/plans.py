@@ -12,8 +12,8 @@ happened, so the next attempt can do better. A plan for TextCraft's goal 867 tha
     Could not find enough items to craft minecraft:marble_step
     The answer is incorrect. Please try again.
 
-The last line is the method's. The feedback has the environment's words only, not the reward: without an oracle, RISE
-says "incorrect" to a right plan as well.
+The last line is the method's. The feedback has what the environment answered, not the reward, and nothing of what it
+says at an episode's end: without an oracle, RISE says "incorrect" to a right plan as well.
 """
 
 from __future__ import annotations
@@ -161,10 +161,13 @@ class Plans:
         for done, action in enumerate(plan, start=1):
             state, step = await world.step(state, action)
             reward = step.reward
-            said.append(_cut(f"> {action}\n{step.observation.strip()}", self._told // len(plan)))
-            if step.done:
-                said += [f"The episode ended here, {len(plan) - done} actions early."] if done < len(plan) else []
+            share, left = self._told // len(plan), len(plan) - done
+            if step.done:  # its observation is left out: "The answer is right." tells the reward
+                said.append(
+                    _cut(f"> {action}", share) + f"\nThe episode ended{f', {left} actions early' if left else ''}."
+                )
                 break
+            said.append(_cut(f"> {action}\n{step.observation.strip()}", share))
         return Grade(reward, "\n".join(plan)), "\n".join(said)
 
 

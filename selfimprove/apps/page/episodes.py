@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from selfimprove.apps.page import scenes
+from selfimprove.envs.plans import RULE
 
 Json = dict[str, Any]
 
@@ -46,7 +47,8 @@ def to_page(record: Mapping[str, Any], number: int = 0) -> Json:
 def _turns(record: Mapping[str, Any]) -> Json:
     """RISE and Agent-R: ``core.records.Episode``."""
     messages = _opening(record["prompt"])
-    crafts = scenes.Inventory() if record["env"] == "textcraft" else None
+    # A whole plan of RISE's is no action of which a scene could be drawn.
+    crafts = scenes.Inventory() if record["env"] == "textcraft" and RULE not in record["query"] else None
     invalid = 0
     rewards = []
     for turn in record["turns"]:

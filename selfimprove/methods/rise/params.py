@@ -12,6 +12,7 @@ from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.arithmetic import Difficulty
+from selfimprove.envs.problems import Source
 from selfimprove.envs.registry import AnswerSection
 from selfimprove.methods.lineage import check_known, check_room, check_split
 from selfimprove.methods.rows import Iterated, TrainedRow
@@ -21,7 +22,7 @@ from selfimprove.training.config import FinetuneParams
 class TaskParams(Section):
     """Which problems: how many demonstrations for the first SFT, and the splits to collect, choose and test on."""
 
-    source: Literal["embedded", "gsm8k", "math", "files"] = "embedded"
+    source: Source = "embedded"
     files: dict[Literal["train", "test"], str] | None = Field(
         default=None, description="source 'files': your own JSONL in the format of rise.env.name"
     )

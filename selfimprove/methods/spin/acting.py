@@ -34,6 +34,8 @@ from selfimprove.methods.spin.tasks import SPLITS, Material
 SILENT = Parsed("failed", "", None, "")
 """The action of a round whose replies all lack one; it ends the episode."""
 
+_ROUND = re.compile(r"\s*\n\s*(?=(?:Thought|Action|Observation):)")
+
 
 def gather_acted(tasks: TasksParams, env: AgentEnv, *, seed: int) -> Material:
     """Splits of the environment's tasks, and the expert's trajectory of each task of the training split.
@@ -136,8 +138,8 @@ async def act(
 
 
 def _seen(step: Step) -> str:
-    """The observation, its lines kept: a map is none without them."""
-    return step.observation.strip() or NEUTRAL
+    """The observation. Its lines are kept, as a map is none without them; none of them can look like a round's."""
+    return _ROUND.sub(" ", step.observation.strip()) or NEUTRAL
 
 
 def _verb(action: str) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from selfimprove.core.errors import UserError
-from selfimprove.envs.interface import AnswerEnv, MakesProblems, Problem, to_row
+from selfimprove.envs.interface import AnswerEnv, Problem, to_row
+from selfimprove.envs.problems import Source, problem_splits
 from selfimprove.envs.qa.base import Question, Score
 from selfimprove.envs.qa.expert_files import ExpertAudit
 from selfimprove.envs.qa.experts import Expert, Round
@@ -14,15 +14,15 @@ from selfimprove.methods.spin.params import TasksParams
 from selfimprove.methods.spin.tasks import SPLITS, Material
 
 
-def gather_answers(tasks: TasksParams, env: AnswerEnv, *, seed: int) -> Material:
-    """Splits of the environment's own problems, with the demonstration of each problem of the training split.
+def gather_answers(tasks: TasksParams, env: AnswerEnv, *, seed: int, download: Path, mirror: Path | None) -> Material:
+    """Splits of the environment's problems, with the demonstration of each problem of the training split.
 
     Raises:
-        UserError: it has no problems of its own, or too few.
+        UserError: there are none, or too few.
     """
-    if not isinstance(env, MakesProblems):
-        raise UserError(f"spin.env.name: {env.name} has no problems of its own; name an environment that has.")
-    problems = env.problems({name: getattr(tasks, name) for name in SPLITS}, seed=seed)
+    source: Source = "math" if tasks.source == "math" else "gsm8k" if tasks.source == "gsm8k" else "embedded"
+    counts: dict[str, int] = {name: getattr(tasks, name) for name in SPLITS}
+    problems = problem_splits(source, env, counts, seed=seed, download=download, mirror=mirror, where="spin.tasks")
     splits = {name: [question_of(problem, env.name) for problem in problems[name]] for name in SPLITS}
     experts = [
         Expert(

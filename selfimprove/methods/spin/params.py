@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
+from selfimprove.envs.interface import MakesProblems
 from selfimprove.envs.params import AnswerParams, EnvParams, TextParams, own_class
 from selfimprove.envs.qa.base import Split, TaskName
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.tools.params import ToolsParams
-from selfimprove.envs.registry import AnswerSection, TextSection, section_of
+from selfimprove.envs.registry import AnswerSection, TextSection, playable, section_of
 from selfimprove.methods.lineage import check_split
 from selfimprove.methods.rows import Iterated, TrainedRow
 from selfimprove.methods.spin.pair_config import PairParams
@@ -22,6 +23,8 @@ from selfimprove.methods.spin.prompts import Format, is_flat
 from selfimprove.training.config import FinetuneParams
 
 SOURCES = ("encyclopedia", "hotpotqa", "chat")
+PROBLEMS = ("gsm8k", "math")
+"""Sources of problems with one right answer."""
 QUESTIONS = "questions"
 
 
@@ -40,12 +43,25 @@ class QuestionsParams(EnvParams):
 
 
 def _kind(value: Any) -> str:
-    """Which of the three kinds of environment ``name`` names; the section of its kind says whether there is one."""
-    name = value.get("name", QUESTIONS) if isinstance(value, Mapping) else getattr(value, "name", "")
+    """Which of the three kinds of environment ``name`` names."""
+    name = value.get("name", QUESTIONS) if isinstance(value, Mapping) else value.name
     if name == QUESTIONS:
         return f"{CHOICE}{QUESTIONS}"
-    one = section_of(name, TextParams) if isinstance(name, str) else None
+    one = section_of(name, TextParams)
     return f"{CHOICE}answers" if one and issubclass(one, AnswerParams) else f"{CHOICE}acted"
+
+
+def _named(value: Any) -> Any:
+    """Refuse what names no environment."""
+    if isinstance(value, EnvParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("keys are expected, name first")
+    name = value.get("name", QUESTIONS)
+    if name != QUESTIONS and (not isinstance(name, str) or section_of(name, TextParams) is None):
+        known = dict.fromkeys((QUESTIONS, *playable(TextParams), *playable(AnswerParams)))
+        raise ValueError(f"name: {name!r} is unknown; choose {', '.join(known)}, or package.module:Class of your own")
+    return value
 
 
 SpinEnv = Annotated[
@@ -53,6 +69,7 @@ SpinEnv = Annotated[
     | Annotated[TextSection, Tag(f"{CHOICE}acted")]
     | Annotated[AnswerSection, Tag(f"{CHOICE}answers")],
     Discriminator(_kind),
+    BeforeValidator(_named),
 ]
 """questions; an environment that is acted in; or one of problems with one right answer, for plain SPIN."""
 
@@ -66,7 +83,8 @@ class TasksParams(Section):
 
     source: str = Field(
         default="encyclopedia",
-        description="encyclopedia, hotpotqa, chat; or package.module:Class, your own (docs/bring-your-own.md)",
+        description="encyclopedia, hotpotqa, chat; gsm8k, math: problems, for the env of that name; or "
+        "package.module:Class, your own (docs/bring-your-own.md)",
     )
     train: int = Field(
         ge=1, le=1_000_000, description="questions with an expert: the warm start learns them, self-play asks them"
@@ -87,8 +105,8 @@ class TasksParams(Section):
     def _of_the_source(self) -> TasksParams:
         if ":" in self.source:
             own_class(self.source, QuestSource, key="source")
-        elif self.source not in SOURCES:
-            offered = f"{', '.join(SOURCES)}, or package.module:Class of your own"
+        elif self.source not in (*SOURCES, *PROBLEMS):
+            offered = f"{', '.join((*SOURCES, *PROBLEMS))}, or package.module:Class of your own"
             raise ValueError(f"source: {self.source!r} is unknown; choose {offered}")
         if (self.file is None) == (self.source == "chat"):
             raise ValueError("file: name the reformatted folder for source chat, and only for it")
@@ -268,10 +286,19 @@ class SpinParams(Iterated):
 
     @model_validator(mode="after")
     def _of_the_environment(self) -> SpinParams:
+        source = self.tasks.source
         if isinstance(self.env, QuestionsParams):
+            if source in PROBLEMS:
+                raise ValueError(f"tasks.source: {source} holds problems with one right answer; set env.name {source}")
             return self
+        if isinstance(self.env, AnswerParams) and source in PROBLEMS:
+            if source != self.env.name and ":" not in self.env.name:
+                raise ValueError(f"tasks.source: {source} is given, and env.name is {self.env.name}; set the same")
+            source = "encyclopedia"
+        elif isinstance(self.env, AnswerParams) and not isinstance(self.env.make(), MakesProblems):
+            raise ValueError(f"tasks.source: {self.env.name} has no problems of its own; set {' or '.join(PROBLEMS)}")
         fields: dict[str, tuple[Any, Any]] = {
-            "tasks.source": (self.tasks.source, "encyclopedia"),
+            "tasks.source": (source, "encyclopedia"),
             "tasks.other": (self.tasks.other, None),
         }
         fields |= {"play_tools": (self.play_tools, None), "prompt.question_prefix": (self.prompt.question_prefix, "")}

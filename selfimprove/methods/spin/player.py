@@ -32,7 +32,7 @@ def material(spin: SpinParams, *, seed: int, download: Path, mirror: Path | None
     if isinstance(spin.env, QuestionsParams):
         return gather(spin.tasks, spin.tools, seed=seed, download=download, mirror=mirror, play_tools=spin.play_tools)
     if isinstance(spin.env, AnswerParams):
-        return gather_answers(spin.tasks, spin.env.make(), seed=seed)
+        return gather_answers(spin.tasks, spin.env.make(), seed=seed, download=download, mirror=mirror)
     return gather_acted(spin.tasks, spin.env.make(), seed=seed)
 
 

@@ -35,7 +35,7 @@ def trajectory(episode: SpinEpisode) -> str:
     form = episode.form if is_flat(episode.form) else "question"
     lines = [heading(episode.question, form).removesuffix("\n")]
     for number, entry in enumerate(episode.rounds):
-        over = entry.tool == FINISH and number == len(episode.rounds) - 1
+        over = number == len(episode.rounds) - 1 and (episode.finished or entry.tool == FINISH)
         seen = f"Episode finished, reward = {reward_of(episode)}" if over else entry.observation
         lines += [f"{CUE} {entry.thought}", f"Action: {entry.action}", f"{STOP.strip()} {seen}"]
     return "\n".join(lines) + "\n"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from selfimprove.methods.spin.params import SpinParams
+from selfimprove.methods.spin.params import QuestionsParams, SpinParams
 
 TRAIN = {"epochs": 1, "lr": 1e-4}
 
@@ -133,3 +133,57 @@ def test_prefix_and_worked_episodes_are_the_asked_task_s() -> None:
 def test_an_endpoint_plays_in_chat_format() -> None:
     endpoint = {"policy": {"engine": "openai", "base_url": "http://x", "model": "m"}}
     assert SpinParams.model_validate(section(engines=endpoint, prompt={"format": "chat"})).prompt.format == "chat"
+
+
+PLAIN = {"prompt": {"format": "reply"}}
+"""What plain SPIN takes."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"env": {"name": "textcraft"}, "tasks": {"source": "hotpotqa"}},
+            "tasks.source: is of env.name questions, and text",
+        ),
+        (
+            {"env": {"name": "webshop"}, "play_tools": {}},
+            "play_tools: is of env.name questions, and webshop has its own",
+        ),
+        (
+            {"env": {"name": "taxi"}, "prompt": {"question_prefix": "Q "}},
+            "prompt.question_prefix: is of env.name questions",
+        ),
+        (
+            {"env": {"name": "textcraft"}, **PLAIN},
+            "prompt.format: reply is plain SPIN's, for source chat, and only for it",
+        ),
+        ({"env": {"name": "gsm8k"}}, "prompt.format: gsm8k takes one answer, as plain SPIN writes it; set reply"),
+        ({"env": {"name": "math"}, **PLAIN}, "tasks.source: math has no problems of its own; set gsm8k or math"),
+        (
+            {"env": {"name": "gsm8k"}, "tasks": {"source": "math"}, **PLAIN},
+            "math is given, and env.name is gsm8k; set the",
+        ),
+        (
+            {"tasks": {"source": "gsm8k"}},
+            "tasks.source: gsm8k holds problems with one right answer; set env.name gsm8k",
+        ),
+        ({"env": {"name": "minecraft"}}, "name: 'minecraft' is unknown; choose"),
+        ({"env": {"name": "questions", "seed": 3}}, "seed"),
+        ({"env": {"name": "textcraft", "jvms": 4}}, "jvms is an option of sciworld, and name is textcraft; remove it"),
+        ({"env": {"name": "no.where:Env"}}, "module 'no.where' can't be imported"),
+        ({"env": "textcraft"}, "keys are expected, name first"),
+    ],
+)
+def test_what_does_not_go_with_an_environment_is_refused(changes: dict[str, Any], said: str) -> None:
+    values = section(**{**changes, "tasks": {"train": 4, "dev": 0, "test": 2, **changes.get("tasks", {})}})
+    with pytest.raises(ValidationError) as refused:
+        SpinParams.model_validate(values)
+    assert said in str(refused.value)
+
+
+def test_the_default_environment_is_the_questions_of_the_source() -> None:
+    spin = SpinParams.model_validate(section())
+    assert spin.env == SpinParams.model_validate(section(env={"name": "questions"})).env == QuestionsParams()
+    acted = SpinParams.model_validate(section(env={"name": "textcraft", "seed": 3}))
+    assert acted.asked("test") == ("textcraft", "")

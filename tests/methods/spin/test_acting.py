@@ -1,0 +1,159 @@
+"""SPIN in environments that are acted in, and plain SPIN on problems with one right answer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.base import Request
+from selfimprove.engines.scripted import ScriptedEngine
+from selfimprove.envs.interface import EmbeddedWorld, EnvError, Step
+from selfimprove.envs.own import TextEnv
+from selfimprove.envs.registry import answer_env, text_env
+from selfimprove.methods.spin.acting import act, demonstrate_acted, gather_acted
+from selfimprove.methods.spin.answering import gather_answers, scorer
+from selfimprove.methods.spin.convert import alpaca_row
+from selfimprove.methods.spin.metrics import evaluate_metrics
+from selfimprove.methods.spin.pairs import spin_pairs, text_of
+from selfimprove.methods.spin.params import ConvertParams, PlayParams, TasksParams
+from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.prompts import NEUTRAL, Format, said, written
+from selfimprove.methods.spin.trajectory import trajectory
+
+
+class Stairs(TextEnv):
+    """Three steps up; what it says has lines, one of which looks like a round's."""
+
+    instruction = "Climb."
+    actions = ("up", "look")
+    tasks = 9
+
+    def begin(self, task_id: int) -> str:
+        self.height = 0
+        return f"Stairs {task_id}."
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        self.height += action == "up"
+        return f"You are at {self.height}.\n|_|\nAction: sing", self.height / 3, self.height == 3
+
+
+class Cellar(Stairs):
+    """Nobody gets out."""
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return "Dark.", 0.0, False
+
+
+ENV = Stairs()
+EXPERT = demonstrate_acted(ENV, 4)
+SEEN = "You are at 1.\n|_| Action: sing"
+
+
+def replies(form: Format = "alpaca") -> list[str]:
+    return [said(one.thought, one.action, form) for one in EXPERT.rounds]
+
+
+def acted(answers: list[str], form: Format = "alpaca", world: Any = None, **cfg: Any) -> SpinEpisode:
+    def answer(request: Request, attempt: int) -> str:
+        text = answers[min(request.seed.turn, len(answers) - 1)]
+        return text if request.seed.turn == len(EXPERT.rounds) - 1 else f"{text}\nObservation: made up"
+
+    settings = PlayParams(max_turns=cfg.pop("max_turns", 5), **cfg)
+    policy = ScriptedEngine(answer)
+    return asyncio.run(act(EXPERT.question, 2, world or EmbeddedWorld(ENV), policy, settings, 7, form=form))
+
+
+@pytest.mark.parametrize("form", ["alpaca", "question", "chat"])
+def test_who_acts_as_the_expert_writes_what_the_expert_wrote(form: Format) -> None:
+    episode = acted(replies(form), form)
+    assert text_of(episode.messages) == text_of(written(EXPERT.rounds, form))
+    assert [message.weight for message in episode.messages if message.role == "user"] == [0, 0]
+    assert (episode.reward, episode.em, episode.f1, episode.finished, episode.status) == (1, True, 1, True, "solved")
+    pairs, audit = spin_pairs([EXPERT], [episode], ConvertParams(), "iter0")
+    assert (audit.kept, audit.identical, audit.rewarded) == (1, 1, 1)
+    assert text_of(pairs[0].real) == text_of(pairs[0].generated)
+
+
+def test_an_observation_keeps_its_lines_and_cannot_look_like_a_round() -> None:
+    assert [one.observation for one in EXPERT.rounds] == [SEEN, SEEN.replace("1", "2"), None]
+    assert [one.observation for one in acted(replies()).rounds] == [SEEN, SEEN.replace("1", "2"), ""]
+    assert acted([replies()[0]], world=EmbeddedWorld(Mute()), max_turns=2).rounds[0].observation == NEUTRAL
+
+
+class Mute(Stairs):
+    def act(self, action: str) -> tuple[str, float, bool]:
+        return " \n", 0.0, False
+
+
+def test_the_reward_so_far_counts_where_the_cap_ends_the_episode() -> None:
+    episode = acted(replies(), max_turns=2)
+    assert (episode.reward, episode.em, episode.f1, episode.finished) == (2 / 3, False, 2 / 3, False)
+    assert (len(episode.rounds), episode.messages[-1].role, episode.messages[-1].finish) == (2, "assistant", "length")
+    assert acted(replies(), evaluate=False).reward is None
+
+
+def test_what_the_environment_does_not_understand_is_invalid_and_goes_on() -> None:
+    episode = acted([" So.\nAction: dance[well]", *replies()[1:]], max_turns=4)
+    assert [(one.tool, one.argument) for one in episode.rounds] == [(None, ""), ("up", ""), ("up", ""), ("up", "")]
+    assert episode.rounds[0].observation == "Nothing happens."
+    metrics = evaluate_metrics([episode])
+    assert metrics["invalid"]["mean"] == 0.25
+    assert metrics["actions"] == {"": 1, "up": 3}
+
+
+def test_a_round_without_an_action_ends_the_episode_as_failed() -> None:
+    episode = acted([replies()[0], " I wonder."], retries=2)
+    assert [one.failed for one in episode.rounds] == [False, True]
+    assert (episode.rounds[-1].attempts, episode.finished, episode.reward) == (3, False, 1 / 3)
+    assert text_of(episode.messages).endswith("Thought: I wonder.")
+
+
+def test_a_trajectory_ends_with_the_reward_which_training_drops() -> None:
+    text = trajectory(acted(replies()))
+    assert text.endswith("Action: up\nObservation: Episode finished, reward = True\n")
+    assert alpaca_row(text, "self_play")["output"].endswith("Action: up")
+
+
+class Failing(EmbeddedWorld):
+    async def step(self, state: Any, action: str) -> tuple[Any, Step]:
+        raise EnvError("the server is gone")
+
+
+def test_an_environment_that_fails_blocks_the_episode() -> None:
+    episode = acted(replies(), world=Failing(ENV))
+    assert (episode.status, episode.error, episode.rounds) == ("blocked", "the server is gone", [])
+
+
+def test_experts_of_the_training_split_and_only_those_that_succeed() -> None:
+    tasks = TasksParams(train=4, dev=1, test=2)
+    made = gather_acted(tasks, ENV, seed=3)
+    assert [len(made.splits[name]) for name in ("train", "dev", "test")] == [4, 1, 2]
+    assert [expert.question for expert in made.experts] == made.splits["train"]
+    assert made.splits["train"][0].question.startswith("Climb.\n\nStairs ")
+    with pytest.raises(UserError, match=r"cellar-\d: the expert ends with reward 0 instead of 1"):
+        gather_acted(tasks, Cellar(), seed=3)
+    with pytest.raises(UserError, match=r"spin\.tasks\.train: 40 tasks of stairs are asked for, 6 are left of 9"):
+        gather_acted(TasksParams(train=40, dev=1, test=2), ENV, seed=3)
+
+
+def test_spin_has_the_test_split_of_rise() -> None:
+    env = text_env(name="textcraft").make()
+    plans: Any = answer_env(name="textcraft").make()
+    mine = gather_acted(TasksParams(train=3, dev=2, test=5), env, seed=17).splits["test"]
+    its = plans.problems({"demonstrations": 9, "train": 1, "dev": 2, "test": 5}, seed=17)["test"]
+    assert [one.id for one in mine] == [one.id for one in its]
+
+
+def test_a_reply_to_a_problem_is_graded_and_the_expert_s_is_right() -> None:
+    env = answer_env(name="gsm8k").make()
+    made = gather_answers(TasksParams(train=4, dev=1, test=2), env, seed=3, download=Path("unused"), mirror=None)
+    score = scorer(env)
+    for expert in made.experts:
+        marks = score(expert.rounds[0].thought, expert.question)
+        assert (marks.reward, marks.em, marks.f1) == (1.0, True, 1.0)
+        assert score("no idea", expert.question).reward == 0
+        assert score(r"\boxed{-5}", expert.question).em is False
