@@ -17,9 +17,12 @@ GPUS ?=
 GPU ?=
 DISK ?=
 PRICE ?=
+NODES ?= 1
+GPU_PRICE ?=
 ENV ?= textcraft
 PORT ?= 36001
 POLICY ?= person
+JOBS ?= 1
 
 VENV := .venv
 # cpu: requirements/main.lock. cuda: requirements/gpu.lock, which also holds torch's CUDA build, vLLM, bitsandbytes and
@@ -41,7 +44,7 @@ methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
 .PHONY: check verify claims soak
-.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp compare report page watch serve play push bench docs dag clean-scratch lock
+.PHONY: help setup demo pretrain repro test test-fast lint use plan rehearse exp sweep compare report page watch serve play push bench docs dag clean-scratch lock
 
 help: ## this menu
 	@printf 'selfimprove: four ways in which a language model teaches itself, side by side\n\n'
@@ -78,8 +81,8 @@ repro: $(READY) ## run what is out of date and print the results tables; METHOD=
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
 	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles '$(PROFILE)'
 
-plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB DISK=2TB PRICE=in,out GPU=H100)
-	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' $(ARGS)
+plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
+	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' --nodes '$(NODES)' --gpu-price '$(GPU_PRICE)' $(ARGS)
 
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
 	@python -m selfimprove.pipeline.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
@@ -99,6 +102,10 @@ exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc e
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
+
+sweep: $(READY) ## GRID="key=a,b key=c,d": an experiment for each point of a grid, JOBS=2 at once; killed, it goes on (METHOD=)
+	@$(if $(GRID),,$(error make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18"))$(no_profile)
+	@python -m selfimprove.pipeline.sweep '$(GRID)' --jobs '$(JOBS)' --method '$(METHOD)'
 
 compare: $(READY) ## the last commit and its experiments side by side: headline metrics with errors, changed params
 	@python -m selfimprove.apps.report.compare

@@ -167,6 +167,31 @@ inspect: $(INSPECT_STAMP) ## evaluation episodes as logs of inspect_ai (report/i
 test-backends-inspect: $(INSPECT_STAMP)
 	$(INSPECT_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_inspect.py -p no:cacheprovider
 
+# What DVC needs to speak to S3, and the server of its tests, as TRL above (85 MB).
+REMOTE_ENV := .venvs/remote
+REMOTE_LOCK := requirements/remote.lock
+REMOTE_STAMP := $(REMOTE_ENV)/.ready-$(firstword $(shell cat $(REMOTE_LOCK) requirements/main.lock | cksum))
+
+$(REMOTE_STAMP): $(READY) | $(REMOTE_LOCK)
+	@echo "installing into $(REMOTE_ENV) (once; a quarter of a minute, 85 MB)"
+	$(call BESIDE_MAIN,$(REMOTE_ENV),$(REMOTE_LOCK))
+	touch $@
+
+.PHONY: env-remote remote publish fetch test-backends-remote
+env-remote: $(REMOTE_STAMP) ## create .venvs/remote: what DVC needs to speak to S3
+
+remote: $(REMOTE_STAMP) ## URL=s3://bucket/folder: where results travel (ENDPOINT=https://host:9000; or the path of a shared folder)
+	@$(if $(URL),,$(error make remote URL=s3://bucket/folder))$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote set '$(URL)' --endpoint '$(ENDPOINT)'
+
+publish: $(REMOTE_STAMP) ## send outputs, models and the run cache to the remote
+	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
+
+fetch: $(REMOTE_STAMP) ## bring what dvc.lock names, so that make repro runs nothing (RUNS=all: what every published run made)
+	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote fetch $(if $(filter all,$(RUNS)),--all-runs)
+
+test-backends-remote: $(REMOTE_STAMP)
+	OMP_NUM_THREADS=1 $(REMOTE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_remote.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -175,7 +200,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect
+BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 

@@ -37,6 +37,11 @@ mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9
   --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/page.lock
 (cd requirements/page && npm install --silent --package-lock-only)
 
+# So does what speaks to S3, which wants an older python-dateutil: that one package it holds itself.
+"$uv" pip compile requirements/remote.in --constraint <(sed '/^python-dateutil==/,/[^\\]$/d' requirements/main.lock) \
+  --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" \
+  $(printf -- '--no-emit-package=%s ' "${main[@]}" | sed 's/--no-emit-package=python-dateutil //') -o requirements/remote.lock
+
 # inspect_ai, alone.
 "$uv" pip compile requirements/inspect.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
   -o requirements/inspect.lock

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
-from tests.support.repo_copy import ROOT, copy_repo, run
+from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -288,6 +292,28 @@ def test_dvc_experiments_plots_metrics_and_graph_are_readable(repo: Path) -> Non
     graph = run(repo, "dvc", "dag").stdout
     for stage in both("finetune@iter2", "report"):
         assert stage in graph
+
+
+def test_a_sweep_that_is_killed_goes_on_and_its_experiments_are_compared(repo: Path) -> None:
+    grid = "agent_r.rows.direct.train.lr=0.0006,0.0007"
+    command = [sys.executable, "-m", "selfimprove.pipeline.sweep", grid, "--method", "agent_r", "--jobs", "2"]
+    with subprocess.Popen(command, cwd=repo, env=environment(), start_new_session=True) as sweep:
+        while True:  # until both are in a stage that none has run before
+            logs = [path.read_text() for path in (repo / ".scratch/sweep").glob("*.log")]
+            if len(logs) == 2 and all("Running stage 'agent_r-finetune@direct'" in log for log in logs):
+                break
+            assert sweep.poll() is None, logs
+            time.sleep(0.1)
+        os.killpg(sweep.pid, signal.SIGKILL)
+    done = run(repo, *command)
+    assert "2 experiments: 0 are there, 2 to do, 2 at once" in done.stdout
+    for path in (repo / ".scratch/sweep").glob("*.log"):
+        assert ran(path.read_text()) == {"agent_r-finetune@direct", "agent_r-evaluate@direct", "agent_r-report"}
+    table = run(repo, "python", "-m", "selfimprove.apps.report.compare").stdout
+    for lr in ("0.0006", "0.0007"):
+        assert f"agent_r.rows.direct.train.lr: 0.001 → {lr}" in table
+    assert run(repo, "git", "status", "--porcelain").stdout == ""
+    assert "2 are there, 0 to do" in run(repo, *command).stdout
 
 
 def test_params_start_as_the_default_profile() -> None:

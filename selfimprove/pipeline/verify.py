@@ -66,20 +66,20 @@ def found(outs: list[Out]) -> Iterator[str]:
     """A sentence for each file that is damaged or gone."""
     for out in outs:
         kept = _in_cache(out.md5)
-        whole = not kept.is_file() or _md5(kept) == out.md5.removesuffix(FOLDER)
+        whole = not kept.is_file() or md5_of(kept) == out.md5.removesuffix(FOLDER)
         again = f"`dvc repro --force {out.stage}`"
         if not whole:
             yield f"{kept} (of {out.path}) is damaged in DVC's cache; delete it and {out.path}, then run {again}."
         elif out.md5.endswith(FOLDER):
             if not out.path.is_dir() and not kept.is_file():
                 yield f"{out.path} is missing, and DVC's cache does not hold it; run {again}."
-        elif not out.path.is_file() or _md5(out.path) != out.md5:
+        elif not out.path.is_file() or md5_of(out.path) != out.md5:
             what = "is not what dvc.lock names" if out.path.exists() else "is missing"
             remedy = f"`dvc checkout --force {out.stage}` brings it back" if kept.is_file() else f"run {again}"
             yield f"{out.path} {what}; {remedy}."
     named = {_in_cache(out.md5) for out in outs}
     for file in sorted(CACHE.glob("??/*")):
-        if file not in named and file.is_file() and _md5(file) != (file.parent.name + file.name).removesuffix(FOLDER):
+        if file not in named and file.is_file() and md5_of(file) != (file.parent.name + file.name).removesuffix(FOLDER):
             yield f"{file} is damaged in DVC's cache (an older result's); delete it."
 
 
@@ -87,7 +87,7 @@ def _expanded(out: Out) -> Iterator[Out]:
     """The output, and of a folder its files, as the cache lists them."""
     yield out
     kept = _in_cache(out.md5)
-    if out.md5.endswith(FOLDER) and kept.is_file() and _md5(kept) == out.md5.removesuffix(FOLDER):
+    if out.md5.endswith(FOLDER) and kept.is_file() and md5_of(kept) == out.md5.removesuffix(FOLDER):
         entries: list[dict[str, Any]] = json.loads(kept.read_bytes())
         for entry in entries:
             yield Out(out.stage, out.path / entry["relpath"], entry["md5"])
@@ -101,7 +101,8 @@ _KNOWN: dict[tuple[int, int], str] = {}
 """(device, inode) -> hash: a hard link to a file that was read is not read again."""
 
 
-def _md5(file: Path) -> str:
+def md5_of(file: Path) -> str:
+    """Hash of a file's content."""
     status = file.stat()
     key = (status.st_dev, status.st_ino)
     if key not in _KNOWN:

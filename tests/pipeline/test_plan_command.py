@@ -94,6 +94,8 @@ def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytes
         (["default", "--gpus", "0x80GB"], "write for example GPUS=4x80GB."),
         (["default", "--disk", "2"], "DISK='2' is not a size"),
         (["default", "--price", "0.5"], "PRICE='0.5' is not a price"),
+        (["default", "--nodes", "0"], "NODES='0' is not a number of machines; write for example NODES=8."),
+        (["default", "--gpu-price", "$3"], "GPU_PRICE='$3' is not the price of a GPU for an hour"),
         (["default", "--gpu", "H10"], "GPU='H10' is not in the plan's table; did you mean H100?"),
     ],
 )
@@ -102,6 +104,38 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments: list[str], said: s
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_over_several_machines_generation_spreads_and_training_stays_where_its_launcher_says() -> None:
+    (one,) = plans("rise-llama2-7b", gpus=(8, 80e9), price=(0.5, 1.5), hourly=2.5)
+    (eight,) = plans("rise-llama2-7b", gpus=(8, 80e9), price=(0.5, 1.5), nodes=8, hourly=2.5)
+    (wide,) = plans("rise-llama2-7b", gpus=(8, 80e9), nodes=8, wide=True)
+    evaluated, trained = (
+        [{line.stage: line for line in plan.lines}[stage] for plan in (one, eight, wide)]
+        for stage in ("rise-evaluate@iter1", "rise-finetune@iter1")
+    )
+    assert evaluated[1].hours < evaluated[0].hours / 4  # type: ignore[operator]
+    assert [line.at_work for line in evaluated] == [8, 64, 64]
+    assert [line.at_work for line in trained] == [4, 4, 64]
+    assert trained[1].hours == trained[0].hours
+    assert trained[2].hours == pytest.approx(trained[0].hours * 4 / 64)  # type: ignore[operator]
+    assert eight.bottleneck.stage.startswith("rise-finetune@")
+    assert one.hours is not None
+    assert eight.hours is not None
+    teacher = 12_000  # requests
+    assert eight.remote["teacher"][0] == teacher
+    tokens = eight.remote["teacher"][1] * 0.5e-6 + eight.remote["teacher"][2] * 1.5e-6
+    assert eight.cost == pytest.approx(eight.hours * 64 * 2.5 + tokens)
+    assert wide.cost is None  # without prices
+    done = command("rise-llama2-7b", "--gpus", "8x80GB", "--nodes", "8")
+    assert "4 of 64 GPUs at work" in " ".join(done.stdout.split())
+
+
+def test_the_page_s_table_of_eight_machines_is_what_plan_prints() -> None:
+    shown = command(
+        "all", "--gpus", "8x80GB", "--gpu", "H100", "--nodes", "8", "--price", "0.5,1.5", "--gpu-price", "2.5"
+    )
+    assert shown.stdout.strip() in (ROOT / "docs/scale.md").read_text(encoding="utf-8")
 
 
 def test_the_table_is_whole_at_80_columns_and_ends_with_a_no_and_exit_code_2() -> None:

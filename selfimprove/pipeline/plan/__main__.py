@@ -10,9 +10,16 @@ from rich.console import Console
 from selfimprove.core import cli
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.plan.hardware import parse_disk, parse_gpu, parse_gpus, parse_price
+from selfimprove.pipeline.plan.hardware import (
+    parse_disk,
+    parse_gpu,
+    parse_gpus,
+    parse_hourly,
+    parse_nodes,
+    parse_price,
+)
 from selfimprove.pipeline.plan.plan import Plan, faults, plans
-from selfimprove.pipeline.plan.table import overview, show, show_total
+from selfimprove.pipeline.plan.table import cluster_overview, overview, show, show_total
 from selfimprove.pipeline.profiles import names
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -28,24 +35,36 @@ def main(
     price: Annotated[
         str, typer.Option(help="of a million prompt tokens and of a million written ones, as 0.5,1.5")
     ] = "",
+    nodes: Annotated[str, typer.Option(help="how many such machines, as 8")] = "1",
+    gpu_price: Annotated[str, typer.Option(help="of a GPU for an hour, as 2.5")] = "",
     detail: Annotated[bool, typer.Option(help="memory and disk by part")] = False,
 ) -> None:
     """Print the plan. Exit code 2: something does not fit, or an option is badly written."""
     if method != "all" and method not in METHODS:
         raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
-    found: list[Plan] = []
-    wanted = names() if profile == "all" else [profile]
-    for name in wanted:
-        found += plans(
-            name,
-            method,
-            gpus=parse_gpus(gpus) if gpus else None,
-            gpu=parse_gpu(gpu) if gpu else None,
-            disk=parse_disk(disk) if disk else None,
-            price=parse_price(price) if price else None,
-        )
+    machines = parse_nodes(nodes)
+
+    def planned(count: int, *, wide: bool = False) -> list[Plan]:
+        return [
+            plan
+            for name in (names() if profile == "all" else [profile])
+            for plan in plans(
+                name,
+                method,
+                gpus=parse_gpus(gpus) if gpus else None,
+                gpu=parse_gpu(gpu) if gpu else None,
+                disk=parse_disk(disk) if disk else None,
+                price=parse_price(price) if price else None,
+                nodes=count,
+                hourly=parse_hourly(gpu_price) if gpu_price else None,
+                wide=wide,
+            )
+            if profile != "all" or any(line.gpus for line in plan.lines)
+        ]
+
+    found = planned(machines)
     if profile == "all":
-        print(overview([plan for plan in found if any(line.gpus for line in plan.lines)]))
+        print(overview(found) if machines == 1 else cluster_overview(planned(1), found, planned(machines, wide=True)))
         return
     console = Console()
     for plan in found:

@@ -45,7 +45,8 @@ class Memory:
 class Estimate:
     """One line of the plan. Bytes, tokens, hours; ``kept``: outputs; ``while_running``: checkpoints and their like,
     gone when the stage ends; ``remote``: (requests, tokens read, tokens written) by endpoint engine; ``at``: the share
-    of the GPU's limits that the hours take; ``problems``: one sentence each."""
+    of the GPU's limits that the hours take; ``at_work``: GPUs of all machines that the stage uses (where it trains:
+    that train); ``problems``: one sentence each."""
 
     stage: str
     gpus: int
@@ -58,6 +59,7 @@ class Estimate:
     remote: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     hours: float | None = None
     at: str = ""
+    at_work: int = 0
     problems: tuple[str, ...] = ()
 
 
@@ -91,6 +93,9 @@ def estimate(
     read = sum(call.read for call in work.calls if call.engine in local)
     written = sum(call.written for call in work.calls if call.engine in local)
     hours, at = _hours(work, loaded, trained, shapes, machine)
+    spread = [one.gpus * (machine.nodes if isinstance(one.cfg, VllmEngineConfig) else 1) for one in loaded.values()]
+    if trained is not None:
+        spread = [trained.gpus * trained.params.launcher.nodes]
     if work.training is not None:
         read += work.training.tokens + work.training.scored
     return Estimate(
@@ -105,6 +110,7 @@ def estimate(
         remote=_remote(work, engines),
         hours=hours,
         at=at,
+        at_work=max(spread, default=0),
         problems=_problems(loaded, trained, peak, machine),
     )
 

@@ -43,14 +43,21 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Hardware:
-    """``count`` GPUs of ``memory`` bytes on each machine; ``disk`` in bytes and ``price`` (of a million prompt tokens
-    and of a million written ones) where they were given."""
+    """``count`` GPUs of ``memory`` bytes on each of ``nodes`` machines; ``disk`` in bytes, ``price`` (of a million
+    prompt tokens and of a million written ones) and ``hourly`` (of a GPU) where they were given."""
 
     count: int
     memory: float
     gpu: Gpu
     disk: float | None = None
     price: tuple[float, float] | None = None
+    nodes: int = 1
+    hourly: float | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Of all machines."""
+        return self.count * self.nodes
 
 
 def parse_gpus(text: str) -> tuple[int, float]:
@@ -78,6 +85,20 @@ def parse_price(text: str) -> tuple[float, float]:
             "PRICE=0.5,1.5."
         )
     return float(match[1]), float(match[2])
+
+
+def parse_hourly(text: str) -> float:
+    """``2.5``: the price of a GPU for an hour. Raises: UserError."""
+    if not re.fullmatch(r"\d{1,4}(?:\.\d+)?", text.strip()):
+        raise UserError(f"GPU_PRICE={text!r} is not the price of a GPU for an hour; write for example GPU_PRICE=2.5.")
+    return float(text)
+
+
+def parse_nodes(text: str) -> int:
+    """``8``: how many machines. Raises: UserError."""
+    if not re.fullmatch(r"[1-9]\d{0,3}", text.strip()):
+        raise UserError(f"NODES={text!r} is not a number of machines; write for example NODES=8.")
+    return int(text)
 
 
 def parse_gpu(text: str) -> Gpu:

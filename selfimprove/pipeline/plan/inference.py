@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
@@ -126,7 +126,11 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
 
 
 def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardware) -> float:
-    """Prefill of all prompts, then decoding, with as many sequences at once as there are and as fit."""
+    """Prefill of all prompts, then decoding, with as many sequences at once as there are and as fit. vLLM's replicas
+    stand on every machine."""
+    if isinstance(engine.cfg, VllmEngineConfig):
+        replicas, room = engine.replicas * machine.nodes, engine.room * machine.nodes
+        engine = replace(engine, replicas=replicas, gpus=engine.gpus * machine.nodes, room=room)
     cfg, ways = engine.cfg, max(1, engine.gpus // engine.replicas)
     compute, traffic = machine.gpu.operations * COMPUTE * ways, machine.gpu.bandwidth * TRAFFIC * ways
     if cfg.dtype == "float32":

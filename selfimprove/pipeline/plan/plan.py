@@ -22,6 +22,7 @@ from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed
+from selfimprove.training.config import FinetuneParams
 
 SCHEMAS = {"rise": "RiseParams", "agent_r": "AgentRParams", "reflect_rl": "ReflectRLParams", "spin": "SpinParams"}
 
@@ -55,6 +56,21 @@ class Plan:
         """Of all stages that use GPUs; None: none does."""
         known = [line.hours for line in self.lines if line.gpus and line.hours is not None]
         return sum(known) if known else None
+
+    @property
+    def bottleneck(self) -> Estimate:
+        """The stage that takes the most hours."""
+        return max(self.lines, key=lambda line: line.hours or 0.0)
+
+    @property
+    def cost(self) -> float | None:
+        """Of all GPUs of all machines for the plan's hours, and of the endpoints' tokens; None without the prices."""
+        machine = self.machine
+        if machine.hourly is None or (self.remote and machine.price is None):
+            return None
+        read, written = machine.price or (0.0, 0.0)
+        tokens = sum(counts[1] * read + counts[2] * written for counts in self.remote.values()) / 1e6
+        return (self.hours or 0.0) * machine.gpus * machine.hourly + tokens
 
     @property
     def remote(self) -> dict[str, tuple[int, int, int]]:
@@ -110,6 +126,9 @@ def plans(
     gpu: Gpu | None = None,
     disk: float | None = None,
     price: tuple[float, float] | None = None,
+    nodes: int = 1,
+    hourly: float | None = None,
+    wide: bool = False,
     folder: Path = FOLDER,
 ) -> list[Plan]:
     """The plans of a profile's methods, or of one method.
@@ -117,6 +136,10 @@ def plans(
     Args:
         gpus: count and bytes of each on a machine; None: those of this machine, else what the launchers ask for, with
             80 GB each.
+        nodes: how many such machines; vLLM's replicas stand on all of them (``CLUSTER=ray``), training uses as many as
+            ``launcher.nodes`` says.
+        hourly: the price of a GPU for an hour.
+        wide: as if each launcher named all GPUs of all machines.
 
     Raises:
         UserError: no such profile, params that do not fit their schemas, or a model that nothing here describes.
@@ -124,7 +147,20 @@ def plans(
     values = composed(profile, folder)
     names = [method] if method != "all" else methods_of(profile, folder)
     return [
-        make_plan(profile, values, name, gpus=gpus, gpu=gpu, disk=disk, price=price, folder=folder) for name in names
+        make_plan(
+            profile,
+            values,
+            name,
+            gpus=gpus,
+            gpu=gpu,
+            disk=disk,
+            price=price,
+            nodes=nodes,
+            hourly=hourly,
+            wide=wide,
+            folder=folder,
+        )
+        for name in names
     ]
 
 
@@ -145,6 +181,9 @@ def make_plan(
     gpu: Gpu | None,
     disk: float | None,
     price: tuple[float, float] | None,
+    nodes: int = 1,
+    hourly: float | None = None,
+    wide: bool = False,
     folder: Path = FOLDER,
 ) -> Plan:
     """Of one method under the params ``values``."""
@@ -157,12 +196,27 @@ def make_plan(
     works: list[Work] = told.works(params)
     shape = shape_of_base(base, vocab)
     machine = choose_machine(works, params.engines, gpus, gpu, named_memory(profile))
-    machine = replace(machine, disk=disk, price=price)
+    machine = replace(machine, disk=disk, price=price, nodes=nodes, hourly=hourly)
+    works = [widened(work, machine) for work in works] if wide else works
     lines = [estimate(work, params.engines, method, shape, machine) for work in works]
     factor = stored_copies()
     lines = [replace(line, kept=line.kept * factor) for line in lines]
     merged = merged_bytes((work.training for work in works if work.training is not None), shape)
     return Plan(profile, method, machine, shape.parameters, lines, told.NOTES, merged)
+
+
+def widened(work: Work, machine: Hardware) -> Work:
+    """The work with its fine-tuning over all GPUs of all machines, or as many as an optimiser step has examples."""
+    training = work.training
+    if training is None or not isinstance(training.params, FinetuneParams) or training.params.device != "cuda":
+        return work
+    launcher = training.params.launcher
+    kind = "deepspeed" if launcher.kind == "deepspeed" else "torchrun"
+    nodes = max(1, min(machine.nodes, training.params.batch_size // machine.count))
+    processes = min(machine.count, training.params.batch_size)
+    launcher = launcher.model_copy(update={"kind": kind, "nodes": nodes, "processes": processes})
+    params = training.params.model_copy(update={"launcher": launcher})
+    return replace(work, training=replace(training, params=params))
 
 
 def choose_machine(

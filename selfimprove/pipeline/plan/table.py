@@ -26,7 +26,8 @@ def show(plan: Plan, console: Console, *, detail: bool = False) -> None:
     )
     if any(line.gpus for line in plan.lines):
         console.print(
-            f"{machine.count} x {machine.gpu.name} with {machine.memory / GB:.0f} GB, "
+            (f"{machine.nodes} nodes, each " if machine.nodes > 1 else "")
+            + f"{machine.count} x {machine.gpu.name} with {machine.memory / GB:.0f} GB, "
             f"{machine.gpu.operations / 1e12:.0f} TFLOP/s in bfloat16, {machine.gpu.bandwidth / 1e12:.2f} TB/s",
             highlight=False,
         )
@@ -122,6 +123,15 @@ def _legend(plan: Plan) -> list[str]:
             "Hours: at so many percent of the GPU's operations (training), or of its operations reading and of its "
             "memory traffic writing (generation); assumed, not measured."
         )
+    if plan.machine.nodes > 1:
+        worst = plan.bottleneck
+        notes.append(
+            f"vLLM's replicas stand on all {plan.machine.nodes} nodes (CLUSTER=ray); training uses the nodes that its "
+            f"launcher.nodes says. The longest stage, {short(worst, plan)}, has {worst.at_work} of "
+            f"{plan.machine.gpus} GPUs at work."
+        )
+    if plan.cost is not None:
+        notes.append(f"All GPUs for these hours, and the endpoints' tokens, cost {plan.cost:,.0f}.")
     notes.append(
         "Disk: outputs with DVC's cache, and checkpoints while the stage runs; the total has the largest of these."
     )
@@ -134,6 +144,27 @@ def _legend(plan: Plan) -> list[str]:
             "where they are read (.scratch/merged)."
         )
     return notes
+
+
+def cluster_overview(one: Sequence[Plan], several: Sequence[Plan], wide: Sequence[Plan]) -> str:
+    """A Markdown table: each GPU profile's hours on one machine, on several, and on several with all training over all
+    of them; what takes the most of the second, and what that costs."""
+    machine = several[0].machine
+    rows = [
+        f"| profile | hours, 1 node | {machine.nodes} nodes | training on all, too | longest stage on {machine.nodes} "
+        "| its GPUs | GPU hours | cost |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for before, plan, best in zip(one, several, wide, strict=True):
+        worst, total = plan.bottleneck, plan.hours or 0.0
+        method = f" ({plan.method})" if sum(other.profile == plan.profile for other in several) > 1 else ""
+        share = f", {(worst.hours or 0.0) / total:.0%}" if total else ""
+        rows.append(
+            f"| `{plan.profile}`{method} | {hours(before.hours)} | {hours(plan.hours)} | {hours(best.hours)} "
+            f"| {short(worst, plan)}{share} | {worst.at_work} of {machine.gpus} | {hours(total * machine.gpus)} "
+            f"| {'–' if plan.cost is None else f'{plan.cost:,.0f}'} |"
+        )
+    return "\n".join(rows)
 
 
 def overview(found: Sequence[Plan]) -> str:

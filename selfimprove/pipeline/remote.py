@@ -1,0 +1,285 @@
+"""``make remote``, ``make publish``, ``make fetch``: results travel between machines by a DVC remote.
+
+A remote is an S3 bucket or a folder that several machines see. ``publish`` copies there every output that DVC's cache
+holds, and the run cache (which stage, with which inputs, gave which outputs). ``fetch`` brings a clone what its
+dvc.lock names; with ``--all-runs`` what any published run has made, too. Each object is read again when it arrives: DVC
+itself drops a damaged one without saying which it was, and trusts its own list of what a remote holds.
+
+Runs in the environment of ``make env-remote``, which has dvc-s3. Credentials are those that boto3 finds (environment
+variables, ``~/.aws``, a machine's role); none is ever written.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.core import cli
+from selfimprove.core.errors import UserError, first_line
+from selfimprove.pipeline import verify
+
+NAME = "shared"
+"""The remote's name in .dvc/config. It is not DVC's default remote: the main environment's DVC, which has no S3 client,
+would then fail to read metrics of commits."""
+
+FOLDER = ".dir"
+"""Suffix of the hash of a folder, as in ``verify``."""
+
+EARLIER = "an earlier run"
+"""Stands for the path of an object that only the run cache names. Of these a remote need not hold all."""
+
+COMMITTED = ("dvc.lock", "params.yaml", ".dvc/config")
+"""By these a clone finds what was published."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("set")
+def set_remote(
+    url: Annotated[str, typer.Argument(help="s3://bucket/folder, or the full path of a shared folder")],
+    endpoint: Annotated[str, typer.Option(help="of a server other than Amazon's, as https://host:9000")] = "",
+) -> None:
+    """Write the remote into .dvc/config, which is committed."""
+    from dvc.config import Config
+
+    _check_url(url, endpoint)
+    with Config(dvc_dir=".dvc").edit("repo") as config:
+        config["remote"][NAME] = {"url": url, **({"endpointurl": endpoint} if endpoint else {})}
+    print(f"results travel by {url} now; commit .dvc/config, and `make publish` sends them.")
+
+
+@app.command()
+def publish() -> None:
+    """Send every output and run that DVC's cache holds and the remote does not."""
+    with _opened("write to") as (repo, remote, where):
+        cache = repo.cache.local
+        here = {out.md5 for out in _locked()} | _of_runs(_runs(repo.cache.legacy))
+        held = {oid for oid in here | _inner(repo, here) if Path(cache.oid_to_path(oid)).is_file()}
+        if not held:
+            raise UserError("DVC's cache holds no outputs, so there is nothing to publish; run `make repro`.")
+        new = held - set(remote.oids_exist(held))
+        for path in (cache.oid_to_path(oid) for oid in new):
+            if verify.md5_of(Path(path)) != "".join(Path(path).parts[-2:]).removesuffix(FOLDER):
+                raise UserError(f"{path} is damaged; nothing was sent. Run `make verify`, which says what to do.")
+        # A folder's list goes last: where it stands, so do its files.
+        for part in sorted(new - set(_folders(new))), sorted(_folders(new)):
+            _copy(cache, remote, part, f"sending to {where}", check=False)
+        runs = _copy_runs(repo.cache.legacy, repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"))
+    print(f"{where}: {len(new)} objects and {runs} runs sent, {len(held) - len(new)} objects were there.")
+    changed = [file for file in COMMITTED if _uncommitted(file)]
+    if changed:
+        print(f"commit {', '.join(changed)}: a clone finds by them what was published.")
+
+
+@app.command()
+def fetch(
+    all_runs: Annotated[bool, typer.Option(help="also what other published runs have made, for the run cache")] = False,
+) -> None:
+    """Bring what dvc.lock names, and the run cache; then check it out."""
+    with _opened("read from") as (repo, remote, where):
+        if not verify.LOCK.is_file() and not all_runs:
+            raise UserError(
+                f"{verify.LOCK} does not exist, and it names what to fetch; commit it where the run was made, and pull "
+                "(RUNS=all fetches what every published run has made)."
+            )
+        runs = _copy_runs(repo.cloud.get_remote_odb(NAME, hash_name="md5-dos2unix"), repo.cache.legacy)
+        outs = _locked()
+        named = {out.md5: str(out.path) for out in outs}
+        if all_runs:
+            named |= dict.fromkeys(_of_runs(_runs(repo.cache.legacy)) - set(named), EARLIER)
+        missing = _bring(remote, repo.cache.local, named, where)
+        for folder in set(_folders(named)) - set(missing):
+            inner = _entries(repo.cache.local.oid_to_path(folder))
+            named |= {oid: f"{named[folder]}/{path}" for oid, path in inner.items() if oid not in named}
+        missing |= _bring(remote, repo.cache.local, named, where)
+        repo.checkout([str(out.path) for out in outs if out.md5 not in missing], allow_missing=True)
+        faults = list(_faults(missing, named, remote))
+    print(f"{where}: {len(named) - len(missing)} objects and {runs} runs are here.")
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def _bring(remote: Any, cache: Any, named: Iterable[str], where: str) -> set[str]:
+    """Copy the objects that the cache lacks; returns those that are still missing, since the remote's are damaged or
+    not there."""
+
+    def lacking(oids: Iterable[str]) -> list[str]:
+        return sorted(oid for oid in oids if not Path(cache.oid_to_path(oid)).is_file())
+
+    wanted = lacking(named)
+    if wanted:
+        _copy(remote, cache, sorted(remote.oids_exist(wanted)), f"fetching from {where}", check=True)
+    return set(lacking(wanted))
+
+
+def _copy(source: Any, target: Any, oids: list[str], doing: str, *, check: bool) -> None:
+    """Copy objects to where they are not; the first error is raised when all have been tried. ``check`` reads each
+    again, and removes it if it is damaged."""
+    from dvc.fs.callbacks import TqdmCallback
+
+    failed: list[BaseException] = []
+    if oids:
+        with TqdmCallback(desc=doing, unit="file") as bar:
+            target.add([source.oid_to_path(oid) for oid in oids], source.fs, oids, callback=bar, check_exists=False,
+                       verify=check, on_error=lambda _, error: failed.append(error))  # fmt: skip
+    if failed:
+        raise failed[0]
+
+
+def _faults(missing: Iterable[str], named: dict[str, str], remote: Any) -> Iterator[str]:
+    """A sentence for each object that did not arrive whole."""
+    for oid in sorted(missing, key=lambda oid: named[oid]):
+        place = remote.fs.unstrip_protocol(remote.oid_to_path(oid))
+        if remote.exists(oid):
+            yield (
+                f"{place} (of {named[oid]}) is damaged; delete it there and run `make publish` where it was made, or "
+                "run `make repro` here, which makes it again."
+            )
+        elif named[oid] != EARLIER:
+            yield (
+                f"{place} (of {named[oid]}) is not there; run `make publish` where it was made, or `make repro` here, "
+                "which makes it again."
+            )
+
+
+def _locked() -> list[verify.Out]:
+    return list(verify.outputs()) if verify.LOCK.is_file() else []
+
+
+def _runs(place: Any) -> dict[str, str]:
+    """The run cache of a cache or remote: path below its root -> full path."""
+    root = place.fs.join(place.path, "runs")
+    found = place.fs.find(root) if place.fs.exists(root) else []
+    return {place.fs.relpath(path, place.path): path for path in found}
+
+
+def _copy_runs(source: Any, target: Any) -> int:
+    """Copy what one run cache has and the other has not; an entry's name holds the hash of what it says."""
+    from dvc_objects.fs import generic
+
+    held = _runs(target)
+    new = [(path, target.fs.join(target.path, name)) for name, path in _runs(source).items() if name not in held]
+    if new:
+        for folder in {target.fs.parent(path) for _, path in new}:
+            target.fs.makedirs(folder, exist_ok=True)
+        generic.copy(source.fs, [path for path, _ in new], target.fs, [path for _, path in new])
+    return len(new)
+
+
+def _of_runs(runs: dict[str, str]) -> set[str]:
+    """The hashes of the outputs that entries of the local run cache name."""
+    reader = YAML(typ="safe")
+    found: set[str] = set()
+    for path in runs.values():
+        try:
+            found |= {out["md5"] for out in reader.load(Path(path))["outs"]}
+        except (YAMLError, ValueError, TypeError, KeyError):
+            continue  # DVC removes a damaged entry when it meets it
+    return found
+
+
+def _inner(repo: Any, oids: Iterable[str]) -> set[str]:
+    """The files of those folders whose lists the local cache holds."""
+    lists = [repo.cache.local.oid_to_path(oid) for oid in _folders(oids)]
+    return {oid for path in lists if Path(path).is_file() for oid in _entries(path)}
+
+
+def _entries(path: str) -> dict[str, str]:
+    """Hash -> path, of the files that a folder's list names. Raises: UserError, if the local list is damaged."""
+    try:
+        return {entry["md5"]: entry["relpath"] for entry in json.loads(Path(path).read_bytes())}
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is damaged; run `make verify`, which says what to do.") from None
+
+
+def _folders(oids: Iterable[str]) -> list[str]:
+    return [oid for oid in oids if oid.endswith(FOLDER)]
+
+
+def _uncommitted(file: str) -> bool:
+    done = subprocess.run(["git", "status", "--porcelain", "--", file], capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip())
+
+
+def _check_url(url: str, endpoint: str) -> None:
+    """Raises: UserError."""
+    for name, text in (("URL", url), ("ENDPOINT", endpoint)):
+        parts = urlsplit(text)
+        if parts.username or parts.password or parts.query:
+            raise UserError(
+                f"{name} holds credentials or a query, and .dvc/config is committed; set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment instead."
+            )
+    if endpoint and not (endpoint.startswith(("http://", "https://")) and urlsplit(endpoint).hostname):
+        raise UserError(f"ENDPOINT={endpoint!r} is no address of a server; write for example https://host:9000.")
+    if url.startswith("s3://"):
+        if not urlsplit(url).netloc:
+            raise UserError(f"URL={url!r} names no bucket; write s3://bucket/folder.")
+    elif "://" in url or not Path(url).is_absolute():
+        raise UserError(f"URL={url!r} is neither s3://bucket/folder nor the full path of a folder that machines share.")
+    elif not Path(url).is_dir():
+        raise UserError(f"URL={url!r} does not exist here; make that folder, or name another.")
+
+
+@contextmanager
+def _opened(doing: str) -> Iterator[tuple[Any, Any, str]]:
+    """The repository, its remote, and the remote's URL.
+
+    Raises:
+        UserError: there is no remote, or it cannot be reached, read or written.
+    """
+    from dvc.repo import Repo
+
+    where = "the remote"
+    try:
+        with Repo() as repo:
+            if NAME not in repo.config["remote"]:
+                raise UserError("no remote is set; run `make remote URL=s3://bucket/folder`, and commit .dvc/config.")
+            where = repo.config["remote"][NAME]["url"]
+            yield repo, repo.cloud.get_remote_odb(NAME), where
+    except UserError:
+        raise
+    except Exception as error:
+        said = _explained(error, where, doing)
+        if said is None:
+            raise
+        raise UserError(said) from None
+
+
+def _explained(error: BaseException, where: str, doing: str) -> str | None:
+    """What an error of DVC, s3fs or botocore means, and what to do; None for one that is not known."""
+    from dvc.exceptions import DvcException
+
+    chain: list[BaseException] = []
+    step: BaseException | None = error
+    while step is not None and step not in chain:
+        chain.append(step)
+        step = step.__cause__ or step.__context__
+    names = {type(one).__name__ for one in chain}
+    if names & {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"}:
+        return (
+            f"{where}: no credentials are found ({first_line(chain[-1])}); set AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE."
+        )
+    if any(isinstance(one, PermissionError) for one in chain):
+        return f"{where}: these credentials may not {doing} it ({first_line(error)}); ask its owner, or use others."
+    if names & {"EndpointConnectionError", "ConnectTimeoutError", "ConnectionClosedError", "ReadTimeoutError"}:
+        return f"{where}: no answer ({first_line(error)}); is the network up, and ENDPOINT right?"
+    if any(isinstance(one, FileNotFoundError) for one in chain):
+        return f"{where} is not there ({first_line(error)}); make it, or name another by `make remote URL=…`."
+    if isinstance(error, DvcException | OSError):
+        return f"{where}: {first_line(error).rstrip('.')}."
+    return None
+
+
+if __name__ == "__main__":
+    cli.run(app)

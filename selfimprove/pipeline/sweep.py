@@ -1,0 +1,341 @@
+"""``make sweep GRID="key=a,b key=c,d"``: a DVC experiment for each point of a grid, several at once.
+
+Every point is worked off in a folder of its own, ``.scratch/sweep/<name>``: a clone of the repository as it is now,
+edits that are not committed included, which shares DVC's cache with it. There the ordinary run happens (what ``make
+repro`` does), is saved as an experiment of the last commit and handed back. A sweep that was killed and is started
+again leaves out the experiments that are there and goes on inside the stage that was cut off; DVC's own queue would
+begin that stage anew. Points share what is equal in them through the run cache.
+
+With GPUs, each of the runs at work has its own share of those that are visible.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from selfimprove.core import cli
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
+from selfimprove.core.yaml import read_yaml
+from selfimprove.pipeline import layout
+from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.params import METHODS, RunParams, load_section, named_paths
+from selfimprove.pipeline.plan.hardware import visible_gpus
+from selfimprove.pipeline.verify import LOCK, outputs
+
+HOME = Path(".scratch/sweep")
+MOST_POINTS = 1000
+NAME_LENGTH = 60
+TOLD = 3
+"""Lines of a failed run's log that are shown."""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One experiment: its name, what it sets, and its params.yaml."""
+
+    name: str
+    settings: Mapping[str, Any]
+    params: str
+
+
+@app.command()
+def main(
+    grid: Annotated[str, typer.Argument(help="key=value,value …, as rise.rows.iter2.train.lr=1e-3,2e-3")],
+    jobs: Annotated[int, typer.Option(help="runs at once")] = 1,
+    method: Annotated[str, typer.Option(help="one method, or all")] = "all",
+) -> None:
+    """Work off the grid's points. Exit code 2: a key or value does not fit (nothing was started), or a run failed."""
+    settings = parse_grid(grid)
+    text = PARAMS_FILE.read_text(encoding="utf-8") if PARAMS_FILE.is_file() else ""
+    values = [with_settings(read_yaml(PARAMS_FILE), one) for one in settings]
+    faults = dict.fromkeys(fault for value in values for fault in params_faults(value))
+    if faults:
+        raise UserError("\n".join([*faults, "nothing was queued."]))
+    shares = gpu_shares(jobs)
+    with _alone():
+        state = _state(method)
+        points = [
+            Point(_name(one, state), one, rewritten(text, value)) for one, value in zip(settings, values, strict=True)
+        ]
+        _remove_others(points)
+        _work_off(points, method, shares)
+
+
+def parse_grid(text: str) -> list[dict[str, Any]]:
+    """The settings of each point, in the order in which a loop in a loop would come to them.
+
+    Raises:
+        UserError: not of the form key=value,value; a key stands twice; a value is not YAML; too many points.
+    """
+    axes: dict[str, list[Any]] = {}
+    for word in text.split():
+        key, equals, listed = word.partition("=")
+        # A comma inside brackets belongs to a value.
+        raw = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|[^,])+", listed)
+        if not equals or not key or not raw or listed.startswith(",") or listed.endswith(",") or ",," in listed:
+            raise UserError(f"GRID: {word!r} is not key=value,value; write for example run.seed=17,18.")
+        if key in axes:
+            raise UserError(f"GRID: {key} stands there twice; give all of its values after one equals sign.")
+        try:
+            axes[key] = [YAML(typ="safe", pure=True).load(value) for value in raw]
+        except YAMLError:
+            raise UserError(f"GRID: a value of {word!r} is not YAML; correct it.") from None
+        if len({repr(value) for value in axes[key]}) < len(raw):
+            raise UserError(f"GRID: {key} has one value twice; leave one out.")
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())] if axes else []
+    if not points:
+        raise UserError('GRID is empty; make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18".')
+    if len(points) > MOST_POINTS:
+        raise UserError(f"GRID has {len(points)} points; {MOST_POINTS} at most are run by one sweep.")
+    return points
+
+
+def with_settings(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay the settings into params; whether their keys exist, the schemas say.
+
+    Raises:
+        UserError: a key leads through a value that is no mapping.
+    """
+    for key, value in settings.items():
+        node: Any = values
+        *parents, last = key.split(".")
+        for place, part in enumerate(parents):
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"GRID: {'.'.join(parents[: place + 1])} has no keys below it, so {key} cannot be set.")
+        node[last] = value
+    return values
+
+
+def rewritten(text: str, values: Mapping[str, Any]) -> str:
+    """params.yaml with these values; lines that keep theirs stay as they are."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    return "".join(f"{line}\n" for line in layout.rewritten(text.splitlines(), yaml.load(text), values))
+
+
+def gpu_shares(jobs: int) -> list[dict[str, str]]:
+    """What each of ``jobs`` runs at once gets in its environment: nothing where there is no GPU.
+
+    Raises:
+        UserError: not one run, or fewer GPUs than runs.
+    """
+    if jobs < 1:
+        raise UserError(f"JOBS={jobs}: one run at once is the least.")
+    found = visible_gpus()
+    if found is None:
+        cores = len(os.sched_getaffinity(0))
+        threads = load_section(read_yaml(PARAMS_FILE), "run", RunParams, str(PARAMS_FILE)).threads
+        if jobs * threads > cores:
+            print(f"JOBS={jobs} with run.threads {threads} share {cores} cores; fewer at once may be faster.")
+        return [{} for _ in range(jobs)]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = [one for one in named.split(",") if one] if named else [str(number) for number in range(found[0])]
+    if jobs > len(devices):
+        raise UserError(
+            f"JOBS={jobs}, but there are {len(devices)} GPUs, and a run needs one; use JOBS={len(devices)}."
+        )
+    each = len(devices) // jobs
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One sweep at a time. Raises: UserError."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("another sweep is at work in this folder; wait for it, or end it.") from None
+        yield
+
+
+class _Runs:
+    """The runs at work. A SIGTERM or Ctrl-C is passed on to them: each saves what it has done, and ends."""
+
+    def __init__(self, method: str, shares: Sequence[dict[str, str]]) -> None:
+        self.stopped = False
+        self._methods = list(METHODS) if method == "all" else [method]
+        self._goal = "report" if method == "all" else f"{method}-report"
+        self._at_work: set[subprocess.Popen[bytes]] = set()
+        self._free: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
+        for share in shares:
+            self._free.put(share)
+
+    def stop(self, *_: object) -> None:
+        self.stopped = True
+        for process in list(self._at_work):
+            process.terminate()
+
+    def one(self, point: Point) -> str | None:
+        """Work off one point; a sentence if it failed."""
+        share = self._free.get()
+        try:
+            return None if self.stopped else self._run(point, share)
+        finally:
+            self._free.put(share)
+
+    def _run(self, point: Point, share: Mapping[str, str]) -> str | None:
+        began = time.monotonic()
+        said = ", ".join(f"{key}={value}" for key, value in point.settings.items())
+        folder = _prepare(point)
+        log = Path(f"{folder}.log")
+        print(f"{point.name}: {said}; log: {log}", flush=True)
+        for command in (
+            [sys.executable, "-m", "selfimprove.pipeline.check", *self._methods],
+            [sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro", self._goal],
+            ["dvc", "exp", "save", "--force", "--name", point.name, self._goal],
+        ):
+            code = self._call(command, folder, log, share)
+            if self.stopped:
+                return None
+            if code:
+                lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                shown = "\n".join(f"    {line}" for line in lines[-TOLD:])
+                return f"{point.name} ({said}) ended with exit code {code}; {log} ends with:\n{shown}"
+        ref = next(one for one in _experiments(folder) if one.endswith(f"/{point.name}"))
+        _git("fetch", "--quiet", str(folder), f"+{ref}:{ref}")
+        shutil.rmtree(folder)
+        print(f"{point.name}: done in {time.monotonic() - began:.0f} s", flush=True)
+        return None
+
+    def _call(self, command: Sequence[str], folder: Path, log: Path, share: Mapping[str, str]) -> int:
+        with (
+            log.open("ab") as out,
+            subprocess.Popen(
+                command, cwd=folder, env={**os.environ, **share}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            ) as process,
+        ):
+            self._at_work.add(process)
+            if self.stopped:
+                process.terminate()
+            code = process.wait()
+            self._at_work.discard(process)
+        return code
+
+
+def _work_off(points: Sequence[Point], method: str, shares: Sequence[dict[str, str]]) -> None:
+    there = {ref.rsplit("/", 1)[1] for ref in _experiments(Path())}
+    todo = [point for point in points if point.name not in there]
+    print(f"{len(points)} experiments: {len(points) - len(todo)} are there, {len(todo)} to do, {len(shares)} at once.")
+    runs = _Runs(method, shares)
+    for number in signal.SIGTERM, signal.SIGINT:
+        signal.signal(number, runs.stop)
+    with ThreadPoolExecutor(len(shares)) as pool:
+        failed = [said for said in pool.map(runs.one, todo) if said]
+    if runs.stopped:
+        print("stopped; the same command goes on from here.", file=sys.stderr)
+        sys.exit(130)
+    if failed:
+        raise UserError("\n".join([*failed, "the same command tries these again; the others are kept."]))
+    print("`make compare` shows them beside the last commit.")
+
+
+def _prepare(point: Point) -> Path:
+    """The point's folder, as an earlier sweep left it, or new."""
+    folder = HOME / point.name
+    if folder.is_dir():
+        return folder
+    part = HOME / f".part-{point.name}"
+    shutil.rmtree(part, ignore_errors=True)
+    _git("clone", "--quiet", "--shared", "--no-checkout", ".", str(part))
+    _git("checkout", "--quiet", "--detach", _git("rev-parse", "HEAD").strip(), folder=part)
+    for name in _edited():
+        source, target = Path(name), part / name
+        if source.is_file() or source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+        else:
+            target.unlink(missing_ok=True)
+    # What is ignored by git but named by the params (a model that was fetched, say), and the environments.
+    made = {out.path for out in outputs()} if LOCK.is_file() else set[Path]()
+    named = {path for path in named_paths(YAML(typ="safe", pure=True).load(point.params)) if not path.is_absolute()}
+    for path in sorted({*named, Path(".venv"), Path(".venvs")} - made):
+        if path.exists() and not (part / path).exists():
+            (part / path).parent.mkdir(parents=True, exist_ok=True)
+            (part / path).symlink_to(path.resolve())
+            with (part / ".git/info/exclude").open("a", encoding="utf-8") as exclude:
+                exclude.write(f"/{path}\n")
+    cache = subprocess.run(["dvc", "cache", "dir"], capture_output=True, text=True, check=True).stdout.strip()
+    write_text(part / ".dvc/config.local", f'[cache]\n    dir = "{cache}"\n')
+    write_text(part / PARAMS_FILE, point.params)
+    os.replace(part, folder)
+    return folder
+
+
+def _remove_others(points: Sequence[Point]) -> None:
+    """Folders of other grids and of other states of the repository; a run that is still at work in one ends with it."""
+    kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
+    for place in HOME.iterdir():
+        if place.name not in kept:
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+def _state(method: str) -> bytes:
+    """What an experiment rests on besides its settings: the commit, edits since, and which method is run.
+
+    Raises:
+        UserError: nothing is committed yet.
+    """
+    try:
+        digest = blake2b(_git("rev-parse", "HEAD").encode(), digest_size=8)
+    except subprocess.CalledProcessError:
+        raise UserError("nothing is committed here, and experiments belong to a commit; `git commit` first.") from None
+    digest.update(method.encode())
+    for name in _edited():
+        path = Path(name)
+        digest.update(name.encode() + b"\0" + (path.read_bytes() if path.is_file() and name != str(LOCK) else b""))
+    return digest.digest()
+
+
+def _name(settings: Mapping[str, Any], state: bytes) -> str:
+    """Short, fit for a git reference, and the same for the same settings and state."""
+    words = "-".join(f"{key.rsplit('.', 1)[1] if '.' in key else key}-{value}" for key, value in settings.items())
+    digest = blake2b(repr(sorted(settings.items())).encode() + state, digest_size=3).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9_]+', '-', words).strip('-')[:NAME_LENGTH]}-{digest}"
+
+
+def _edited() -> list[str]:
+    """Files that differ from the last commit or that git does not know yet; none that it ignores."""
+    changed = _git("diff", "--name-only", "-z", "HEAD").split("\0")
+    new = _git("ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    return sorted({name for name in changed + new if name})
+
+
+def _experiments(folder: Path) -> list[str]:
+    """References of DVC experiments."""
+    listed = _git("for-each-ref", "--format=%(refname)", "refs/exps", folder=folder).split()
+    return [ref for ref in listed if re.fullmatch(r"refs/exps/[0-9a-f]{2}/[0-9a-f]{38}/[^/]+", ref)]
+
+
+def _git(*words: str, folder: Path = Path()) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+if __name__ == "__main__":
+    cli.run(app)

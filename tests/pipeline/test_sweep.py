@@ -1,0 +1,102 @@
+"""A sweep's grid: what it means, and what is refused before anything starts. tests/test_end_to_end.py runs one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.pipeline.sweep import gpu_shares, parse_grid, rewritten, with_settings
+from tests.support.repo_copy import ROOT, copy_repo, environment, run
+
+
+def test_a_grid_is_every_combination_and_values_are_yaml() -> None:
+    assert parse_grid("run.seed=17,18 rise.rows.iter2.train.lr=1e-3") == [
+        {"run.seed": 17, "rise.rows.iter2.train.lr": 0.001},
+        {"run.seed": 18, "rise.rows.iter2.train.lr": 0.001},
+    ]
+    assert parse_grid("a.models=[x,y],[y,z]") == [{"a.models": ["x", "y"]}, {"a.models": ["y", "z"]}]
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ("", "GRID is empty"),
+        ("run.seed", "'run.seed' is not key=value,value"),
+        ("run.seed=17,", "is not key=value,value"),
+        ("run.seed=17,,18", "is not key=value,value"),
+        ("=17", "is not key=value,value"),
+        ("run.seed=17 run.seed=18", "run.seed stands there twice"),
+        ("run.seed=17,17", "run.seed has one value twice"),
+        ("run.seed={", "is not YAML"),
+        (" ".join(f"k{n}=1,2" for n in range(10)), "GRID has 1024 points; 1000 at most"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_one_sentence(grid: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_grid(grid)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_below_a_value_that_is_no_mapping_is_named() -> None:
+    values: dict[str, Any] = {"run": {"seed": 17}}
+    with pytest.raises(UserError, match=r"GRID: run\.seed has no keys below it, so run\.seed\.x cannot be set"):
+        with_settings(values, {"run.seed.x": 1})
+
+
+def test_only_the_lines_that_change_are_written_anew() -> None:
+    text = "# A comment.\nrun: {seed: 17}   # the seed\nrise:\n  a: 1    # kept\n  b: 2\n"
+    new = rewritten(text, {"run": {"seed": 17}, "rise": {"a": 1, "b": 3}})
+    assert new == text.replace("b: 2", "b: 3")
+
+
+def test_runs_at_once_share_the_visible_gpus_and_too_few_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nfor gpu in 0 1 2 3; do echo 'NVIDIA H100, 81559'; done\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    shares = [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(2)]
+    assert shares == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,6")
+    assert [share["CUDA_VISIBLE_DEVICES"] for share in gpu_shares(3)] == ["5", "7", "6"]
+    with pytest.raises(UserError, match="JOBS=4, but there are 3 GPUs"):
+        gpu_shares(4)
+    with pytest.raises(UserError, match="JOBS=0: one run at once is the least"):
+        gpu_shares(0)
+
+
+def test_unknown_keys_and_bad_values_are_all_named_and_nothing_starts(tmp_path: Path) -> None:
+    repo = copy_repo(tmp_path / "repo")
+    grid = "rise.rows.iter2.train.lr=-1,2 spin.rows.iter1.trian.lr=1 run.seed=17"
+    done = run(repo, sys.executable, "-m", "selfimprove.pipeline.sweep", grid, check=False)
+    assert done.returncode == 2
+    assert "params.yaml: rise.rows.iter2.train.lr: input should be greater than" in done.stderr
+    assert "spin.rows.iter1.trian: unknown key; did you mean 'train'?" in done.stderr
+    assert "nothing was queued." in done.stderr
+    assert not (repo / ".scratch/sweep").exists()
+
+
+def test_a_sweep_without_a_commit_and_a_second_one_at_once_are_refused(tmp_path: Path) -> None:
+    repo = copy_repo(tmp_path / "repo")
+    command = [sys.executable, "-m", "selfimprove.pipeline.sweep", "run.seed=17"]
+    (repo / ".scratch/sweep").mkdir(parents=True)
+    holder = ["flock", str(repo / ".scratch/sweep/lock"), *command]
+    done = subprocess.run(holder, cwd=repo, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "another sweep is at work in this folder" in done.stderr) == (2, True)
+    run(repo, "rm", "-rf", ".git")
+    run(repo, "git", "init", "--quiet")
+    done = run(repo, *command, check=False)
+    assert (done.returncode, "`git commit` first" in done.stderr) == (2, True)
+
+
+def test_make_s_example_is_a_valid_grid() -> None:
+    example = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "make sweep GRID=" in line)
+    assert len(parse_grid(example.split('"')[1])) == 4
