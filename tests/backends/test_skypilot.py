@@ -1,0 +1,59 @@
+"""SkyPilot's own parser reads cluster/skypilot.yaml. No cloud is called.
+
+Runs in the environment of ``make test-backends-skypilot``, which holds neither this project's packages nor its code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "cluster/skypilot.yaml"
+
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    os.environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))  # where it keeps its state
+    import sky
+
+    return sky
+
+
+def test_it_is_a_task_with_the_gpus_folder_and_commands_that_the_page_promises(sky: Any) -> None:
+    task = sky.Task.from_yaml(str(FILE))
+    (resources,) = task.resources
+    assert resources.accelerators == {"H100": 8}
+    assert (task.num_nodes, task.workdir) == (1, ".")
+    assert task.envs == {"PROFILE": "default", "METHOD": "all"}
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} <= set(task.secrets)
+    assert not any(str(value) for value in yaml_of(task)["secrets"].values())  # names, no values
+
+
+def yaml_of(task: Any) -> Any:
+    return task.to_yaml_config()
+
+
+def test_a_key_that_is_no_key_is_refused(sky: Any, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(FILE.read_text().replace("num_nodes:", "num_nodez:"))
+    with pytest.raises(Exception, match="did you mean 'num_nodes'"):
+        sky.Task.from_yaml(str(wrong))
+
+
+def test_its_commands_are_shell_and_targets_of_the_makefile(sky: Any) -> None:
+    task = sky.Task.from_yaml(str(FILE))
+    targets = set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "Makefile").read_text()))
+    targets |= set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "requirements/backends.mk").read_text()))
+    for script in (task.setup, task.run):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+        assert set(re.findall(r"make ([a-z]+)", script)) <= targets
+    assert set(re.findall(r"make ([a-z]+)", task.run)) == {"use", "fetch", "repro", "publish"}

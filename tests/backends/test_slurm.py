@@ -1,0 +1,165 @@
+"""Slurm for real: munge, a controller and slurmd on this machine; sbatch runs the smoke profile to its table.
+
+Needs Debian's slurm-wlm and munge. Of three nodes one does not see the repository: its slurmd has a file system of its
+own.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.repo_copy import ROOT, copy_repo, environment
+
+pytestmark = [
+    pytest.mark.backend,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))),
+        reason="there is no Slurm here; on Debian: apt-get install slurm-wlm munge",
+    ),
+]
+
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmdSpoolDir={folder}/spool-%n
+StateSaveLocation={folder}/state
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2
+PartitionName=seeing Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
+PartitionName=blind Nodes=n1,n3 MaxTime=INFINITE State=UP
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = copy_repo(tmp_path_factory.mktemp("repository") / "repo")
+    shutil.copy2(ROOT / "Makefile", folder)
+    shutil.copytree(ROOT / "cluster", folder / "cluster")
+    for name in (".venv", ".venvs"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory, repo: Path) -> Iterator[dict[str, str]]:
+    """The environment in which Slurm's commands find the cluster."""
+    folder = tmp_path_factory.mktemp("slurm")
+    for name in ("state", "spool-n1", "spool-n2", "spool-n3"):
+        (folder / name).mkdir()
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o600)
+    config = folder / "slurm.conf"
+    names = {"host": socket.gethostname().partition(".")[0], "user": getpass.getuser(), "folder": folder}
+    config.write_text(CONFIG.format(ports=free_ports(4), **names))
+    files = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    munge = [f"--{option}={folder}/munge.{end}" for option, end in files.items()]
+    hidden = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{repo}" && exec "$@"', "sh"]
+    commands: Sequence[tuple[str, list[str]]] = (
+        ("munged", ["munged", "--foreground", "--force", *munge]),
+        ("slurmctld", ["slurmctld", "-D", "-f", str(config)]),
+        ("n1", ["slurmd", "-D", "-N", "n1", "-f", str(config)]),
+        ("n2", ["slurmd", "-D", "-N", "n2", "-f", str(config)]),
+        ("n3", [*hidden, "slurmd", "-D", "-N", "n3", "-f", str(config)]),
+    )
+    more = {"SLURM_CONF": str(config), "MAKEFLAGS": "", "PATH": f"{environment()['PATH']}:/usr/sbin"}
+    env = environment() | more
+    daemons = []
+    for name, command in commands:
+        if name == "slurmctld":
+            until(lambda: (folder / "munge.sock").exists(), "munged", folder)
+        with (folder / f"{name}.out").open("wb") as out:
+            daemons.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out))
+    until(lambda: ask(env, "sinfo", "-h", "-N", "-p", "seeing", "-o", "%T").split() == ["idle", "idle"], "n1", folder)
+    yield env
+    ask(env, "scancel", "--user", getpass.getuser())
+    for daemon in reversed(daemons):
+        daemon.terminate()
+        daemon.wait(timeout=60)
+
+
+def until(true: object, daemon: str, folder: Path, seconds: float = 60.0) -> None:
+    """Wait; shows a daemon's log if it takes too long."""
+    assert callable(true)
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, (folder / f"{daemon}.out").read_text()
+        time.sleep(0.2)
+
+
+def ask(env: dict[str, str], *command: str, folder: Path | None = None, check: bool = False) -> str:
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=800)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def submit(env: dict[str, str], repo: Path, log: Path, *words: str, wait: bool = True) -> str:
+    """The job's number."""
+    flags = ["--wait"] if wait else []
+    said = ask(env, "sbatch", *flags, "--parsable", f"--output={log}", *words, folder=repo)
+    return said.split(";")[0].strip()
+
+
+def test_sbatch_runs_the_smoke_profile_to_its_table_and_a_cancelled_job_goes_on_where_it_was(
+    slurm: dict[str, str], repo: Path, tmp_path: Path
+) -> None:
+    first = tmp_path / "first.log"
+    job = submit(slurm, repo, first, "--nodes=2", "cluster/slurm/repro.sbatch", "METHOD=spin", wait=False)
+    until(lambda: first.exists() and "Running stage 'spin-finetune@base'" in first.read_text(), "first", tmp_path, 300)
+    ask(slurm, "scancel", "--batch", "--signal=TERM", job, check=True)
+    until(lambda: not ask(slurm, "squeue", "-h", "-j", job, "-t", "running,completing").strip(), "first", tmp_path)
+    assert "Running stage 'spin-report'" not in first.read_text()
+
+    second = tmp_path / "second.log"
+    submit(slurm, repo, second, "--nodes=2", "cluster/slurm/repro.sbatch", "METHOD=spin")
+    text = second.read_text()
+    assert re.search(r"^ ?spin\b", text, re.M), text
+    assert "iter1" in text.rsplit("Running stage", 1)[1]
+    assert not set(ran(first.read_text())[:-1]) & set(ran(text)) - {"inputs"}  # what the first finished is not redone
+    assert (repo / "results/summary/spin.json").is_file()
+
+
+def ran(text: str) -> list[str]:
+    return re.findall(r"Running stage '([^']+)'", text)
+
+
+def test_a_node_that_does_not_see_the_repository_is_named(slurm: dict[str, str], repo: Path, tmp_path: Path) -> None:
+    if getpass.getuser() != "root":
+        pytest.skip("a file system of its own needs root")
+    log = tmp_path / "blind.log"
+    submit(slurm, repo, log, "--nodes=2", "--partition=blind", "cluster/slurm/repro.sbatch", "METHOD=spin")
+    assert f"node n3 does not see {repo}, or no repository in it; submit from the repository" in log.read_text()
+    assert "Running stage" not in log.read_text()
