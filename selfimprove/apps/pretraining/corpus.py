@@ -18,7 +18,7 @@ from random import Random
 from pydantic import Field
 
 from selfimprove.apps.pretraining import copying
-from selfimprove.core.chat import ChatFormat
+from selfimprove.core.chat import PLAIN_SPECIAL_TOKENS, ChatFormat
 from selfimprove.core.params import Section
 from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import rng
@@ -77,6 +77,17 @@ class Text(Section):
     statement_weight: float = Field(default=0.25, ge=0, le=1)
 
 
+class Lines(Section):
+    """Sequences that hold nothing but lines of random token ids, each followed by itself.
+
+    One line a sequence lets copying form within minutes, since the line to copy is always the one just read; from
+    several lines alone it does not form at all (docs/experiments.md).
+    """
+
+    of: tuple[int, int] = Field(default=(4, 16), description="ids of a line, at least and at most")
+    lines: int = Field(ge=1, description="lines of a sequence, at most")
+
+
 def page_of(world: str, *key: object) -> list[Passage]:
     """One page; ``key`` names it."""
     draws = rng("pretraining", world, *key)
@@ -89,11 +100,19 @@ def world_of(shares: dict[str, float], number: int) -> str:
 
 
 def encoded(
-    text: Text, model: Path, seed: int, numbers: range, shares: dict[str, float] | None = None
+    text: Text,
+    model: Path,
+    seed: int,
+    numbers: range,
+    shares: dict[str, float] | None = None,
+    lines: Lines | None = None,
 ) -> Iterator[EncodedExample]:
-    """The training sequences of these numbers, in their order; ``shares`` in place of the text's."""
+    """The training sequences of these numbers, in their order; ``shares`` in place of the text's, or only ``lines``."""
     writer = Writer(text, model)
     for number in numbers:
+        if lines is not None:
+            yield writer.repeated(lines, seed, number)
+            continue
         one = writer.sequence(world_of(shares or text.shares, number), seed, "train", number)
         if one is not None:
             yield one
@@ -106,6 +125,20 @@ class Writer:
         self._text = text
         self._longest = max(text.lengths)
         self._turns, self._one_text = ChatFormat.load(model), ChatFormat.load(model, "react")
+
+    def repeated(self, lines: Lines, *key: object) -> EncodedExample:
+        """The sequence of lines of that name: the user's ids, which the assistant writes again and ends."""
+        draws, chat = rng("pretraining lines", *key), self._turns
+        user, assistant = map(PLAIN_SPECIAL_TOKENS.index, ("<|user|>", "<|assistant|>"))
+        ids: list[int] = []
+        weights: list[float] = []
+        for _ in range(draws.randint(1, lines.lines)):
+            length = draws.randint(*lines.of)
+            line = [draws.randrange(len(PLAIN_SPECIAL_TOKENS), chat.vocab_size) for _ in range(length)]
+            context = [user, *line, chat.end_id, assistant]
+            ids += [*context, *line, chat.end_id]
+            weights += [0.0] * len(context) + [1.0] * (len(line) + 1)
+        return EncodedExample(ids, weights)
 
     def sequence(self, world: str, *key: object) -> EncodedExample | None:
         """The sequence of that name; None if its first page alone is too long."""

@@ -16,7 +16,8 @@ from pydantic import Field
 
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
-from selfimprove.apps.pretraining.corpus import Text, encoded
+from selfimprove.apps.pretraining.corpus import Lines, Text, encoded
+from selfimprove.apps.pretraining.tied import tie, untie
 from selfimprove.apps.pretraining.words import make_tokenizer
 from selfimprove.core.params import Section
 from selfimprove.core.publish import publish, write_json
@@ -42,6 +43,8 @@ class Phase(Section):
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
     shares: dict[str, float] | None = Field(default=None, description="in place of the text's")
+    lines: Lines | None = Field(default=None, description="lines to repeat, in place of the text")
+    batch_size: int | None = Field(default=None, ge=1, description="in place of train.batch_size")
 
 
 class Recipe(Section):
@@ -73,9 +76,11 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
     shutil.rmtree(start, ignore_errors=True)
     make_tokenizer(recipe.vocabulary.pages, recipe.vocabulary.size, scratch / "tokenizer", recipe.seed)
     parameters = build_scratch_model(recipe.arch, scratch / "tokenizer", start, recipe.seed)
+    tie(start)
     reports = _train(recipe, start, scratch)
     shutil.rmtree(trained, ignore_errors=True)
     shutil.copytree(scratch / f"phase-{len(reports)}", trained)
+    untie(trained)
     measured = measure(recipe.text, trained, recipe.seed, threads=recipe.threads)
     facts = {
         "parameters": parameters,
@@ -107,8 +112,11 @@ def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
             continue
         shutil.rmtree(out, ignore_errors=True)
         part = prepare(start, out)
-        sequences = list(encoded(recipe.text, start, recipe.seed, range(first, first + phase.sequences), phase.shares))
-        params = recipe.train.model_copy(update={"lr": phase.lr, "schedule": phase.schedule})
+        numbers = range(first, first + phase.sequences)
+        sequences = list(encoded(recipe.text, start, recipe.seed, numbers, phase.shares, phase.lines))
+        batch = phase.batch_size or recipe.train.batch_size
+        changed = {"lr": phase.lr, "schedule": phase.schedule, "batch_size": batch}
+        params = recipe.train.model_copy(update=changed)
         job = SftJob(
             model_dir=start,
             out_dir=part,

@@ -6,13 +6,15 @@ import hashlib
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from safetensors.torch import load_file
 
 from selfimprove.apps.pretraining.__main__ import RECIPE
-from selfimprove.apps.pretraining.corpus import WORLDS, Writer, page_of
+from selfimprove.apps.pretraining.corpus import WORLDS, Lines, Writer, page_of
 from selfimprove.apps.pretraining.make import make, read_recipe
 from selfimprove.apps.pretraining.words import FIXED
 from selfimprove.core.chat import ChatFormat
@@ -35,7 +37,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = YAML(typ="safe", pure=True).load(RECIPE)
     values |= SMOKE
     values["text"] |= {"held_out": 1}
-    values["phases"] = [{**phase, "sequences": 16} for phase in (values["phases"][0], values["phases"][-1])]
+    values["phases"] = [
+        {**phase, "sequences": 16, "batch_size": 8} for phase in (values["phases"][0], values["phases"][-1])
+    ]
     values["train"] |= {"save_steps": 1, "dtype": "float32"}
     file = tmp_path_factory.mktemp("recipe") / "recipe.yaml"
     YAML(typ="safe", pure=True).dump(values, file)
@@ -86,6 +90,27 @@ def test_the_tokenizer_writes_any_text_and_a_digit_a_token(made: Path) -> None:
             chr(draws.choice((10, draws.randrange(32, 127), draws.randrange(161, 0x2FA0)))) for _ in range(30)
         )
         assert chat.token_bytes_known(text), text
+
+
+def test_a_line_of_ids_is_learnt_where_it_is_written_again(made: Path) -> None:
+    writer = Writer(read_recipe(made / "model/recipe.yaml").text, made / "model")
+    end = ChatFormat.load(made / "model").end_id
+    for number in range(50):
+        one = writer.repeated(Lines(of=(2, 5), lines=3), 1, number)
+        assert one == writer.repeated(Lines(of=(2, 5), lines=3), 1, number)
+        ends = [-1, *(place for place, token in enumerate(one.ids) if token == end)]
+        said = [one.ids[a + 2 : b] for a, b in pairwise(ends)]  # without the role's token and the end
+        assert said[::2] == said[1::2]
+        assert 1 <= len(said) // 2 <= 3
+        assert all(2 <= len(line) <= 5 for line in said)
+        assert one.trained == sum(len(line) + 1 for line in said[1::2])  # each with its end, none with its role's token
+
+
+def test_the_base_that_ships_writes_with_a_copy_of_what_it_reads_with(made: Path) -> None:
+    weights = load_file(made / "model/model.safetensors")
+    assert weights["lm_head.weight"].equal(weights["model.embed_tokens.weight"])
+    assert json.loads((made / "model/config.json").read_text())["tie_word_embeddings"] is False
+    assert "lm_head.weight" not in load_file(made / "scratch/phase-1/model.safetensors")
 
 
 def test_answers_on_pages_are_right() -> None:
