@@ -115,7 +115,7 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@dvc plots show --out report/dvc >/dev/null && python -m selfimprove.apps.report.offline report/dvc/index.html
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
-page: $(READY) ## report/index.html: tables, curves, episodes, trees and pairs to browse, offline (COMPARE=commit, experiment or folder)
+page: $(READY) ## report/index.html: tables, curves, episodes, trees and pairs to browse, offline (COMPARE=commit, experiment or folder; LOGPROBS=all)
 	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs '$(LOGPROBS)') $(foreach one,$(COMPARE),--compare '$(one)') $(ARGS)
 
 watch: $(READY) ## the same page, live, while a run goes on: http://127.0.0.1:8017 (PORT=8017)

@@ -56,10 +56,12 @@ def rise_row(number: int, *, solved: bool) -> str:
 
 
 def write_rise(
-    root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS, query: str = ""
-) -> None:
+    root: Path, count: int = 12, texts: Mapping[int, str] | None = None, rows: Sequence[str] = ROWS, query: str = "",
+    examples: int = 5,
+) -> None:  # fmt: skip
     """Rows that solve a third, a half and two thirds of ``count`` problems; their summary, and training examples.
 
+    The third row does not solve problem 3, which the others solve; the last problem is blocked in every row.
     ``texts``: what the model says of a problem; ``query`` stands before every problem.
     """
     said = texts or {}
@@ -72,10 +74,11 @@ def write_rise(
         folder = root / "results" / "rise" / row
         folder.mkdir(parents=True)
         share = (1 / 3, 1 / 2, 2 / 3)[place]
-        solved = [number < share * count for number in range(count)]
+        solved = [number < share * count and not (number == 3 and place == 2) for number in range(count)]
         episodes = [rise_episode(n, ok, said.get(n, "1 + 1 = 2")) for n, ok in enumerate(solved)]
         for one in episodes:
             one.query = query + one.query
+        episodes[-1].status, episodes[-1].error = "blocked", "the engine failed"
         write_jsonl(folder / "episodes.jsonl", episodes)
         outcomes[row] = [
             Outcome(id=f"problem-{n}", values={"m1@t1": 0.0, "m1@t2": float(ok)}) for n, ok in enumerate(solved)
@@ -102,7 +105,7 @@ def write_rise(
     write_rows(tasks / "test.jsonl", [{"id": f"problem-{n}", "question": "?", "answer": "!"} for n in range(count)])
     train = root / "data" / "rise" / "iter1" / "train"
     train.mkdir(parents=True)
-    write_jsonl(train / "examples.jsonl", [_example(n) for n in range(5)])
+    write_jsonl(train / "examples.jsonl", [_example(n) for n in range(examples)])
 
 
 def _example(number: int) -> Example:
@@ -113,6 +116,30 @@ def _example(number: int) -> Example:
         Message(role="assistant", content="right", token_ids=[5], finish="stop", weight=1.0 + number),
     ]
     return Example(id=f"identity_{number}", messages=messages, source=f"problem-{number}")
+
+
+def rl_state(level: str, place: int) -> str:
+    """A prompt of Reflect-RL's taxi."""
+    grid = "\n".join("|" + ("T" if row == place else " ") + ": : : :P|" for row in range(5))
+    return f"{level}\n+---------+\n{grid}\n+---------+\nThe actions are:\nAction 0: move south\nAction 1: move east\n"
+
+
+def write_reinforcement(root: Path, iterations: int = 4) -> None:
+    """Reflect-RL's last row: evaluated and reinforced at two levels, two logged episodes an iteration."""
+    folder = root / "results" / "reflect_rl" / "reflect_rl"
+    folder.mkdir(parents=True)
+    estimate = {"mean": 0.5, "se": 0.1, "n": 4}
+    levels = {level: {"success": estimate, "cost": estimate, "episodes": 4} for level in ("pickup", "full")}
+    (folder / "metrics.json").write_text(json.dumps({"success": estimate, "cost": estimate, "levels": levels}))
+    write_rows(folder / "outcomes.jsonl", [{"id": "taxi-1", "values": {"success": 0.5, "cost": 0.5}}])
+    step = {"logprob": -0.1, "entropy": 0.2, "cost": 0.05, "Q_value": -0.9, "generation": "1"}
+    rows = []
+    for number in range(1, iterations + 1):
+        level = "pickup" if 2 * number <= iterations else "full"
+        details = [[{**step, "step": n, "prompt": rl_state(level, n)} for n in range(number)] for _ in range(2)]
+        log = [{"batch": batch, "detail": detail} for batch, detail in enumerate(details)]
+        rows.append({"iter": number, "level": level, "succ": number / 10, "cost": 0.1, "loss": [0.1, None], "log": log})
+    write_rows(folder / "log.jsonl", rows)
 
 
 def make_tree(branches: int = 3, depth: int = 4, number: int = 0, text: str = "get 1 oak log") -> Tree:

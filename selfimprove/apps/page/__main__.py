@@ -18,7 +18,9 @@ from selfimprove.core.errors import UserError
 def main(
     run: Annotated[Path, typer.Option(help="the run's folder")] = Path(),
     out: Annotated[Path, typer.Option(help="where the report goes")] = OUT,
-    logprobs: Annotated[Wanted, typer.Option(help="log-probabilities: auto computes them with small models")] = "auto",
+    logprobs: Annotated[
+        Wanted, typer.Option(help="log-probabilities: auto: of some, with small models; all: of every episode")
+    ] = "auto",
     compare: Annotated[list[str] | None, typer.Option(help="a run's folder, a commit or an experiment")] = None,
     live: Annotated[bool, typer.Option(help="with the view that make watch serves")] = False,
 ) -> None:

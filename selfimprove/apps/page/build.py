@@ -111,7 +111,7 @@ class _Report:
     def write(self) -> None:
         """All views. The overview is last: by then every file has been read, and what is damaged is known."""
         data, scorer = self.folder / "data", Scorer(self.run, self.stages, self.logprobs)
-        libraries = {method: write_library(self.run, method, data, scorer) for method in self.run.methods}
+        libraries = {method: write_library(self.run, method, data, scorer.extend) for method in self.run.methods}
         for method in libraries:
             scorer.write_vocabulary(method, data)
         for method in METHODS:
@@ -168,8 +168,10 @@ class _Report:
         results = differences = None
         charts: dict[str, Any] = {}
         sections: list[tuple[str, list[tuple[str, str]]]] = []
+        by_level: list[Plain] = []
         downloads = []
         if summary:
+            by_level = tables.levels(self.run, method, summary)
             results, differences = tables.results(method, summary, self.timing), tables.differences(method, summary)
             for kind, table in (("results", results), ("differences", differences)):
                 if table:
@@ -186,7 +188,7 @@ class _Report:
         self._view(
             f"{method}.html", name, charts, template="method.html", name=name, idea=IDEAS.get(method, ""),
             partial=bool(summary and summary.get("partial")), results=results, differences=differences,
-            downloads=downloads, sections=sections, links=links,
+            levels=by_level, downloads=downloads, sections=sections, links=links,
         )  # fmt: skip
 
 

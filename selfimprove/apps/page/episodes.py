@@ -7,15 +7,15 @@ A record of the page::
            {"r": "assistant", "p": [["Thought: … Action: get 2 grape", 0, [294, 30, …]]], "reward": 0.0, "ok": true},
            {"r": "environment", "p": [["Got 2 grape", 0, null]], "v": {"carries": {"grape": 2}}}]}
 
-``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` which run over the task. A message's parts ``p`` are [text,
-weight in training, token ids]; a fourth entry holds the tokens' log-probabilities where they were computed. ``v`` is a
-scene (``scenes.py``).
+``i`` id, ``t`` task, ``s`` status, ``r`` reward, ``u`` which run over the task, or its curriculum level. A message's
+parts ``p`` are [text, weight in training, token ids]; where they were computed, the tokens' log-probabilities after and
+before training follow. ``v`` is a scene (``scenes.py``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from selfimprove.apps.page import scenes
@@ -48,7 +48,11 @@ def _turns(record: Mapping[str, Any]) -> Json:
     """RISE and Agent-R: ``core.records.Episode``."""
     messages = _opening(record["prompt"])
     # A whole plan of RISE's is no action of which a scene could be drawn.
-    crafts = scenes.Inventory() if record["env"] == "textcraft" and RULE not in record["query"] else None
+    planned = RULE in record["query"]
+    seen = None if planned else scenes.Inventory() if record["env"] == "textcraft" else scenes.Seen()
+    if seen:
+        for message in messages:
+            message |= _scene(seen.text(message["p"][0][0]))
     invalid = 0
     rewards = []
     for turn in record["turns"]:
@@ -69,8 +73,8 @@ def _turns(record: Mapping[str, Any]) -> Json:
         said |= {"others": others} if others else {}
         said |= {"cut": True} if attempt.get("finish") == "length" else {}
         answer: Json = {"r": "environment", "p": [[clip(turn.get("observation", "")), 0, None]]}
-        if crafts:
-            answer["v"] = crafts.step(attempt.get("answer") or "", turn.get("observation", ""))
+        if seen:
+            answer |= _scene(seen.step(attempt.get("answer") or "", turn.get("observation", "")))
         messages += [said, answer]
     scored = [reward for reward in rewards if reward is not None]
     known = re.match(r"(.+)-\d+$", record["id"]) if record["env"] in ("textcraft", "webshop", "sciworld") else None
@@ -100,24 +104,7 @@ def _rounds(record: Mapping[str, Any]) -> Json:
 
 def _steps(record: Mapping[str, Any]) -> Json:
     """Reflect-RL: ``episode.RLEpisode``, and its teacher's trajectories."""
-    messages: list[Json] = []
-    invalid = 0
-    for step in record["steps"]:
-        state = step["prompt"] if "prompt" in step else step["pre"] + step["post"]
-        shown: Json = {"r": "environment", "p": [[clip(state), 0, None]]}
-        if (scene := scenes.listed(state)) is not None:
-            shown["v"] = scene
-        messages.append(shown)
-        if step.get("reflection"):
-            messages.append({"r": "reflector", "p": [[clip(step["reflection"]), 0, None]]})
-        valid = step.get("valid", True)
-        invalid += not valid
-        command = step.get("command")
-        said: Json = {"r": "assistant", "p": [[clip(step["label"]), 0, None]]}
-        said |= {"answer": clip(command)} if command else {}
-        said |= {} if valid else {"ok": False}
-        said |= {key: step[key] for key in ("cost", "logprob", "entropy") if step.get(key) is not None}
-        messages.append(said)
+    messages, invalid = _walked(record["steps"])
     cost = record.get("cost", sum(step.get("cost", 0.0) for step in record["steps"]))
     level = record.get("level", "")
     run = " ".join(str(part) for part in (level, record.get("info"), record.get("episode")) if part not in (None, ""))
@@ -128,12 +115,51 @@ def _steps(record: Mapping[str, Any]) -> Json:
     )  # fmt: skip
 
 
+def _logged(iteration: Mapping[str, Any]) -> Iterator[Json]:
+    """Reflect-RL: the episodes that an iteration of reinforcement learning logged (docs/reflect-rl.md, L48)."""
+    for entry in iteration["log"]:
+        steps = [{**step, "label": step["generation"], "togo": step["Q_value"]} for step in entry["detail"]]
+        for step in steps:
+            listed = re.search(rf"^Action {re.escape(step['label'])}: (.+)$", step["prompt"], re.MULTILINE)
+            step["command"] = listed[1] if listed else ""
+        messages, invalid = _walked(steps)
+        name = f"iteration {iteration['iter']}"
+        yield _record(
+            {"id": f"{name}, episode {entry['batch'] + 1}", "status": "logged"}, messages, task=name,
+            reward=-sum(step["cost"] for step in steps), invalid=invalid, turns=len(steps), run=iteration["level"],
+            text=f"success {iteration['succ']:.2f} over the iteration" if iteration["succ"] is not None else "",
+        )  # fmt: skip
+
+
+def _walked(steps: Sequence[Mapping[str, Any]]) -> tuple[list[Json], int]:
+    """Messages of Reflect-RL's steps, and how many actions were invalid."""
+    messages: list[Json] = []
+    invalid = 0
+    for step in steps:
+        state = step["prompt"] if "prompt" in step else step["pre"] + step["post"]
+        shown: Json = {"r": "environment", "p": [[clip(state), 0, None]]}
+        messages.append(shown | _scene(scenes.Seen().text(state)))
+        if step.get("reflection"):
+            messages.append({"r": "reflector", "p": [[clip(step["reflection"]), 0, None]]})
+        valid = step.get("valid", True)
+        invalid += not valid
+        command = step.get("command")
+        said: Json = {"r": "assistant", "p": [[clip(step["label"]), 0, None]]}
+        said |= {"answer": clip(command)} if command else {}
+        said |= {} if valid else {"ok": False}
+        said |= {key: step[key] for key in ("cost", "togo", "logprob", "entropy") if step.get(key) is not None}
+        messages.append(said)
+    return messages, invalid
+
+
 def _example(record: Mapping[str, Any], number: int) -> Json:
     """A training example: messages with weights."""
     messages = _joined(record["messages"])
+    seen = scenes.Seen()
+    planned = any(RULE in message["p"][0][0] for message in messages)
     for message in messages:
-        if (scene := scenes.taxi(message["p"][0][0])) is not None:
-            message["v"] = scene
+        if message["r"] != "assistant" and not planned:
+            message |= _scene(seen.text(message["p"][0][0]))
     text = next((part[0] for message in messages if message["r"] != "assistant" for part in message["p"]), "")
     task = re.split(r":|-(?:positive|negative)", record.get("source") or record["id"])[0]
     return _record(
@@ -159,6 +185,10 @@ def _opening(prompt: list[Mapping[str, Any]]) -> list[Json]:
     return [{"r": one["role"], "p": [[clip(one["content"]), 0, None]], "opening": True} for one in prompt]
 
 
+def _scene(scene: Json | None) -> Json:
+    return {} if scene is None else {"v": scene}
+
+
 def _joined(messages: list[Mapping[str, Any]]) -> list[Json]:
     """Messages, those of one role in a row as parts of one."""
     found: list[Json] = []
@@ -180,9 +210,13 @@ def clip(text: str) -> str:
 def read(
     lines: Iterator[tuple[int, Mapping[str, Any]]], file: str, tell: Callable[[str], None]
 ) -> Iterator[tuple[int, Mapping[str, Any], Json]]:
-    """(line number, line, record) of the lines that are episodes or examples; of others ``tell`` gets file and line."""
+    """(line number, line, record) of the lines that are episodes or examples; of others ``tell`` gets file and line.
+
+    A line of a log of reinforcement learning holds several episodes.
+    """
     for number, line in lines:
         try:
-            yield number, line, to_page(line, number)
+            for record in _logged(line) if "log" in line else [to_page(line, number)]:
+                yield number, line, record
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             tell(f"{file}, line {number}: not an episode or example of this project ({type(error).__name__}: {error}).")

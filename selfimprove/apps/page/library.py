@@ -1,35 +1,22 @@
 """The sets of episodes of a run, and their index: what the page filters without reading the episodes themselves.
 
-A set is one file: a row's evaluation, what it generated, or what it was trained on. The index of a method has its tasks
-once, and for every set one column a property, so that 200,000 episodes are a few short arrays.
+A set is one file: a row's evaluation, what it generated, what it was trained on, or its reinforcement's log. The index
+of a method has its tasks once, and for every set one column a property: 200,000 episodes are a few short arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from selfimprove.apps.page import episodes
 from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
-EXAMPLES = 300
-"""So many training examples of a file are shown, evenly spread."""
-
-LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e"}
-
-
-class Extends(Protocol):
-    """What adds tokens and log-probabilities to records (``scores.Scorer``)."""
-
-    def example(self, method: str, row: str, line: Mapping[str, Any], record: dict[str, Any], shown: int) -> None:
-        """Add them to a training example, one of ``shown``."""
-
-    def note(self, method: str, record: Mapping[str, Any]) -> None:
-        """Remember a record's tokens."""
+LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
 
 @dataclass
@@ -39,12 +26,15 @@ class Source:
     row: str
     phase: str
     path: Path
-    limit: int = 0
 
     @property
     def name(self) -> str:
         """As in links: ``iter2/evaluation``."""
         return f"{self.row}/{self.phase}"
+
+
+Extend = Callable[[str, Source, int, Mapping[str, Any], dict[str, Any]], None]
+"""(method, its set, lines of the set's file, line, record): adds tokens and log-probabilities to the record."""
 
 
 @dataclass
@@ -63,30 +53,28 @@ def sources(run: Run, method: str) -> list[Source]:
     rows = run.rows(method)
     found = [Source(row, "evaluation", results / row / "episodes.jsonl") for row in rows]
     found += [Source(row, "generation", data / row / "episodes.jsonl") for row in rows]
+    found += [Source(row, "reinforcement", results / row / "log.jsonl") for row in rows]
     found.append(Source("teacher", "demonstrations", data / "trajectories.jsonl"))
     for row in rows:
         for path in sorted((data / row / "train").glob("*.jsonl")):
             if path.stem == "examples" or path.stem.startswith("sft"):
                 phase = "training" if path.stem == "examples" else f"training ({path.stem.replace('_', ' ')})"
-                found.append(Source(row, phase, path, EXAMPLES))
+                found.append(Source(row, phase, path))
     return [one for one in found if one.path.is_file()]
 
 
-def write_library(run: Run, method: str, folder: Path, extend: Extends | None = None) -> Library:
+def write_library(run: Run, method: str, folder: Path, extend: Extend | None = None) -> Library:
     """Write a method's episodes and their index to ``folder``; returns the index."""
     library = Library(method)
     for number, source in enumerate(sources(run, method)):
-        total = counted(source.path) if source.limit else 0
-        columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l")}
+        columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l", "p")}
         letters: list[str] = []
 
-        def records(source: Source = source, total: int = total, columns: Any = columns, letters: Any = letters) -> Any:
-            chosen = run.lines(source.path, spread(total, source.limit))
-            for line, raw, record in episodes.read(chosen, run.name(source.path), run.tell):
-                if source.limit and extend is not None:
-                    extend.example(method, source.row, raw, record, min(total, source.limit))
+        def records(source: Source = source, columns: Any = columns, letters: Any = letters) -> Any:
+            count = counted(source.path)
+            for line, raw, record in episodes.read(run.lines(source.path), run.name(source.path), run.tell):
                 if extend is not None:
-                    extend.note(method, record)
+                    extend(method, source, count, raw, record)
                 task = library.tasks.setdefault(
                     record["t"], [str(len(library.tasks)), record["q"][:300], run.splits[method].get(record["t"], "")]
                 )
@@ -96,6 +84,7 @@ def write_library(run: Run, method: str, folder: Path, extend: Extends | None = 
                 columns["x"].append(record["x"])
                 columns["u"].append(library.runs.setdefault(record["u"], len(library.runs)))
                 columns["l"].append(line)
+                columns["p"].append(int(any(len(part) > 3 for said in record["m"] for part in said["p"])))
                 letters.append(LETTERS.get(record["s"], "u"))
                 yield record
 
@@ -111,7 +100,6 @@ def write_library(run: Run, method: str, folder: Path, extend: Extends | None = 
                 "path": run.name(source.path),
                 "label": f"{row_name(method, source.row)}: {source.phase}",
                 "size": len(letters),
-                "total": total or len(letters),
                 "s": "".join(letters),
                 **_short(columns),
             }
@@ -138,8 +126,3 @@ def counted(path: Path) -> int:
     """Lines of a file."""
     with path.open("rb") as file:
         return sum(1 for _ in file)
-
-
-def spread(total: int, limit: int) -> set[int] | None:
-    """The numbers of ``limit`` of ``total`` lines with equal distances; None: all."""
-    return None if not limit or total <= limit else {1 + place * total // limit for place in range(limit)}

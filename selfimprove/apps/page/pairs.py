@@ -21,7 +21,7 @@ from typing import Any
 
 from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.episodes import clip
-from selfimprove.apps.page.library import counted, spread
+from selfimprove.apps.page.library import counted
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
@@ -89,7 +89,7 @@ def _of_pairs(
     run: Run, method: str, row: str, path: Path, total: int, margin: Margin | None
 ) -> Callable[[], Iterator[Json]]:
     def read() -> Iterator[Json]:
-        for number, line in run.lines(path, spread(total, PAIRS)):
+        for number, line in run.lines(path, spread(total)):
             try:
                 prompt = "\n".join(one["content"] for one in line["prompt"])
                 pair = to_page(line["id"], prompt, _said(line["real"]), _said(line["generated"]))
@@ -107,7 +107,7 @@ def _of_logs(run: Run, path: Path, total: int) -> Callable[[], Iterator[Json]]:
     """Agent-R's pair logs: what both paths say after the opening."""
 
     def read() -> Iterator[Json]:
-        for number, line in run.lines(path, spread(total, PAIRS)):
+        for number, line in run.lines(path, spread(total)):
             try:
                 good, bad = _said(line["high_log"]), _said(line["low_log"])
                 prompt = str(line["task_description"])
@@ -141,6 +141,11 @@ def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
     for place in range(min(PAIRS, len(made))):
         name, start, steps = made[place * len(made) // min(PAIRS, len(made))]
         yield to_page(name, f"start {start[0]}, {start[1]}", right[start], steps)
+
+
+def spread(total: int) -> set[int] | None:
+    """The numbers of ``PAIRS`` of ``total`` lines with equal distances; None: all."""
+    return None if total <= PAIRS else {1 + place * total // PAIRS for place in range(PAIRS)}
 
 
 def to_page(name: str, prompt: str, real: Sequence[Said], generated: Sequence[Said]) -> Json:

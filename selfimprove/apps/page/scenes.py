@@ -20,7 +20,12 @@ _PUT = re.compile(r"You (?:move|put) the ([\w ]+?) (?:to|in/on|in|on) the ([\w ]
 _SEEN = re.compile(r"(?:On|In) (?:the ([\w ]+?)|it), you see ([^.]+)\.")
 _OPENED = re.compile(r"You open the ([\w ]+?)\.")
 _CLOSED = re.compile(r"You close the ([\w ]+?)\.")
-_EVENT = re.compile("|".join(one.pattern for one in (_ARRIVE, _TAKE, _PUT, _SEEN, _OPENED, _CLOSED)))
+_TREATED = re.compile(r"You (clean|heat|cool|slice)d? the ([\w ]+?) (?:using|with) the ")
+_LIT = re.compile(r"You turn on the ([\w ]+?)\.")
+_KINDS = (_ARRIVE, _TAKE, _PUT, _SEEN, _OPENED, _CLOSED, _TREATED, _LIT)
+_EVENT = re.compile("|".join(one.pattern for one in _KINDS))
+_STATES = {"clean": "clean", "heat": "hot", "cool": "cold", "slice": "sliced"}
+_OPENING = "Looking quickly around you"
 
 
 def taxi(text: str) -> dict[str, Any] | None:
@@ -33,9 +38,10 @@ def kitchen(text: str) -> dict[str, Any] | None:
     """A kitchen at the end of a transcript: its places, where the player stands, and what was seen or moved.
 
     ``{"kitchen": {"places": ["fridge 1", …], "at": "fridge 1", "holds": "mug 1", "in": {"fridge 1": ["egg 1"]},
-    "open": ["fridge 1"]}}``; None for a text that is no kitchen's.
+    "open": ["fridge 1"]}}``; None for a text that is no kitchen's. What was done to a thing follows its name: ``egg 1
+    (hot)``.
     """
-    start = text.find("Looking quickly around you")
+    start = text.find(_OPENING)
     room = _ROOM.search(text, start) if start >= 0 else None
     if room is None:
         return None
@@ -43,6 +49,7 @@ def kitchen(text: str) -> dict[str, Any] | None:
     at, holds = "", ""
     held: dict[str, list[str]] = {}
     opened: list[str] = []
+    states: dict[str, list[str]] = {}
     for event in _EVENT.finditer(text, room.end()):
         said = event[0]
         if match := _ARRIVE.match(said):
@@ -57,10 +64,40 @@ def kitchen(text: str) -> dict[str, Any] | None:
             place = match[1] or at
             held[place] = [] if match[2].strip() == "nothing" else [_bare(one) for one in match[2].split(", ")]
         elif match := _OPENED.match(said):
-            opened = [*opened, match[1]]
+            opened = [*(one for one in opened if one != match[1]), match[1]]
         elif match := _CLOSED.match(said):
             opened = [one for one in opened if one != match[1]]
-    return {"kitchen": {"places": [one for one in places if one], "at": at, "holds": holds, "in": held, "open": opened}}
+        elif match := _TREATED.match(said):
+            undone = {"heat": "cold", "cool": "hot"}.get(match[1])
+            before = [one for one in states.get(match[2], []) if one not in (undone, _STATES[match[1]])]
+            states[match[2]] = [*before, _STATES[match[1]]]
+        elif match := _LIT.match(said):
+            states[match[1]] = ["lit"]
+
+    def told(thing: str) -> str:
+        return f"{thing} ({', '.join(states[thing])})" if thing in states else thing
+
+    inside = {place: [told(thing) for thing in things] for place, things in held.items()}
+    room_now = {"places": [one for one in places if one], "at": at, "holds": told(holds), "in": inside, "open": opened}
+    return {"kitchen": room_now}
+
+
+class Seen:
+    """What an episode's messages have shown so far: a taxi's grid, or a kitchen that each of them tells a part of."""
+
+    def __init__(self) -> None:
+        self._told = ""
+
+    def text(self, text: str) -> dict[str, Any] | None:
+        """The scene after a message; None where there is nothing to draw."""
+        if (grid := taxi(text)) is not None:
+            return grid
+        self._told = text if _OPENING in text else self._told and f"{self._told}\n{text}"
+        return kitchen(self._told) if self._told else None
+
+    def step(self, action: str, observation: str) -> dict[str, Any] | None:
+        """The scene after an action."""
+        return self.text(observation)
 
 
 class Inventory:
@@ -68,6 +105,9 @@ class Inventory:
 
     def __init__(self) -> None:
         self.items: dict[str, int] = {}
+
+    def text(self, text: str) -> None:
+        """The goal and the recipes: nothing to draw."""
 
     def step(self, action: str, observation: str) -> dict[str, Any]:
         """The inventory after an action: ``{"carries": {"oak log": 2}}``."""
@@ -84,11 +124,6 @@ class Inventory:
         self.items[item] = self.items.get(item, 0) + count
         if self.items[item] <= 0:
             del self.items[item]
-
-
-def listed(text: str) -> dict[str, Any] | None:
-    """The scene of a state whose actions have labels: a grid or a kitchen."""
-    return taxi(text) or kitchen(text)
 
 
 def _bare(thing: str) -> str:

@@ -1,13 +1,15 @@
-"""Tokens of training examples, their log-probabilities before and after training, and the margins of pairs.
+"""Tokens that a model was trained on or wrote, their log-probabilities before and after training, the margins of pairs.
 
 Ids come from the chat format that training uses, so that the page shows exactly what was learnt. Log-probabilities are
-of the row's own model and of the one that it started from; they are computed where both are here and small enough for
-this to take seconds, or where the user asks for them.
+of the row's own model and of the one that it started from, at temperature 1; they are computed where both are here and
+small enough for this to take seconds, or where the user asks for them. Each action of Reflect-RL's episodes has the one
+that was recorded when it was chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,18 +17,23 @@ from pydantic import ValidationError
 
 from selfimprove.apps.page.chunks import write_chunk
 from selfimprove.apps.page.graph import StageShown
+from selfimprove.apps.page.library import Source
 from selfimprove.apps.page.run import Run
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError, first_line
-from selfimprove.core.records import Example, Message, Pair
+from selfimprove.core.records import Episode, Message, Pair
 
-Wanted = Literal["auto", "yes", "no"]
+Wanted = Literal["auto", "yes", "no", "all"]
+"""``auto``: some of a row, with small models; ``yes``: with any; ``all``: every one, with any; ``no``: none."""
 
 SMALL = 200_000_000
 """Bytes of weights up to which log-probabilities are computed unasked."""
 
 SCORED = 24
-"""So many examples, and pairs, of a row are scored, evenly spread over those shown."""
+"""So many episodes, examples and pairs of a file are scored, evenly spread, unless all are asked for."""
+
+Dialogue = tuple[list[Message], list[list[Any] | None]]
+"""Messages as a model read and wrote them; of each the part of the page that its tokens belong to, if any."""
 
 
 class Scorer:
@@ -42,29 +49,33 @@ class Scorer:
         self._chats: dict[str, ChatFormat | None] = {}
         self._loaded: tuple[str, Any] | None = None
         self._before: tuple[str, Any] | None = None
-        self._turns: dict[tuple[str, str, str], int] = {}
+        self._turns: dict[tuple[str, str], int] = {}
         self._ids: dict[str, set[int]] = {}
         self.scored = False
 
-    def example(self, method: str, row: str, line: Mapping[str, Any], record: dict[str, Any], shown: int) -> None:
-        """Add ids, and every few examples log-probabilities, to the parts of a training example.
+    def extend(
+        self, method: str, source: Source, count: int, line: Mapping[str, Any], record: Mapping[str, Any]
+    ) -> None:
+        """Add ids and log-probabilities to the parts of a record of ``source``, a file of ``count`` lines.
 
-        Args:
-            shown: how many examples of its file the page shows.
+        Every training example gets its ids; so many of them, and of evaluation episodes, get log-probabilities.
         """
-        chat = self.chat(method)
-        if chat is None:
-            return
-        try:
-            messages = Example.model_validate(line).messages
-            encoded = chat.encode(messages)
-        except (UserError, ValidationError):
-            return
-        scores = self._both(method, row, encoded.ids, "examples", shown)
-        parts = [part for said in record["m"] for part in said["p"]]
-        for part, span in zip(parts, encoded.spans, strict=True):
-            part[2] = encoded.ids[span.start : span.stop]
-            part += [_rounded(values[span.start : span.stop]) for values in scores]
+        trained = source.phase.startswith("training")
+        scored = (trained or source.phase == "evaluation") and self._turn(method, source.name, count)
+        chat = self.chat(method) if trained or scored else None
+        if chat is not None:
+            try:
+                for messages, parts in dialogues(line, record):
+                    encoded = chat.encode(messages)
+                    scores = self._both(method, source.row, encoded.ids) if scored else []
+                    for part, span in zip(parts, encoded.spans, strict=True):
+                        if part is not None:
+                            part[2] = encoded.ids[span.start : span.stop]
+                            part += [_rounded(values[span.start : span.stop]) for values in scores]
+            except (UserError, ValidationError):
+                pass  # no dialogue that the method's models read: shown without tokens
+        ids = self._ids.setdefault(method, set())
+        ids.update(*(part[2] or () for said in record["m"] for part in said["p"]))
 
     def margin(self, method: str, row: str, line: Mapping[str, Any], shown: int) -> list[float] | None:
         """log p(real) − log p(generated) of a pair, before and after training."""
@@ -76,9 +87,9 @@ class Scorer:
             sides = [_encoded(chat, [*pair.prompt, *side], len(pair.prompt)) for side in (pair.real, pair.generated)]
         except (UserError, ValidationError):
             return None
-        if not self._turn(method, row, "pairs", shown):
+        if not self._turn(method, f"{row}/pairs", shown):
             return None
-        both = [self._both(method, row, ids, "", 0) for ids, _ in sides]
+        both = [self._both(method, row, ids) for ids, _ in sides]
         if not all(both):
             return None
         sums = [
@@ -100,13 +111,6 @@ class Scorer:
                 self._chats[method] = None
         return self._chats[method]
 
-    def note(self, method: str, record: Mapping[str, Any]) -> None:
-        """Remember the ids of a record, for the vocabulary."""
-        ids = self._ids.setdefault(method, set())
-        for said in record["m"]:
-            for part in said["p"]:
-                ids.update(part[2] or ())
-
     def write_vocabulary(self, method: str, folder: Path) -> None:
         """The text of every token of a method's records."""
         chat = self.chat(method)
@@ -114,19 +118,16 @@ class Scorer:
             words = {str(token): chat.token_text(token) for token in sorted(self._ids.get(method, ()))}
             write_chunk(folder, f"{method}-vocabulary", words)
 
-    def _turn(self, method: str, row: str, kind: str, shown: int) -> bool:
+    def _turn(self, method: str, name: str, shown: int) -> bool:
         """Whether this one, of ``shown`` that come in turn, is among those scored."""
-        if self.wanted == "no":
-            return False
-        key = (method, row, kind)
-        place = self._turns.get(key, 0)
-        self._turns[key] = place + 1
+        if self.wanted in ("no", "all"):
+            return self.wanted == "all"
+        place = self._turns.get((method, name), 0)
+        self._turns[method, name] = place + 1
         return shown <= SCORED or place * SCORED // shown != (place - 1) * SCORED // shown
 
-    def _both(self, method: str, row: str, ids: list[int], kind: str, shown: int) -> list[list[float]]:
+    def _both(self, method: str, row: str, ids: list[int]) -> list[list[float]]:
         """Log-probabilities of each token after and before training; [] if they are not computed."""
-        if kind and not self._turn(method, row, kind, shown):
-            return []
         after = f"models/{method}/{row}"
         before = self._started.get(after, "")
         if not before or not all(self._may_read(self.run.root / name) for name in (after, before)):
@@ -147,7 +148,7 @@ class Scorer:
         files = list(folder.glob("*.safetensors"))
         if not files or not (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
             return False
-        return self.wanted == "yes" or sum(path.stat().st_size for path in files) <= SMALL
+        return self.wanted in ("yes", "all") or sum(path.stat().st_size for path in files) <= SMALL
 
     def _load(self, name: str) -> Any:
         import torch
@@ -161,6 +162,37 @@ class Scorer:
             .float()
             .eval()
         )
+
+
+def dialogues(line: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[Dialogue]:
+    """What the model read and wrote in a line of a file, as the engine had it; only what it wrote has a part.
+
+    One dialogue, but several where later turns left out earlier ones, none where every step has a prompt of its own.
+
+    Raises:
+        ValidationError: no episode and no example.
+    """
+    parts = [part for said in record["m"] for part in said["p"]]
+    if "messages" in line:
+        messages = [Message.model_validate(one) for one in [*line.get("prompt", ()), *line["messages"]]]
+        yield messages, _written(messages, parts)
+    elif "turns" in line:
+        episode = Episode.model_validate(line)
+        opened, later = len(episode.prompt), list[Message]()
+        for turn in episode.turns:
+            said = turn.attempt
+            later.append(Message(role="assistant", content=said.text, token_ids=said.token_ids, finish=said.finish))
+            later.append(Message(role="user", content=turn.observation))
+        for omitted, turns in groupby(range(len(episode.turns)), lambda number: episode.turns[number].omitted):
+            numbers = list(turns)
+            first, last = 2 * numbers[0], 2 * numbers[-1]
+            messages = [*episode.prompt, *later[omitted : last + 1]]
+            written = _written([*episode.prompt, *later], parts)[opened + first : opened + last + 1]
+            yield messages, [*[None] * (len(messages) - len(written)), *written]
+
+
+def _written(messages: list[Message], parts: list[list[Any]]) -> list[list[Any] | None]:
+    return [part if one.role == "assistant" else None for one, part in zip(messages, parts, strict=True)]
 
 
 def _log_probs(model: Any, ids: list[int]) -> list[float]:

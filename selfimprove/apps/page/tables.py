@@ -12,8 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
+from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.charts import own_rows
-from selfimprove.apps.report.table import difference_table, overview, results_table
+from selfimprove.apps.report.table import difference_table, figure_text, overview, results_table
 from selfimprove.apps.report.words import method_name, row_name
 
 Summaries = Mapping[str, dict[str, Any]]
@@ -40,6 +41,36 @@ def results(method: str, summary: dict[str, Any], timing: Path) -> Plain | None:
 def differences(method: str, summary: dict[str, Any]) -> Plain | None:
     """The method's last row minus every other one, paired; None while nothing can be compared."""
     return _plain(difference_table(method, summary), method, summary) if summary["last_minus"] else None
+
+
+def levels(run: Run, method: str, summary: dict[str, Any]) -> list[Plain]:
+    """Reflect-RL by curriculum level: held-out metrics, where rows were measured at several, and reinforcement."""
+    measured, learnt = [], []
+    for name in summary["order"]:
+        there = summary["rows"][name]["metrics"].get("levels", {})
+        measured += [
+            [row_name(method, name), level, *(figure_text(one[key], key) for key in ("success", "cost")),
+             str(one["episodes"])] for level, one in there.items() if len(there) > 1
+        ]  # fmt: skip
+    for name in run.rows(method):
+        by_level: dict[str, list[dict[str, Any]]] = {}
+        for _, line in run.lines(run.root / "results" / method / name / "log.jsonl"):
+            if "log" in line:
+                by_level.setdefault(str(line.get("level", "")), []).append(line)
+        for level, lines in by_level.items():
+            success, cost = [[one[key] for one in lines if one.get(key) is not None] for key in ("succ", "cost")]
+            means = [f"{sum(values) / len(values):.3f}" if values else "-" for values in (success[-1:], success, cost)]
+            learnt.append(
+                [row_name(method, name), level or "all", f"{lines[0]['iter']} to {lines[-1]['iter']}", *means]
+            )
+    heads = ["success", "cost", "episodes"], ["iterations", "success in the last", "success, mean", "cost, mean"]
+    titles = "Held-out split, by level", "Reinforcement, by level"
+    names = [("row", False), ("level", False)]
+    return [
+        Plain(title, names + [(text, True) for text in head], rows, [False] * len(rows), [])
+        for title, head, rows in zip(titles, heads, (measured, learnt), strict=True)
+        if rows
+    ]
 
 
 def all_methods(summaries: Summaries, timing: Path) -> Plain | None:

@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import re
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,16 @@ from selfimprove.apps.page.__main__ import main
 from selfimprove.apps.page.build import build
 from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
+from selfimprove.apps.page.graph import StageShown
+from selfimprove.apps.page.library import Source
 from selfimprove.apps.page.run import Run
+from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.report.words import row_name
+from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message, read_rows
-from tests.support.reports import HOSTILE, make_tree, write_pairs, write_rise, write_trees
+from selfimprove.core.records import Attempt, Episode, Message, Turn, read_rows
+from tests.support.reports import HOSTILE, make_tree, write_pairs, write_reinforcement, write_rise, write_trees
+from tests.support.tiny import make_tiny_model
 
 
 def chunk(out: Path, name: str) -> Any:
@@ -61,7 +67,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_index_has_every_line_of_every_file(run: Path, tmp_path: Path) -> None:
+def test_the_index_has_every_line_of_every_file(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_rise(run, count=400, examples=400)
     build(run, tmp_path / "out")
     index = chunk(tmp_path / "out", "rise-index")
     for one in index["sets"]:
@@ -233,7 +241,7 @@ def test_rows_are_named_in_words() -> None:
 
 def test_a_taxi_s_grid_is_read_from_its_text() -> None:
     text = "Current State\n\n+---------+\n|P: | : : |\n|T: | : : |\n| : : : : |\n| | : | : |\n|D| : | : |\n+---------+"
-    assert scenes.listed(text) == {"taxi": ["P: | : : ", "T: | : : ", " : : : : ", " | : | : ", "D| : | : "]}
+    assert scenes.Seen().text(text) == {"taxi": ["P: | : : ", "T: | : : ", " : : : : ", " | : | : ", "D| : | : "]}
 
 
 def test_a_kitchen_is_read_from_its_transcript() -> None:
@@ -246,10 +254,40 @@ def test_a_kitchen_is_read_from_its_transcript() -> None:
     )
     room = scenes.kitchen(text)
     assert room is not None
+    hot = scenes.kitchen(
+        f"{text}\nYou cool the plate 1 using the fridge 1.\nYou heat the plate 1 using the microwave 1."
+    )
+    assert hot is not None
+    assert hot["kitchen"]["holds"] == "plate 1 (hot)"
     assert room["kitchen"] == {
         "places": ["cabinet 2", "fridge 1", "microwave 1"], "at": "cabinet 2", "holds": "plate 1",
         "in": {"fridge 1": ["winebottle 1"], "cabinet 2": []}, "open": ["fridge 1"],
     }  # fmt: skip
+
+
+def test_a_kitchen_equals_the_environment_s() -> None:
+    from selfimprove.envs.alfworld.kitchen import Kitchen
+    from selfimprove.envs.alfworld.kitchen_games import make_game
+    from selfimprove.envs.alfworld.kitchen_rules import IN_HAND
+
+    game = Kitchen()
+    for task in range(30):
+        drawn, rules = scenes.Seen(), make_game(0, task)
+        shown = drawn.text(game.reset(task))
+        for move in game.expert():
+            shown = drawn.step(move.action, game.step(move.action).observation)
+            assert shown is not None
+            room, scene = shown["kitchen"], game.snapshot().scene
+            assert room["places"] == list(rules.receptacles)
+            assert room["at"] == (rules.receptacles[scene.at] if scene.at >= 0 else "")
+            assert set(room["open"]) == {rules.receptacles[place] for place in scene.opened}
+            where = dict(zip(rules.things, scene.where, strict=True))
+            held = [thing for thing, place in where.items() if place == IN_HAND]
+            assert [room["holds"].partition(" (")[0]] == (held or [""])
+            for place, things in room["in"].items():
+                inside = {thing for thing, at in where.items() if at == rules.receptacles.index(place)}
+                assert {thing.partition(" (")[0] for thing in things} == inside
+    assert shown is not None
 
 
 def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
@@ -264,6 +302,40 @@ def test_an_inventory_equals_the_environment_s(tmp_path: Path) -> None:
             shown = carried.step(move.action, answer.observation)["carries"]
             held = {item.split(":")[-1].replace("_", " "): count for item, count in game.snapshot().inventory}
             assert shown == held
+
+
+def test_a_log_of_reinforcement_is_episodes(tmp_path: Path) -> None:
+    write_reinforcement(tmp_path / "run")
+    log = tmp_path / "run/results/reflect_rl/reflect_rl/log.jsonl"
+    log.write_text(f'{log.read_text()}{{"iter": 5, "log": [{{"batch": 0}}]}}\n')
+    built = build(tmp_path / "run", tmp_path / "out")
+    assert [problem.partition(":")[0] for problem in built.problems] == [
+        "results/reflect_rl/reflect_rl/log.jsonl, line 5"
+    ]
+    index = chunk(tmp_path / "out", "reflect_rl-index")
+    [one] = index["sets"]
+    assert (one["name"], one["s"], one["l"]) == ("reflect_rl/reinforcement", "l" * 8, [1, 1, 2, 2, 3, 3, 4, 4])
+    assert [index["runs"][run] for run in one["u"]] == ["pickup"] * 4 + ["full"] * 4
+    assert one["n"] == [1, 1, 2, 2, 3, 3, 4, 4]
+    record = chunk(tmp_path / "out", f"{one['file']}-0")[-1]
+    assert record["i"] == "iteration 4, episode 2"
+    assert record["r"] == pytest.approx(-0.2)
+    assert record["m"][2]["v"]["taxi"][1] == "T: : : :P"
+    said = record["m"][1]
+    assert (said["p"][0][0], said["answer"], said["logprob"], said["togo"]) == ("1", "move east", -0.1, -0.9)
+
+
+def test_a_method_s_page_has_its_curriculum_levels(tmp_path: Path) -> None:
+    write_reinforcement(tmp_path / "run")
+    measured, learnt = tables.levels(Run(tmp_path / "run"), "reflect_rl", Run(tmp_path / "run").summaries["reflect_rl"])
+    assert [row[1:] for row in measured.rows] == [
+        [level, ".500±.100", ".500±.100", "4"] for level in ("pickup", "full")
+    ]
+    assert [row[1:] for row in learnt.rows] == [
+        ["pickup", "1 to 2", "0.200", "0.150", "0.100"], ["full", "3 to 4", "0.400", "0.350", "0.100"],
+    ]  # fmt: skip
+    build(tmp_path / "run", tmp_path / "out")
+    assert "Reinforcement, by level" in "".join(read_html(tmp_path / "out/reflect_rl.html").text)
 
 
 def test_an_unknown_record_is_refused() -> None:
@@ -324,40 +396,88 @@ def test_pairs_mark_the_words_that_differ(tmp_path: Path) -> None:
     assert second["real"] == [["assistant", [[0, "the same"]]]]
 
 
-def test_log_probabilities_are_the_model_s(tmp_path: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from selfimprove.apps.page.graph import StageShown
-    from selfimprove.apps.page.scores import Scorer
-    from tests.support.tiny import make_tiny_model
-
+@pytest.fixture
+def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
+    """Scorers of a run whose row iter1 began with the weights of base; both have a model."""
     for row in ("base", "iter1"):
         make_tiny_model(tmp_path / "models/rise" / row)
+        (tmp_path / "results/rise" / row).mkdir(parents=True)
     stage = StageShown(
         "rise-finetune@iter1", "", "rise", "finetune", "iter1", [], [], ["models/rise/base"],
         [{"path": "models/rise/iter1", "there": True}], [], "done",
     )  # fmt: skip
-    scorer = Scorer(Run(tmp_path), [stage], "auto")
-    (tmp_path / "results/rise/iter1").mkdir(parents=True)
-    line = {
-        "id": "a",
-        "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "weight": 1.0}],
-    }
-    record = to_page(line)
-    scorer.example("rise", "iter1", line, record, 1)
-    part = record["m"][1]["p"][0]
-    chat = scorer.chat("rise")
-    assert chat is not None
-    messages = [Message.model_validate(one) for one in line["messages"]]
-    encoded = chat.encode(messages)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "models/rise/iter1")
+    return lambda wanted: Scorer(Run(tmp_path), [stage], wanted)
+
+
+def log_probs(model: Path, prompt: Sequence[Message], ids: Sequence[int]) -> list[float]:
+    """Of ids after a prompt, as an engine reads it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    read = ChatFormat.load(model).encode(prompt, add_generation_prompt=True).ids
     with torch.no_grad():
-        scores = model(torch.tensor([encoded.ids])).logits[0].log_softmax(-1)
-    span = encoded.spans[1]
-    assert part[2] == encoded.ids[span.start : span.stop]
-    wanted = [float(scores[place - 1, encoded.ids[place]]) for place in range(span.start, span.stop)]
-    assert part[3] == pytest.approx(wanted, abs=2e-3)
-    none = to_page(line)
-    Scorer(Run(tmp_path), [stage], "no").example("rise", "iter1", line, none, 1)
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor([[*read, *ids]])).logits[0].log_softmax(-1)
+    return [float(logits[len(read) - 1 + place, token]) for place, token in enumerate(ids)]
+
+
+TRAINED = {
+    "id": "a",
+    "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "weight": 1.0}],
+}
+
+
+def test_log_probabilities_are_the_model_s(scorers: Callable[[Wanted], Scorer], tmp_path: Path) -> None:
+    record = to_page(TRAINED)
+    scorers("auto").extend("rise", Source("iter1", "training", tmp_path), 1, TRAINED, record)
+    [text, weight, ids, after, before] = record["m"][1]["p"][0]
+    model = tmp_path / "models/rise/iter1"
+    chat = ChatFormat.load(model)
+    assert (text, weight, ids) == (
+        "two",
+        1.0,
+        [*chat.content_ids(Message(role="assistant", content="two")), chat.end_id],
+    )
+    assert after == pytest.approx(log_probs(model, [Message(role="user", content="one")], ids), abs=2e-3)
+    assert before == pytest.approx(after)
+    assert record["m"][0]["p"] == [["one", 0, None]]
+    none = to_page(TRAINED)
+    scorers("no").extend("rise", Source("iter1", "training", tmp_path), 1, TRAINED, none)
     assert len(none["m"][1]["p"][0]) == 3
+
+
+def test_an_episode_s_log_probabilities_follow_the_prompt_of_each_turn(
+    scorers: Callable[[Wanted], Scorer], tmp_path: Path
+) -> None:
+    said = [Attempt(text=f"try {turn}", reward=0.0, token_ids=[7, 8 + turn], finish="stop") for turn in range(3)]
+    turns = [
+        Turn(model="student", attempts=[one], chosen=0, observation=f"no, not {turn}", omitted=2 * (turn == 2))
+        for turn, one in enumerate(said)
+    ]
+    prompt = [Message(role="user", content="one")]
+    episode = Episode(
+        id="a", env="gsm8k", query="one", gold="1", prompt=prompt, turns=turns, status="unsolved", seed="1/a"
+    )
+    line = episode.model_dump(mode="json")
+    record = to_page(line)
+    scorers("auto").extend("rise", Source("iter1", "evaluation", tmp_path), 1, line, record)
+    later = [
+        message for one, turn in zip(said, turns, strict=True)
+        for message in (Message(role="assistant", content=one.text, token_ids=one.token_ids, finish="stop"),
+                        Message(role="user", content=turn.observation))
+    ]  # fmt: skip
+    for place, read in enumerate(([], later[:2], later[2:4])):  # the last turn's prompt left out the first one
+        part = record["m"][1 + 2 * place]["p"][0]
+        assert part[2][:2] == said[place].token_ids
+        wanted = log_probs(tmp_path / "models/rise/iter1", [*prompt, *read], part[2])
+        assert part[3] == pytest.approx(wanted, abs=2e-3)
+    assert [len(one["p"][0]) for one in record["m"]] == [3, 5, 3, 5, 3, 5, 3]
+
+
+@pytest.mark.parametrize(("wanted", "scored"), [("no", 0), ("auto", 24), ("yes", 24), ("all", 50)])
+def test_so_many_of_a_file_have_log_probabilities(
+    wanted: Wanted, scored: int, scorers: Callable[[Wanted], Scorer], tmp_path: Path
+) -> None:
+    scorer, records = scorers(wanted), [to_page(TRAINED) for _ in range(50)]
+    for record in records:
+        scorer.extend("rise", Source("iter1", "training", tmp_path), len(records), TRAINED, record)
+    assert sum(len(record["m"][1]["p"][0]) > 3 for record in records) == scored

@@ -28,6 +28,7 @@ const dialogue = (() => {
     else if (said.answer !== undefined) tell(said.answer === said.p[0]?.[0] ? "" : `→ ${said.answer}`);
     if (said.ok === false) tell("invalid", "bad");
     if (said.cut) tell("cut by the token limit", "bad");
+    if (said.togo !== undefined) tell(`cost to go ${signed(said.togo)}`);
     if (said.logprob !== undefined) tell(`log p ${signed(said.logprob)}`);
     const weights = said.p.map((part) => part[1]).filter((one) => one > 0);
     if (weights.length) tell(`trained on, weight ${page.short(Math.max(...weights))}`);

@@ -5,10 +5,10 @@
 (() => {
   const { el, byId, fill, state, go, load, visible } = page;
   const PAGE = 40;
-  const NAMES = /** @type {Record<string, string>} */ ({ s: "solved", u: "not solved", b: "blocked", e: "example" });
+  const NAMES = /** @type {Record<string, string>} */ ({ s: "solved", u: "not solved", b: "blocked" });
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
 
-  /** @typedef {{name: string, row: string, phase: string, label: string, file: string, path: string, size: number, total: number, starts: number[], s: string, t: any, r: any, n: any, x: any, u: any, l?: any}} Set */
+  /** @typedef {{name: string, row: string, phase: string, label: string, file: string, path: string, size: number, starts: number[], s: string, t: any, r: any, n: any, x: any, u: any, p: any, l?: any}} Set */
   /** @typedef {{method: string, name: string, runs: string[], tasks: [string, string, string][], sets: Set[]}} Index */
 
   /** @type {Index | null} */
@@ -40,6 +40,9 @@
     return known;
   }
 
+  /** Whether episodes of a set have been judged one by one. @param {Set} set */
+  const judged = (set) => "sub".includes(set.s[0]);
+
   /** The places that pass the filters. @param {Set} set */
   function filter(set) {
     if (!index) return new Int32Array(0);
@@ -68,7 +71,7 @@
       count += 1;
     }
     const kept = passed.slice(0, count);
-    const order = /** @type {"r" | "n" | "x" | ""} */ (select("order").value);
+    const order = /** @type {"r" | "n" | "x" | "p" | ""} */ (select("order").value);
     if (order) kept.sort((a, b) => (cell(set[order], b) ?? -Infinity) - (cell(set[order], a) ?? -Infinity) || a - b);
     return kept;
   }
@@ -98,14 +101,13 @@
 
   /** @param {Set} set @param {string} [more] */
   function list(set, more = "") {
-    const total = set.total > set.size ? ` (of ${set.total.toLocaleString("en")} in the file, evenly spread)` : "";
-    byId("count").textContent = `${found.length.toLocaleString("en")} of ${set.size.toLocaleString("en")} ${set.s[0] === "e" ? "examples" : "episodes"}${total}${more}`;
+    byId("count").textContent = `${found.length.toLocaleString("en")} of ${set.size.toLocaleString("en")} ${set.s[0] === "e" ? "examples" : "episodes"}${more}`;
     at = Math.min(at, Math.max(0, Math.floor((found.length - 1) / PAGE) * PAGE));
     const current = state().at;
     const items = [...found.subarray(at, at + PAGE)].map((place) => {
       const [id, text] = index ? index.tasks[cell(set.t, place)] : ["", ""];
       const letter = set.s[place];
-      const badge = letter === "e" ? null : el("span", { class: `badge ${letter === "s" ? "good" : letter === "b" ? "bad" : ""}` }, NAMES[letter]);
+      const badge = !NAMES[letter] ? null : el("span", { class: `badge ${letter === "s" ? "good" : letter === "b" ? "bad" : ""}` }, NAMES[letter]);
       const run = index?.runs[cell(set.u, place)];
       const link = el("a", { href: `#${new URLSearchParams({ ...values(), at: String(place) })}`, "aria-current": String(place) === current ? "true" : null },
         el("span", { class: "id" }, el("span", {}, visible(run ? `${id} · ${run}` : id)), badge),
@@ -135,7 +137,7 @@
   /** @param {Set} set @param {any} one @param {number} place @param {Record<string, string>} vocabulary */
   function shown(set, one, place, vocabulary) {
     const facts = el("p", { class: "facts" }, el("span", {}, set.label));
-    if (one.s !== "example") facts.append(el("span", { class: `badge ${one.s === "solved" ? "good" : one.s === "blocked" ? "bad" : ""}` }, one.s === "unsolved" ? "not solved" : one.s));
+    if (judged(set)) facts.append(el("span", { class: `badge ${one.s === "solved" ? "good" : one.s === "blocked" ? "bad" : ""}` }, one.s === "unsolved" ? "not solved" : one.s));
     if (one.r !== null) facts.append(el("span", {}, `reward ${dialogue.signed(one.r)}`));
     facts.append(el("span", {}, `${one.n} turns`));
     if (one.u) facts.append(el("span", {}, one.u));
@@ -158,7 +160,7 @@
     }
     const one = await record(set, place);
     const vocabulary = tokens ? await load(`${index.method}-vocabulary`).catch(() => ({})) : {};
-    const others = index.sets.filter((other) => other !== set && other.phase === set.phase && outcomes(other).has(cell(set.t, place) * 4096 + cell(set.u, place)));
+    const others = index.sets.filter((other) => other !== set && other.phase === set.phase && set.s[0] !== "l" && outcomes(other).has(cell(set.t, place) * 4096 + cell(set.u, place)));
     const beside = others.find((other) => other.name === state().beside);
     const tools = el("p", { class: "tools" });
     tools.append(el("button", { type: "button", "aria-pressed": String(tokens), onclick: () => { tokens = !tokens; read(set); } }, tokens ? "Show text" : "Show tokens"));
@@ -180,9 +182,9 @@
   function legend(one) {
     const scored = one.m.some((/** @type {Said} */ said) => said.p.some((part) => part[3]));
     const learnt = one.m.some((/** @type {Said} */ said) => said.p.some((part) => part[1] > 0));
-    if (!learnt) return [];
+    if (!learnt && !tokens) return [];
     const text = tokens
-      ? scored ? "The stronger the colour, the less likely the trained model finds the token; its numbers show when you point at it." : "Weights show when you point at a token. For log-probabilities: make page LOGPROBS=yes."
+      ? scored ? "The stronger the colour, the less likely the trained model finds the token; its numbers show when you point at it." : "This one has no log-probabilities. Order the list by them, or make them all: make page LOGPROBS=all."
       : "Shaded text was trained on; the stronger the shade, the larger its weight.";
     return [el("p", { class: "small" }, text)];
   }
@@ -205,7 +207,7 @@
     if (!index || index.method !== method.value) index = /** @type {Index} */ (await load(`${method.value}-index`));
     const sets = index.sets;
     fill(select("set"), sets.map((set) => [set.name, set.label]), wanted.set ?? "");
-    fill(select("against"), [["", "no other row"], .../** @type {[string, string][]} */ (sets.filter((set) => set.s[0] !== "e").map((set) => [set.name, set.label]))], wanted.against ?? "");
+    fill(select("against"), [["", "no other row"], .../** @type {[string, string][]} */ (sets.filter(judged).map((set) => [set.name, set.label]))], wanted.against ?? "");
     const runs = /** @type {[string, string][]} */ (index.runs.map((run, number) => [String(number), run || "the only one"]));
     fill(select("run"), [["", "any"], ...(runs.length > 1 ? runs : [])], wanted.run ?? "");
     for (const name of ["result", "split", "change", "order", "q"]) select(name).value = wanted[name] ?? "";
