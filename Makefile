@@ -23,6 +23,8 @@ ENV ?= textcraft
 PORT ?= 36001
 POLICY ?= person
 JOBS ?= 1
+CLUSTER ?=
+export CLUSTER
 
 VENV := .venv
 # cpu: requirements/main.lock. cuda: requirements/gpu.lock, which also holds torch's CUDA build, vLLM, bitsandbytes and
@@ -72,7 +74,7 @@ endif
 demo: $(READY) ## a minute: a tiny model learns a taxi game by Reflect-RL; ends with a table and report/demo.png
 	@python -m selfimprove.apps.demo
 
-repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one
+repro: $(READY) ## run what is out of date and print the results tables; METHOD=rise, agent_r, reflect_rl or spin for one (CLUSTER=ray: on a cluster)
 	@$(no_profile)
 	@python -m selfimprove.pipeline.check $(methods)
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)

@@ -221,7 +221,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
+BACKENDS := rehearse smollm2 vllm ray xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
@@ -248,3 +248,24 @@ test-backends-xtuner: $(READY) $(XTUNER_STAMP)
 test-backends-smollm2: $(READY) $(VLLM_STAMP) $(XTUNER_STAMP) models/smollm2
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_smollm2.py -p no:cacheprovider
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_smollm2_vllm.py -p no:cacheprovider
+
+# Ray and what the main environment lacks for it (230 MB). With CLUSTER=ray the stages run in it.
+RAY_ENV := .venvs/ray
+RAY_LOCK := requirements/ray.lock
+RAY_STAMP := $(RAY_ENV)/.ready-$(firstword $(shell cat $(RAY_LOCK) $(LOCK) | cksum))
+
+$(RAY_STAMP): $(READY) | $(RAY_LOCK)
+	@echo "installing into $(RAY_ENV) (once; half a minute, 230 MB)"
+	$(call BESIDE_MAIN,$(RAY_ENV),$(RAY_LOCK))
+	touch $@
+
+.PHONY: env-ray test-backends-ray
+env-ray: $(RAY_STAMP) ## create .venvs/ray: Ray, for runs on a cluster (CLUSTER=ray make repro)
+
+test-backends-ray: $(RAY_STAMP)
+	OMP_NUM_THREADS=1 $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
+
+ifeq ($(CLUSTER),ray)
+export PATH := $(CURDIR)/$(RAY_ENV)/bin:$(PATH)
+repro exp check: $(RAY_STAMP)
+endif

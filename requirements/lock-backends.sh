@@ -32,6 +32,10 @@ mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9
   --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" \
   "${main[@]/#/--no-emit-package=}" -o requirements/tracking.lock
 
+# So does Ray.
+"$uv" pip compile requirements/ray.in --constraint requirements/main.lock --generate-hashes --no-header --no-annotate \
+  --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/ray.lock
+
 # So does what drives a browser; the type checker of the page's scripts comes from npm.
 "$uv" pip compile requirements/page.in --constraint requirements/main.lock --generate-hashes --no-header --no-annotate \
   --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" "${main[@]/#/--no-emit-package=}" -o requirements/page.lock

@@ -30,7 +30,7 @@ COLUMNS = {"rise": ("m1@t1", "m5@t1", "m1@t5", "p1@t5"), "agent_r": ("score", "s
 PLOTS = {"rise": "rise-accuracy-by-turn", "agent_r": "agent_r-score-by-iteration"}
 
 
-ANYWHERE = {"tracking", "run.max_blocked"}
+ANYWHERE = {"tracking", "run.max_blocked", "run.cluster"}
 """Params that change no output."""
 MISSING = object()
 

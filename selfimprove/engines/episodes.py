@@ -32,11 +32,6 @@ class EpisodeResult(Protocol):
         ...
 
 
-def shard_of(tasks: Sequence[T], shard: tuple[int, int] | None) -> list[T]:
-    """Every task, or those of shard (index, count): one in ``count``, from the ``index``-th on."""
-    return list(tasks) if shard is None else list(tasks[shard[0] :: shard[1]])
-
-
 async def play_all(
     tasks: Sequence[T], play: Callable[[T], Awaitable[E]], *, concurrency: int, progress: StageProgress | None = None
 ) -> list[E]:

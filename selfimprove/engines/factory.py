@@ -8,6 +8,7 @@ from threading import Lock
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.engines.config import (
     EngineConfig,
     OpenAiEngineConfig,
@@ -31,6 +32,8 @@ def make_engine(
     policy_dir: Path,
     threads: int,
     expert: Callable[[Request, int], str] | None,
+    cluster: ClusterParams = NO_CLUSTER,
+    sharing: int = 1,
 ) -> Engine:
     """The engine of ``cfg``.
 
@@ -38,10 +41,11 @@ def make_engine(
         policy_dir: the folder that ``model: policy`` stands for.
         threads: CPU threads for engines that compute on this machine.
         expert: what ``engine: scripted`` answers with, made by the environment; None: it has no expert.
+        cluster: where engines with weights run; ``sharing``: how many of them, this one included, share it.
 
     Raises:
-        UserError: no such model folder, no key, no expert, the engine's package is not installed, or the params do not
-            fit the model or the GPUs.
+        UserError: no such model folder, no key, no expert, the engine's package is not installed, no cluster where the
+            params name one, or the params do not fit the model or the GPUs.
     """
     if isinstance(cfg, ScriptedEngineConfig):
         from selfimprove.engines.scripted import ScriptedEngine
@@ -57,8 +61,18 @@ def make_engine(
     if not (folder / "config.json").is_file():
         raise UserError(f"engine {cfg.engine}: {folder} holds no model (config.json); fix the param model.")
     if isinstance(cfg, VllmEngineConfig):
-        return _lazy_vllm(cfg, folder, threads)
+        check_model(cfg, folder)
+        if cluster.kind == "none":
+            return _lazy_vllm(cfg, folder, threads)
+        from selfimprove.engines.cluster.ray_replicas import ray_vllm
+
+        full = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
+        return ray_vllm(cluster, cfg, full, threads=threads, sharing=sharing)
     folder = full_weights(folder, trust_remote_code=cfg.trust_remote_code)
+    if cluster.kind != "none":
+        from selfimprove.engines.cluster.ray_replicas import ray_transformers
+
+        return ray_transformers(cluster, cfg, folder, threads=threads, sharing=sharing)
     if cfg.replicas > 1:
         from selfimprove.engines.cluster.replicas import replicated_transformers
 
@@ -73,7 +87,6 @@ def _lazy_vllm(cfg: VllmEngineConfig, folder: Path, threads: int) -> LazyEngine:
     from selfimprove.core.chat import ChatFormat
 
     check_installed()
-    check_model(cfg, folder)
     chat = ChatFormat.load(folder, cfg.chat_template)
     gpus = visible_gpus()
     replicas = replica_count(cfg, len(gpus))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from selfimprove.core.journal import Journal
 from selfimprove.engines.base import Engine, EngineStats, Request
-from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, VllmEngineConfig
+from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
+from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
 from selfimprove.engines.journal import JournaledEngine
 from selfimprove.engines.vllm.checks import check_gpu_memory, visible_gpus
@@ -26,8 +27,12 @@ async def open_engines(
     threads: int,
     journal: Journal,
     expert: ExpertMaker | None = None,
+    cluster: ClusterParams = NO_CLUSTER,
+    beside: int = 0,
 ) -> AsyncIterator[dict[str, Engine]]:
     """The engines called ``names``, each once; a scripted one is not journaled, as it costs nothing to ask again.
+
+    ``beside``: engines that are open at the same time by other calls, and share the cluster.
 
     Raises:
         UserError: as ``make_engine``, and where vLLM engines that share GPUs ask for more than their memory.
@@ -35,7 +40,12 @@ async def open_engines(
     engines: dict[str, Engine] = {}
     vllm = {name: cfg for name in sorted(set(names)) if isinstance(cfg := configs[name], VllmEngineConfig)}
     if len(vllm) > 1:
-        check_gpu_memory(vllm, len(visible_gpus()))
+        if cluster.kind == "none":
+            check_gpu_memory(vllm, len(visible_gpus()))
+        elif all(cfg.tensor_parallel == 1 for cfg in vllm.values()):  # a replica of each on every GPU
+            check_gpu_memory({name: cfg.model_copy(update={"replicas": 1}) for name, cfg in vllm.items()}, 1)
+    weights = [name for name in set(names) if isinstance(configs[name], TransformersEngineConfig | VllmEngineConfig)]
+    sharing = max(1, len(weights) + beside)
     try:
         for name in sorted(set(names)):
             config = configs[name]
@@ -43,7 +53,9 @@ async def open_engines(
                 answer = expert(config) if expert else None
                 engines[name] = make_engine(config, policy_dir=policy_dir, threads=threads, expert=answer)
             else:
-                inner = make_engine(config, policy_dir=policy_dir, threads=threads, expert=None)
+                inner = make_engine(
+                    config, policy_dir=policy_dir, threads=threads, expert=None, cluster=cluster, sharing=sharing
+                )
                 engines[name] = JournaledEngine(inner, journal, name)
         yield engines
     finally:

@@ -27,7 +27,13 @@ async def asking(
     """The engines called ``names`` (see ``open_engines``), and a progress over ``total`` units that watches them."""
     with stage.journal("completions") as journal, stage.progress(total) as progress:
         async with open_engines(
-            configs, names, policy_dir=policy_dir, threads=stage.run.threads, journal=journal, expert=expert
+            configs,
+            names,
+            policy_dir=policy_dir,
+            threads=stage.run.threads,
+            journal=journal,
+            expert=expert,
+            cluster=stage.run.cluster,
         ) as engines:
             progress.watch(engines)
             yield engines, progress

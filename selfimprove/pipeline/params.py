@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
+from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 """In the order of tables and messages."""
@@ -60,6 +61,8 @@ class RunParams(Section):
         le=1,
         description="share of a stage's episodes that may fail for good by engine or environment, else it ends",
     )
+
+    cluster: ClusterParams = NO_CLUSTER
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -44,7 +43,6 @@ T = TypeVar("T")
 
 PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
-SHARD_VARIABLE = "SELFIMPROVE_SHARD"
 MANIFEST = "manifest.json"
 DVC_STAGE = "DVC_STAGE"
 """DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
@@ -137,34 +135,9 @@ class Stage(Generic[S]):
             raise UserError(f"no entry {self.item!r} in params.yaml; there are: {', '.join(entries)}.")
         return entries[self.item]
 
-    @cached_property
-    def shard(self) -> tuple[int, int] | None:
-        """(index, count) of ``SELFIMPROVE_SHARD=index/count``: do only that part, leave it in the journal.
-
-        Machines that share the folder each take a shard; the stage itself, run afterwards without the variable, finds
-        all of it in their journals and publishes.
-
-        Raises:
-            UserError: not of that form.
-        """
-        text = os.environ.get(SHARD_VARIABLE)
-        if not text:
-            return None
-        match = re.fullmatch(r"(\d+)/(\d+)", text)
-        if not match or not int(match[1]) < int(match[2]):
-            raise UserError(f"{SHARD_VARIABLE}={text!r}: write index/count with index below count, such as 0/8.")
-        return int(match[1]), int(match[2])
-
-    def end_shard(self) -> None:
-        """Called when the work that can be sharded is done: a shard ends here, without outputs."""
-        if self.shard is not None:
-            raise _ShardDone
-
     def journal(self, name: str) -> Journal:
         """The run's journal of that name, with whatever an earlier, killed run of the same identity wrote."""
-        mine = f"{name}.{self.shard[0]}of{self.shard[1]}.journal" if self.shard else f"{name}.journal"
-        others = [path for path in sorted(self.scratch.glob(f"{name}*.journal")) if path.name != mine]
-        journal = Journal(self.scratch / mine, others)
+        journal = Journal(self.scratch / f"{name}.journal")
         self._journals.append(journal)
         return journal
 
@@ -250,10 +223,6 @@ class Stage(Generic[S]):
         return digest.hexdigest()
 
 
-class _ShardDone(BaseException):
-    """A shard's part is in its journal; publishing is the whole stage's."""
-
-
 class _AlreadyDone(BaseException):
     """An earlier run of this identity finished; only publishing is left."""
 
@@ -291,6 +260,7 @@ def stage(
                     dvc_files.keep()
                 values = read_yaml(PARAMS_FILE)
                 run = load_section(values, "run", RunParams, str(PARAMS_FILE))
+                run = run.model_copy(update={"cluster": run.cluster.asked()})
                 params = load_section(values, section, schema, str(PARAMS_FILE))
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 _run(Stage(full, item, run, params, script, tracking), main, since)
@@ -331,8 +301,7 @@ def _run(current: Stage[S], main: Callable[[Stage[S]], None], since: float) -> N
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(current.run.threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    part = f".{current.shard[0]}of{current.shard[1]}" if current.shard else ""
-    with stage_lock(SCRATCH / "locks", current.name.replace("@", "-") + part), suppress(_ShardDone):
+    with stage_lock(SCRATCH / "locks", current.name.replace("@", "-")):
         began = time.monotonic()
         with suppress(_AlreadyDone), closing(current.tracker):
             main(current)

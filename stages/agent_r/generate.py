@@ -6,7 +6,7 @@ from pathlib import Path
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
-from selfimprove.engines.episodes import play_all, say_diverged, shard_of
+from selfimprove.engines.episodes import play_all, say_diverged
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.beginnings import read_beginnings
 from selfimprove.methods.agent_r.expert import scripted_actor
@@ -39,15 +39,13 @@ def main(stage: Stage[AgentRParams]) -> None:
                 engines,
                 progress,
             ):
-                mine = shard_of(tasks, stage.shard)
                 search_one = lambda task: search(task, world, engines[cfg.engine], cfg, seed, prior.get(task, ()))  # noqa: E731
-                trees = await play_all(mine, search_one, concurrency=cfg.concurrency, progress=progress)
+                trees = await play_all(tasks, search_one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= replay_counts(world)
         finally:
             await world.close()
         stage.count_blocked(trees)
         say_diverged(stage.name, diverged(world))
-        stage.end_shard()
         write_jsonl(stage.output(f"data/agent_r/{stage.item}/trees.jsonl"), trees)
         write_json(stage.output(f"results/agent_r/{stage.item}/generate.json"), search_metrics(trees, diverged(world)))
 

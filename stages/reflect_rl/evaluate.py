@@ -72,7 +72,13 @@ def evaluate(
             for key, model in models.items():  # each over its own weights
                 engines |= await stack.enter_async_context(
                     open_engines(
-                        reflect_rl.engines, [key], policy_dir=model, threads=stage.run.threads, journal=journal
+                        reflect_rl.engines,
+                        [key],
+                        policy_dir=model,
+                        threads=stage.run.threads,
+                        journal=journal,
+                        cluster=stage.run.cluster,
+                        beside=len(models) - 1,
                     )
                 )
             progress.watch(engines)

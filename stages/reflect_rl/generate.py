@@ -5,7 +5,7 @@ import asyncio
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.config import OpenAiEngineConfig, ScriptedEngineConfig
-from selfimprove.engines.episodes import play_all, shard_of
+from selfimprove.engines.episodes import play_all
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory, TeachingTask, teach, teaching_tasks
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.teacher import ChatTeacher, ScriptedTeacher, Teacher
@@ -38,11 +38,9 @@ def main(stage: Stage[ReflectRLParams]) -> None:
                 made = await teach(job, env, teacher, cfg, seed)
                 return [] if made is None else [made]
 
-            mine = shard_of(asked, stage.shard)
-            made = await play_all(mine, one, concurrency=cfg.concurrency, progress=progress)
+            made = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
         trajectories = [trajectory for found in made for trajectory in found]
         stage.count_blocked(trajectories)
-        stage.end_shard()
         write_jsonl(stage.output("data/reflect_rl/trajectories.jsonl"), trajectories)
 
     asyncio.run(run())

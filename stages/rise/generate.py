@@ -5,7 +5,7 @@ import asyncio
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import key_bits
-from selfimprove.engines.episodes import play_all, shard_of
+from selfimprove.engines.episodes import play_all
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.tasks import load_split
@@ -33,11 +33,9 @@ def main(stage: Stage[RiseParams]) -> None:
             play,
             asking(stage, rise.engines, models, policy, len(problems), expert=expert) as (engines, progress),
         ):
-            mine = shard_of(problems, stage.shard)
             play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
-            episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
+            episodes = await play_all(problems, play_one, concurrency=cfg.concurrency, progress=progress)
         stage.count_blocked(episodes)
-        stage.end_shard()
         write_jsonl(stage.output(f"data/rise/{stage.item}/episodes.jsonl"), episodes)
         metrics = collection_metrics(episodes, cfg.context_window)
         write_json(stage.output(f"results/rise/{stage.item}/generate.json"), metrics)

@@ -5,7 +5,7 @@ import asyncio
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import read_jsonl, write_jsonl
 from selfimprove.core.seeds import key_bits
-from selfimprove.engines.episodes import play_all, say_diverged, shard_of
+from selfimprove.engines.episodes import play_all, say_diverged
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.metrics import evaluate_metrics
 from selfimprove.methods.spin.params import SpinParams
@@ -37,12 +37,10 @@ def main(stage: Stage[SpinParams]) -> None:
         async with player, asking(stage, spin.engines, ["policy"], opponent, len(games)) as (engines, progress):
             policy = engines["policy"]
             play_one = lambda game: player.play(game[:2], policy, cfg, seed, stage.item, game[2])  # noqa: E731
-            mine = shard_of(games, stage.shard)
-            episodes = await play_all(mine, play_one, concurrency=cfg.concurrency, progress=progress)
+            episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
             stage.timing |= player.timing()
         stage.count_blocked(episodes)
         say_diverged(stage.name, player.diverged())
-        stage.end_shard()
         write_jsonl(stage.output(f"data/spin/{stage.item}/episodes.jsonl"), episodes)
         metrics = evaluate_metrics(episodes) | player.figures()
         write_json(stage.output(f"results/spin/{stage.item}/generate.json"), metrics)

@@ -80,7 +80,6 @@ PLAY = Case("reflect_rl", "evaluate", "policy")
 RL = Case("reflect_rl", "reinforce", "reflect_rl", saves_first=True)
 JOURNALED = [COLLECT, SEARCH, JUDGE, SELF_PLAY, SPIN, ASK, TEACH, PLAY]
 TRAINED = [RISE_SFT, AGENT_R_SFT, SPIN, RL]
-SHARDED = [COLLECT, SEARCH, SELF_PLAY]
 
 
 def teacher(seen: Seen) -> Reply:
@@ -226,30 +225,6 @@ def test_killed_three_times_in_a_row_every_run_gets_further(runner: Runner) -> N
         assert kept_by(folder, COLLECT.place) == kept
     runner.run(COLLECT, folder)
     assert published(folder) == runner.whole(COLLECT).files
-
-
-@pytest.mark.parametrize("case", SHARDED, ids=str)
-def test_shards_and_then_the_stage_give_the_same_bytes_and_ask_the_engine_once(runner: Runner, case: Case) -> None:
-    whole, folder = runner.whole(case), runner.folder(case)
-    before = published(folder)
-    computed = [
-        runner.run(case, folder, env={"SELFIMPROVE_SHARD": f"{index}/2"}).log.count("computed") for index in (0, 1)
-    ]
-    assert published(folder) == before  # a shard has no outputs
-    assert all(computed)
-    assert sum(computed) == whole.count("computed")
-    merged = runner.run(case, folder)
-    assert (merged.log.count("computed"), published(folder)) == (0, whole.files)
-
-
-@pytest.mark.parametrize("case", SHARDED, ids=str)
-def test_a_killed_shard_is_finished_by_the_stage(runner: Runner, case: Case) -> None:
-    whole, folder = runner.whole(case), runner.folder(case)
-    shard = {"SELFIMPROVE_SHARD": "1/2"}
-    runner.killed(case, folder, env=shard, kill={"at": "journal", "count": 3, "when": "torn"})
-    assert kept_by(folder, case.place) == 2
-    merged = runner.run(case, folder)
-    assert (merged.log.count("computed"), published(folder)) == (whole.count("computed") - 2, whole.files)
 
 
 # What the killed runs do is what the stages are for

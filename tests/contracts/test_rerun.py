@@ -59,15 +59,6 @@ def test_outputs_that_dvc_deleted_come_back_without_work(
     assert (third.code, published(folder)) == (0, unbroken)
 
 
-@pytest.mark.parametrize("shard", ["2/2", "1", "a/b", "-1/2"])
-def test_a_malformed_shard_is_refused(bench: Workbench, tmp_path: Path, shard: str) -> None:
-    ran = bench.forks.run(bench.copy(tmp_path / "b"), "rise.generate", "iter1", env={"SELFIMPROVE_SHARD": shard})
-    assert ran.code == 2
-    assert ran.lines == [
-        f"rise-generate@iter1: SELFIMPROVE_SHARD='{shard}': write index/count with index below count, such as 0/8."
-    ]
-
-
 @pytest.mark.parametrize(("limit", "kept"), [(1000, range(1, 6)), (3000, [6])])  # in the journal, in the outputs
 def test_disk_full_while_journaling_or_writing_says_so_and_goes_on_afterwards(
     bench: Workbench, tmp_path: Path, unbroken: dict[str, bytes], limit: int, kept: Container[int]

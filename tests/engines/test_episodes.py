@@ -1,16 +1,14 @@
-"""Many episodes at once: order, bound, first error, shards."""
+"""Many episodes at once: order, bound, first error."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import EngineError
-from selfimprove.engines.episodes import play_all, shard_of
+from selfimprove.engines.episodes import play_all
 
 
 def test_results_come_in_the_order_of_the_tasks_and_at_most_so_many_at_once() -> None:
@@ -65,11 +63,3 @@ def test_the_first_error_ends_the_run_as_itself_and_cancels_the_rest(error: Exce
         asyncio.run(play_all(range(5), play, concurrency=4))
     assert caught.value is error
     assert sorted(cancelled) == [0, 1, 3]
-
-
-@given(st.lists(st.integers()), st.integers(1, 9))
-def test_shards_are_disjoint_and_together_everything(tasks: list[int], count: int) -> None:
-    parts = [shard_of(list(enumerate(tasks)), (index, count)) for index in range(count)]
-    assert sorted(task for part in parts for task in part) == list(enumerate(tasks))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    assert shard_of(tasks, None) == tasks

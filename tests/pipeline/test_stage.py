@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setattr("sys.argv", ["stage", "item"])
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "SELFIMPROVE_SHARD"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CLUSTER"):
         monkeypatch.setenv(name, "")  # restored afterwards
     return tmp_path
 

@@ -17,15 +17,11 @@ not survive a fork), and load side by side. Promise: as one vLLM engine's.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,50 +29,22 @@ from pathlib import Path
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.seeds import key_bits
-from selfimprove.engines.base import Completion, Engine, EngineError, EngineStats, Request, Templated
+from selfimprove.engines.base import Engine, Request
+from selfimprove.engines.cluster.dispatch import Dispatcher, Replica, Share
 from selfimprove.engines.cluster.worker import ORPHAN_SECONDS, Plan, start_worker
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 
 
 @dataclass(eq=False)
-class _Call:
-    """One ``generate`` of this side; ``home`` is the worker that answers its task by preference."""
+class _Worker(Replica):
+    """A replica in a process of its own."""
 
-    number: int
-    request: Request
-    future: asyncio.Future[list[Completion]]
-    home: int
+    process: BaseProcess = field(kw_only=True)
+    line: Connection = field(kw_only=True)
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A process, what waits for it here, and how many samples it has been asked for and not answered."""
-
-    process: BaseProcess
-    line: Connection
-    queue: deque[_Call] = field(default_factory=deque)
-    load: int = 0
-    stats: EngineStats = field(default_factory=EngineStats)
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one worker takes at once.
-
-    Attributes:
-        slots: samples that it decodes at once.
-        ahead: samples sent beyond that, so that a slot that gets free need not wait for this side.
-        context: tokens of a prompt and its completion.
-    """
-
-    slots: int
-    ahead: int
-    context: int
-
-
-class ReplicatedEngine(Templated):
+class ReplicatedEngine(Dispatcher[_Worker]):
     """Implements ``engines.base.Engine`` over processes that each hold an engine."""
 
     def __init__(
@@ -93,18 +61,12 @@ class ReplicatedEngine(Templated):
         Raises:
             UserError: as the engine that the plans make.
         """
-        self.chat, self.context = chat, share.context
-        self._share, self._name, self._remedy = share, name, remedy
-        self._calls: dict[int, _Call] = {}
-        self._asked: dict[int, tuple[_Worker, int]] = {}
-        self._made = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._error: Exception | None = None
-        self._seconds, self._since = 0.0, 0.0
-        self._workers: list[_Worker] = []
+        super().__init__(share, chat)
+        self._name, self._remedy = name, remedy
         try:
             for plan in plans:
-                self._workers.append(_Worker(*start_worker(start, plan)))
+                process, line = start_worker(start, plan)
+                self._workers.append(_Worker(process=process, line=line))
             loading = list(self._workers)
             while loading:
                 ready = wait([worker.line for worker in loading])
@@ -115,41 +77,6 @@ class ReplicatedEngine(Templated):
             self._end()
             raise
 
-    @property
-    def stats(self) -> EngineStats:
-        """The workers' counts together, as of each one's last answer; ``seconds`` in which any call waited here."""
-        total = EngineStats(seconds=self._seconds + (time.perf_counter() - self._since if self._calls else 0.0))
-        for worker in self._workers:
-            for one in fields(EngineStats):
-                if one.name not in ("seconds", "notes"):
-                    setattr(total, one.name, getattr(total, one.name) + getattr(worker.stats, one.name))
-            for name, value in worker.stats.notes.items():
-                total.notes[name] = total.notes.get(name, 0.0) + value
-        return total
-
-    async def generate(self, request: Request) -> list[Completion]:
-        """See ``engines.base.Engine.generate``.
-
-        Raises:
-            EngineError: as the workers' engine.
-            UserError: a worker has died, or refused to work; every call ends with this.
-        """
-        if self._error is not None:
-            raise self._error
-        loop = asyncio.get_running_loop()
-        home = key_bits(request.seed.task) % len(self._workers)
-        call = _Call(self._made, request, loop.create_future(), home)
-        self._made += 1
-        if not self._calls:
-            self._listen(loop)
-        self._calls[call.number] = call
-        self._workers[home].queue.append(call)
-        self._feed()
-        try:
-            return await call.future
-        finally:
-            self._drop(call)
-
     def forget_prefixes(self) -> None:
         """Empty the workers' prefix caches; results do not change, the next prompts are prefilled anew."""
         for worker in self._workers:
@@ -157,10 +84,7 @@ class ReplicatedEngine(Templated):
 
     async def close(self) -> None:
         """End the workers; calls that still wait are cancelled."""
-        for call in list(self._calls.values()):
-            call.future.cancel()
-            self._drop(call)
-        self._error = self._error or RuntimeError("the engine has been closed")
+        self._cancel_all()
         self._end()
 
     def _await_ready(self, worker: _Worker) -> None:
@@ -173,49 +97,23 @@ class ReplicatedEngine(Templated):
         if outcome == "failed":
             raise RuntimeError(f"a worker of the engine could not start:\n{text}")
 
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _listen(self) -> None:
         """The first waiting call's loop reads the connections, until no call waits."""
-        self._loop, self._since = loop, time.perf_counter()
+        assert self._loop is not None
         for worker in self._workers:
-            loop.add_reader(worker.line.fileno(), self._receive, worker)
+            self._loop.add_reader(worker.line.fileno(), self._receive, worker)
 
-    def _feed(self) -> None:
-        """Send waiting calls: to their home worker while it has free slots, else to another, else some ahead."""
-        slots, ahead = self._share.slots, self._share.ahead
+    def _rest(self) -> None:
+        assert self._loop is not None
         for worker in self._workers:
-            while worker.queue and worker.load < slots:
-                self._send(worker, worker.queue.popleft())
-        for worker in self._workers:
-            longest = max(self._workers, key=lambda other: len(other.queue))
-            while longest.queue and worker.load < slots:
-                self._send(worker, longest.queue.popleft())
-        for worker in self._workers:
-            while worker.queue and worker.load < slots + ahead:
-                self._send(worker, worker.queue.popleft())
+            self._loop.remove_reader(worker.line.fileno())
 
-    def _send(self, worker: _Worker, call: _Call) -> None:
-        worker.load += call.request.n
-        self._asked[call.number] = worker, call.request.n
+    def _post(self, worker: _Worker, number: int, request: Request | None) -> None:
         try:
-            worker.line.send((call.number, call.request))
+            worker.line.send((number, request))
         except OSError:
-            self._fail(self._death(worker))
-
-    def _drop(self, call: _Call) -> None:
-        """Forget a call that has ended or whose caller has been cancelled."""
-        if self._calls.pop(call.number, None) is None:
-            return
-        if call.number in self._asked:
-            if self._error is None:
-                with suppress(OSError):  # a dead worker is noticed where its answers are read
-                    self._asked[call.number][0].line.send((call.number, None))
-        elif call in self._workers[call.home].queue:
-            self._workers[call.home].queue.remove(call)
-        if not self._calls:
-            assert self._loop is not None
-            self._seconds += time.perf_counter() - self._since
-            for worker in self._workers:
-                self._loop.remove_reader(worker.line.fileno())
+            if request is not None:  # of a cancelled call a dead worker is noticed where its answers are read
+                self._fail(self._death(worker))
 
     def _receive(self, worker: _Worker) -> None:
         """A connection has an answer, or has broken."""
@@ -224,29 +122,13 @@ class ReplicatedEngine(Templated):
         except (EOFError, OSError):
             self._fail(self._death(worker))
             return
-        worker.load -= self._asked.pop(number)[1]
-        call = self._calls.get(number)
-        if outcome == "refused":
-            self._fail(UserError(value))
-        elif outcome == "failed":
-            self._fail(RuntimeError(f"a worker of the engine failed:\n{value}"))
-        elif call is not None and not call.future.done():
-            if outcome == "done":
-                call.future.set_result(value)
-            else:
-                call.future.set_exception(EngineError(value))
-        self._feed()
+        self._answered(worker, number, outcome, value)
 
     def _fail(self, error: Exception) -> None:
-        """The engine cannot go on: every call ends, those to come too."""
-        self._error = self._error or error
-        for worker in self._workers:
-            worker.queue.clear()
-            if self._loop is not None:
+        if self._loop is not None:
+            for worker in self._workers:
                 self._loop.remove_reader(worker.line.fileno())
-        for call in self._calls.values():
-            if not call.future.done():
-                call.future.set_exception(self._error)
+        super()._fail(error)
 
     def _death(self, worker: _Worker) -> UserError:
         worker.process.join(timeout=ORPHAN_SECONDS)
@@ -280,19 +162,26 @@ def replicated_transformers(
     Raises:
         UserError: as ``TransformersEngine``.
     """
-    slots, rows = batch_sizes(cfg, stored_parameters(model_dir))
-    slots //= cfg.replicas
-    rows = min(rows, slots)
-    share = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
-    plan = Plan(partial(_transformers, share, model_dir, max(1, threads // cfg.replicas)))
+    plan, share = transformers_replica(cfg, model_dir, threads=threads)
     return ReplicatedEngine(
         [plan] * cfg.replicas,
-        Share(slots, ahead=rows, context=cfg.context),  # so many ahead also fill the prefill passes
+        share,
         ChatFormat.load(model_dir, cfg.chat_template),
         name="transformers",
         remedy="slots or replicas",
         start=start or _start_method(),
     )
+
+
+def transformers_replica(cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> tuple[Plan, Share]:
+    """One replica of ``cfg.replicas``: its share of the slots and of the threads, of which it has at least one."""
+    slots, rows = batch_sizes(cfg, stored_parameters(model_dir))
+    slots //= cfg.replicas
+    rows = min(rows, slots)
+    own = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
+    threads = max(1, threads // cfg.replicas)
+    # So many ahead also fill the prefill passes.
+    return Plan(partial(_transformers, own, model_dir, threads), cpus=threads), Share(slots, rows, cfg.context)
 
 
 def replicated_vllm(
@@ -309,11 +198,21 @@ def replicated_vllm(
     """
     return ReplicatedEngine(
         vllm_plans(cfg, model_dir, replicas=replicas, gpus=gpus, threads=threads),
-        Share(cfg.max_sequences, ahead=max(1, cfg.max_sequences // 4), context=cfg.context),
+        vllm_share(cfg),
         ChatFormat.load(model_dir, cfg.chat_template),
         name="vllm",
         remedy="max_sequences, gpu_memory or replicas",
     )
+
+
+def vllm_share(cfg: VllmEngineConfig) -> Share:
+    """What one vLLM engine takes at once."""
+    return Share(cfg.max_sequences, ahead=max(1, cfg.max_sequences // 4), context=cfg.context)
+
+
+def vllm_replica(cfg: VllmEngineConfig, model_dir: Path, *, cpus: int = 1) -> Plan:
+    """One vLLM engine, on whichever GPUs or CPU threads its process is given."""
+    return Plan(partial(_vllm, cfg, model_dir), cpus=cpus)
 
 
 def vllm_plans(

@@ -39,11 +39,13 @@ class Plan:
         make: makes its engine there; must be picklable.
         environment: variables that it sets before anything heavy is imported.
         has_children: whether the engine starts processes of its own, which Python forbids to daemons.
+        cpus: threads that it computes with.
     """
 
     make: Callable[[], Engine]
     environment: Mapping[str, str] = field(default_factory=dict)
     has_children: bool = False
+    cpus: int = 1
 
 
 def start_worker(method: str, plan: Plan) -> tuple[BaseProcess, Connection]:
@@ -90,25 +92,40 @@ def _work(line: Connection, parent: int, plan: Plan) -> None:
         os._exit(1)  # without the exit handlers that a fork has inherited
 
 
-async def _answer_all(line: Connection, engine: Any) -> None:
-    loop = asyncio.get_running_loop()
-    tasks: dict[int, asyncio.Task[None]] = {}
+class Answers:
+    """Runs requests on an engine; ``tell`` gets (number, outcome, value) of each, in the order in which they end."""
 
-    async def answer(number: int, request: Request) -> None:
-        outcome: Outcome = "cancelled"
-        value: Any = None
+    def __init__(self, engine: Engine, tell: Callable[[int, Outcome, Any], None]) -> None:
+        self._engine, self._tell = engine, tell
+        self._tasks: dict[int, asyncio.Task[tuple[Outcome, Any]]] = {}
+
+    def start(self, number: int, request: Request) -> None:
+        """Answer a request."""
+        task = self._tasks[number] = asyncio.get_running_loop().create_task(self._outcome(request))
+        task.add_done_callback(lambda ended: self._ended(number, ended))
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for it any more; if it has not ended yet, it ends as cancelled."""
+        if number in self._tasks:
+            self._tasks[number].cancel()
+
+    async def _outcome(self, request: Request) -> tuple[Outcome, Any]:
         try:
-            outcome, value = "done", await engine.generate(request)
-        except asyncio.CancelledError:
-            outcome = "cancelled"
+            return "done", await self._engine.generate(request)
         except EngineError as error:
-            outcome, value = "blocked", str(error)
+            return "blocked", str(error)
         except UserError as error:
-            outcome, value = "refused", str(error)
+            return "refused", str(error)
         except Exception:
-            outcome, value = "failed", traceback.format_exc()
-        del tasks[number]
-        line.send((number, outcome, value, engine.stats))
+            return "failed", traceback.format_exc()
+
+    def _ended(self, number: int, task: asyncio.Task[tuple[Outcome, Any]]) -> None:
+        del self._tasks[number]
+        self._tell(number, *(("cancelled", None) if task.cancelled() else task.result()))
+
+
+async def _answer_all(line: Connection, engine: Any) -> None:
+    answers = Answers(engine, lambda number, outcome, value: line.send((number, outcome, value, engine.stats)))
 
     def take() -> None:
         try:
@@ -117,13 +134,13 @@ async def _answer_all(line: Connection, engine: Any) -> None:
                 if message is None:
                     engine.forget_prefixes()
                 elif message[1] is not None:
-                    tasks[message[0]] = loop.create_task(answer(message[0], message[1]))
-                elif message[0] in tasks:
-                    tasks[message[0]].cancel()
+                    answers.start(*message)
+                else:
+                    answers.cancel(message[0])
         except (EOFError, OSError):
             os._exit(0)
 
-    loop.add_reader(line.fileno(), take)
+    asyncio.get_running_loop().add_reader(line.fileno(), take)
     await asyncio.Event().wait()
 
 

@@ -19,7 +19,8 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
-from selfimprove.engines.cluster.replicas import ReplicatedEngine, Share
+from selfimprove.engines.cluster.dispatch import Share
+from selfimprove.engines.cluster.replicas import ReplicatedEngine
 from selfimprove.engines.cluster.worker import Plan, start_worker
 from selfimprove.engines.scripted import ScriptedEngine
 from tests.support.tiny import train_tokenizer

@@ -1,0 +1,50 @@
+"""Where a run's heavy work is done: in processes of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from pydantic import Field
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.params import Section
+
+VARIABLE = "CLUSTER"
+KINDS = ("none", "ray")
+
+
+class ClusterParams(Section):
+    """A cluster that holds the engines' replicas. It changes no result, and so is no part of any stage's identity.
+
+    ``CLUSTER=ray`` or ``CLUSTER=none`` in the environment goes before ``kind``.
+    """
+
+    kind: Literal["none", "ray"] = Field(
+        default="none", description="ray: replicas of the engines run on all nodes of a Ray cluster (docs/scale.md)"
+    )
+    address: str = Field(
+        default="auto",
+        min_length=1,
+        description="host:port of Ray's head; auto: RAY_ADDRESS, or the cluster that this machine belongs to; "
+        "local: one of this machine alone, for each stage",
+    )
+    replicas: int | None = Field(
+        default=None, ge=1, le=10_000, description="of each engine, at most; null: as many as the nodes have room for"
+    )
+
+    def asked(self) -> ClusterParams:
+        """These params, with ``kind`` as the environment says.
+
+        Raises:
+            UserError: it names something else.
+        """
+        kind = os.environ.get(VARIABLE)
+        if not kind:
+            return self
+        if kind not in KINDS:
+            raise UserError(f"{VARIABLE}={kind}: there are: {', '.join(KINDS)}.")
+        return self.model_copy(update={"kind": kind})
+
+
+NO_CLUSTER = ClusterParams()

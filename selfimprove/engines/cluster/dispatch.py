@@ -1,0 +1,230 @@
+"""The queue in front of several replicas of an engine: which of them is asked, and what else waits.
+
+A request goes to its task's home replica, which has the task's prefixes in its cache; to another one while that one has
+nothing to do. Which replica answers changes no completion, so the queue may follow the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import key_bits
+from selfimprove.engines.base import Completion, EngineError, EngineStats, Request, Templated
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one replica takes at once.
+
+    Attributes:
+        slots: samples that it decodes at once.
+        ahead: samples sent beyond that, so that a slot that gets free need not wait for this side.
+        context: tokens of a prompt and its completion.
+    """
+
+    slots: int
+    ahead: int
+    context: int
+
+
+@dataclass(eq=False)
+class Replica:
+    """What waits here for one replica, and how many samples it has been asked for and not answered."""
+
+    queue: deque[Call] = field(default_factory=deque)
+    load: int = 0
+    stats: EngineStats = field(default_factory=EngineStats)
+
+
+R = TypeVar("R", bound=Replica)
+
+
+@dataclass(eq=False)
+class Call:
+    """One ``generate`` of this side; ``home`` is the replica that answers its task by preference."""
+
+    number: int
+    request: Request
+    future: asyncio.Future[list[Completion]]
+    home: Replica | None = None
+    lost: int = 0
+    """Replicas that died while they worked on it."""
+
+
+class Dispatcher(Templated, Generic[R]):
+    """Base of engines that pass requests on to replicas. A subclass makes the replicas, sends to them and listens."""
+
+    def __init__(self, share: Share, chat: ChatFormat) -> None:
+        self.chat, self.context = chat, share.context
+        self._share = share
+        self._workers: list[R] = []
+        self._calls: dict[int, Call] = {}
+        self._asked: dict[int, tuple[R, Call]] = {}
+        self._homeless: deque[Call] = deque()
+        self._made = self._waiting = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._error: Exception | None = None
+        self._seconds, self._since = 0.0, 0.0
+
+    # What a subclass does
+
+    def _post(self, worker: R, number: int, request: Request | None) -> None:
+        """Ask a replica; None cancels the call of that number."""
+        raise NotImplementedError
+
+    def _listen(self) -> None:
+        """The first call waits: from now on the replicas' answers are read."""
+        raise NotImplementedError
+
+    def _rest(self) -> None:
+        """No call waits any more."""
+        raise NotImplementedError
+
+    # What callers see
+
+    @property
+    def stats(self) -> EngineStats:
+        """The replicas' counts together, as of each one's last answer; ``seconds`` in which any call waited here."""
+        waited = time.perf_counter() - self._since if self._calls else 0.0
+        total = add_stats(self._counted())
+        total.seconds = self._seconds + waited
+        return total
+
+    async def generate(self, request: Request) -> list[Completion]:
+        """See ``engines.base.Engine.generate``.
+
+        Raises:
+            EngineError: as the replicas' engine.
+            UserError: the engine cannot go on; every call ends with this.
+        """
+        if self._error is not None:
+            raise self._error
+        self._loop = asyncio.get_running_loop()
+        call = Call(self._made, request, self._loop.create_future())
+        self._made += 1
+        if not self._calls:
+            self._since = time.perf_counter()
+            self._listen()
+        self._calls[call.number] = call
+        self._enqueue(call)
+        try:
+            return await call.future
+        finally:
+            self._drop(call)
+
+    def _counted(self) -> list[EngineStats]:
+        return [worker.stats for worker in self._workers]
+
+    # The queue
+
+    def _enqueue(self, call: Call, *, first: bool = False) -> None:
+        """Let a call wait for its home, at the end or as the first; where it is sent at once if there is room."""
+        if self._workers:
+            call.home = self._workers[key_bits(call.request.seed.task) % len(self._workers)]
+        else:  # none has loaded its model yet, or all are lost
+            call.home = None
+        queue = self._queue_of(call)
+        if first:
+            queue.appendleft(call)
+        else:
+            queue.append(call)
+        self._waiting += 1
+        if call.home is not None:
+            self._feed(call.home)  # type: ignore[arg-type]
+
+    def _queue_of(self, call: Call) -> deque[Call]:
+        return self._homeless if call.home is None else call.home.queue
+
+    def _feed(self, worker: R) -> None:
+        """Send what waits now that this replica, or its queue, has changed.
+
+        Calls go to their home while it has free slots, else to another replica that has some, else some ahead.
+        """
+        slots, ahead = self._share.slots, self._share.ahead
+        self._send_own(worker, slots)
+        while self._waiting and worker.load < slots:
+            longest = max(self._workers, key=lambda other: len(other.queue))
+            if not longest.queue:
+                break
+            self._send(worker, longest.queue.popleft())
+        if worker.queue:
+            for other in self._workers:
+                while worker.queue and other.load < slots:
+                    self._send(other, worker.queue.popleft())
+        self._send_own(worker, slots + ahead)
+
+    def _send_own(self, worker: R, most: int) -> None:
+        while worker.queue and worker.load < most:
+            self._send(worker, worker.queue.popleft())
+
+    def _send(self, worker: R, call: Call) -> None:
+        self._waiting -= 1
+        worker.load += call.request.n
+        self._asked[call.number] = worker, call
+        self._post(worker, call.number, call.request)
+
+    def _drop(self, call: Call) -> None:
+        """Forget a call that has ended or whose caller has been cancelled."""
+        if self._calls.pop(call.number, None) is None:
+            return
+        if call.number in self._asked:
+            if self._error is None:
+                self._post(self._asked[call.number][0], call.number, None)
+        elif self._error is None and call in (queue := self._queue_of(call)):
+            queue.remove(call)
+            self._waiting -= 1
+        if not self._calls:
+            self._seconds += time.perf_counter() - self._since
+            self._rest()
+
+    def _answered(self, worker: R, number: int, outcome: str, value: Any) -> None:
+        """A replica has answered a call, or ended it (``worker.Outcome``)."""
+        _, call = self._asked.pop(number)
+        worker.load -= call.request.n
+        if outcome == "refused":
+            self._fail(UserError(value))
+        elif outcome == "failed":
+            self._fail(RuntimeError(f"a worker of the engine failed:\n{value}"))
+        elif number in self._calls and not call.future.done():
+            if outcome == "done":
+                call.future.set_result(value)
+            else:
+                call.future.set_exception(EngineError(value))
+        self._feed(worker)
+
+    def _fail(self, error: Exception) -> None:
+        """The engine cannot go on: every call ends, those to come too."""
+        self._error = self._error or error
+        self._waiting = 0
+        self._homeless.clear()
+        for worker in self._workers:
+            worker.queue.clear()
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(self._error)
+
+    def _cancel_all(self) -> None:
+        """The engine is closed: calls that still wait are cancelled, those to come are refused."""
+        for call in list(self._calls.values()):
+            call.future.cancel()
+            self._drop(call)
+        self._error = self._error or RuntimeError("the engine has been closed")
+
+
+def add_stats(counted: Sequence[EngineStats]) -> EngineStats:
+    """Counts of several engines together; ``seconds`` is left out."""
+    total = EngineStats()
+    for stats in counted:
+        for one in fields(EngineStats):
+            if one.name not in ("seconds", "notes"):
+                setattr(total, one.name, getattr(total, one.name) + getattr(stats, one.name))
+        for name, value in stats.notes.items():
+            total.notes[name] = total.notes.get(name, 0.0) + value
+    return total

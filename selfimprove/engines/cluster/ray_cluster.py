@@ -1,0 +1,206 @@
+"""The connection to a Ray cluster: joining it, its nodes, and whether they have what a run needs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.ray_actor import node_report
+
+CONNECT_SECONDS = 5.0
+LOCK = Path("requirements/runtime.lock")
+OBJECT_STORE = 100 << 20
+"""Bytes for a cluster of this machine alone: requests and answers are small and are passed on at once."""
+
+SENT = ("ATEN_", "DNNL_", "HF_", "MKL_", "OMP_", "ONEDNN_", "TOKENIZERS_", "TRANSFORMERS_", "VLLM_")
+"""Variables that replicas get from the stage: Ray's workers have the environment of whoever started their node."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node: Ray's id, its host's name, and its slots."""
+
+    id: str
+    host: str
+    cpus: float
+    gpus: float
+
+    def room(self, cpus: float, gpus: float) -> int:
+        """How many replicas fit."""
+        return int(min(self.cpus // cpus if cpus else 1 << 20, self.gpus // gpus if gpus else 1 << 20) + 1e-9)
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.id[:8]}): {self.cpus:g} CPUs, {self.gpus:g} GPUs"
+
+
+def check_ray() -> None:
+    """Raises:
+    UserError: Ray is not installed in this environment.
+    """
+    if find_spec("ray") is None:
+        raise UserError(
+            "run.cluster: Ray is not installed in this environment; run `make env-ray`, and start with "
+            "`CLUSTER=ray make repro`, which uses it (docs/scale.md)."
+        )
+
+
+def connect(cluster: ClusterParams) -> Any:
+    """Join the cluster, if this process has not yet; returns the module ``ray``.
+
+    Called from the main thread: the processes of a cluster of this machine alone end with the thread that starts them.
+
+    Raises:
+        UserError: Ray is not installed, or there is no cluster at the address.
+    """
+    check_ray()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    import ray
+
+    if ray.is_initialized():
+        return ray
+    address = cluster.address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+    _check_address(address)
+    settings: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "ERROR"}
+    if address == "local":
+        settings |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    try:
+        with _signals_kept():
+            ray.init(**settings)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).split())
+        remedy = "start one with `ray start --head`, or set run.cluster.address to local or to host:port of its head"
+        raise UserError(f"run.cluster.address: {address}: no Ray cluster there ({said[:200]}); {remedy}.") from None
+    return ray
+
+
+def _check_address(address: str) -> None:
+    """Ray itself waits a minute for a head that is not there.
+
+    Raises:
+        UserError: nobody listens at host:port.
+    """
+    if address in ("auto", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"run.cluster.address: {address!r} is none of auto, local and host:port; fix it.")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"run.cluster.address: no Ray cluster at {address} ({error.strerror or error}); start one there with "
+            "`ray start --head`, or fix the address."
+        ) from None
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray sets handlers of its own; a stage that gets a SIGTERM has to save what it has done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def living_nodes(ray: Any) -> list[Node]:
+    """The cluster's nodes, in the order of their ids."""
+    return sorted(
+        (
+            Node(one["NodeID"], one["NodeManagerHostname"], *(one["Resources"].get(key, 0.0) for key in ("CPU", "GPU")))
+            for one in ray.nodes()
+            if one["Alive"]
+        ),
+        key=lambda node: node.id,
+    )
+
+
+def environment_of_replicas(threads: int) -> dict[str, str]:
+    """What replicas take over of this process's environment; ``threads``: of each of them."""
+    sent = {name: value for name, value in os.environ.items() if name.startswith(SENT)}
+    return sent | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+class Examination:
+    """Asks nodes what they have, and compares that with what this machine has."""
+
+    def __init__(self, ray: Any, root: Path) -> None:
+        """``root``: the repository's folder, here and on every node."""
+        self._ray, self._root = ray, root
+        self._lock = LOCK.read_text(encoding="utf-8") if LOCK.is_file() else ""
+        self._report = node_report()
+        self._here = self._report(str(root), self._lock)
+        self._asked: dict[Any, Node] = {}
+
+    def faults(self, new: Sequence[Node], seconds: float) -> dict[str, str | None]:
+        """What is wrong with nodes, by id: no repository, other code, or other versions than here; None: nothing.
+
+        Args:
+            new: nodes that have not been asked yet, or whose answer has not been told.
+            seconds: how long to wait; who has not answered by then, since it has just died or is only starting, is
+                told of by a later call.
+        """
+        ray, waiting = self._ray, {node.id for node in self._asked.values()}
+        remote = ray.remote(self._report)
+        for node in new:
+            if node.id not in waiting:
+                self._asked[_pinned(remote, node, num_cpus=0).remote(str(self._root), self._lock)] = node
+        answered, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=seconds)
+        found: dict[str, str | None] = {}
+        for answer in answered:
+            node = self._asked.pop(answer)
+            with suppress(ray.exceptions.RayError):  # asked again, if it lives
+                found[node.id] = _difference(node, self._here, ray.get(answer), self._root)
+        return found
+
+
+def _difference(node: Node, here: dict[str, Any], there: dict[str, Any], root: Path) -> str | None:
+    if not there["repository"]:
+        return f"node {node.host} has no repository at {root}; put the folder where all nodes see it under this path"
+    if there["code"] != here["code"]:
+        return f"node {node.host} has other code in {root}/selfimprove than this machine; bring both to one commit"
+    names = sorted({*here["versions"], *there["versions"]})
+    mine, other = here["versions"], there["versions"]
+    differ = [
+        f"{name} {other.get(name, 'not installed')} (here {mine.get(name, 'not installed')})"
+        for name in names
+        if mine.get(name) != other.get(name)
+    ]
+    if differ:
+        shown = ", ".join(differ[:5]) + (f" and {len(differ) - 5} more" if len(differ) > 5 else "")
+        return f"node {node.host} has other versions: {shown}; install the same locks on all nodes"
+    return None
+
+
+def pinned(ray: Any, kind: type, node: Node, **options: Any) -> Any:
+    """An actor class whose actors run on that node and nowhere else."""
+    return _pinned(ray.remote(kind), node, **options)
+
+
+def _pinned(remote: Any, node: Node, **options: Any) -> Any:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False), **options)
+
+
+def kill(ray: Any, actor: Any) -> None:
+    """End an actor, if the cluster is still there."""
+    with suppress(Exception):
+        ray.kill(actor)

@@ -1,0 +1,361 @@
+"""An engine whose replicas are actors on a Ray cluster's nodes.
+
+Every node holds as many replicas as it has room for; episodes, journal and queue stay in the stage's process. A replica
+has the slots and threads that ``replicas.py`` gives one on a single machine, so the completions are the same, on a CPU
+bit for bit, whichever replica answers. Nodes may join and leave meanwhile: a new one gets replicas, and what was asked
+of a replica that dies is asked of another. The actors end with the stage's process, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.chat import ChatFormat
+from selfimprove.core.errors import UserError
+from selfimprove.engines.base import EngineStats, Request
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.dispatch import Dispatcher, Replica, Share
+from selfimprove.engines.cluster.ray_actor import ReplicaActor
+from selfimprove.engines.cluster.ray_cluster import (
+    Examination,
+    Node,
+    connect,
+    environment_of_replicas,
+    kill,
+    living_nodes,
+    pinned,
+)
+from selfimprove.engines.cluster.replicas import transformers_replica, vllm_replica, vllm_share
+from selfimprove.engines.cluster.worker import Plan
+from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
+
+NODE_SECONDS = 2.0
+"""How often it is asked which nodes there are."""
+
+FIRST_SECONDS = 20.0
+"""How long nodes may take to tell at the start what they have; who is slower joins later."""
+
+WAIT_SECONDS = 60.0
+"""How long nothing is said while no replica is there."""
+
+MOST_LOST = 3
+"""Replicas that one request may be lost with, and that may die on one node before they have loaded the model."""
+
+_open: list[RayEngine] = []
+"""The engines of this process; the last one to close leaves the cluster."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Slots of a node that one replica takes.
+
+    Attributes:
+        cpus, gpus: what it computes with.
+        sharing: engines of the stage that share the cluster; each replica reserves its part of CPUs, and of one GPU.
+    """
+
+    cpus: int
+    gpus: int = 0
+    sharing: int = 1
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """Ray's options."""
+        gpus = self.gpus / self.sharing if self.gpus == 1 else self.gpus
+        return {"num_cpus": self.cpus / self.sharing, "num_gpus": gpus}
+
+
+@dataclass(eq=False)
+class _Worker(Replica):
+    """An actor and its node; ``outbox``: what is sent to it with the next message."""
+
+    node: Node = field(kw_only=True)
+    actor: Any = field(kw_only=True)
+    outbox: list[tuple[int, Request | None]] = field(default_factory=list)
+    seen: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class RayEngine(Dispatcher[_Worker]):
+    """Implements ``engines.base.Engine`` over actors that each hold an engine."""
+
+    def __init__(
+        self, cluster: ClusterParams, plan: Plan, share: Share, chat: ChatFormat, need: Need, *, name: str, remedy: str
+    ) -> None:
+        """Join the cluster; the actors start with the first request.
+
+        Args:
+            plan, share: of each replica.
+            name: the engine's, and ``remedy`` the params to lower where memory ran out: both for messages.
+
+        Raises:
+            UserError: no cluster there, or no node has room for a replica.
+        """
+        super().__init__(share, chat)
+        self._ray = connect(cluster)
+        self._plan, self._need, self._name, self._remedy = plan, need, name, remedy
+        self._most, self._root = cluster.replicas, Path.cwd()
+        self._examination = Examination(self._ray, self._root)
+        self._part = sum(engine._need.sharing > 1 for engine in _open)
+        self._starting: list[_Worker] = []
+        self._known: list[str] = []
+        self._refused: dict[str, str] = {}
+        self._deaths: Counter[str] = Counter()
+        self._gone: list[tuple[str, EngineStats]] = []
+        self._again = self._losses = 0
+        self._manager: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        _open.append(self)
+        try:
+            self._check_room(living_nodes(self._ray))
+        except UserError:
+            self._leave()
+            raise
+
+    async def close(self) -> None:
+        """End the actors; calls that still wait are cancelled."""
+        self._cancel_all()
+        workers = [*self._workers, *self._starting]
+        tasks = [task for task in (self._manager, *(worker.task for worker in workers)) if task is not None]
+        for task in tasks:
+            task.cancel()
+        with suppress(RuntimeError):  # tasks of a loop that has ended
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for worker in workers:
+            kill(self._ray, worker.actor)
+        if self._manager is not None:
+            self._say(self._summary())
+        self._leave()
+
+    def forget_prefixes(self) -> None:
+        """Empty the replicas' prefix caches; results do not change, the next prompts are prefilled anew."""
+        self._ray.get([worker.actor.forget_prefixes.remote() for worker in self._workers])
+
+    def requests_by_node(self) -> dict[str, int]:
+        """How many requests were answered on each node, by its name and the start of its id."""
+        counted: Counter[str] = Counter()
+        for place, stats in [*((_place(one.node), one.stats) for one in self._workers), *self._gone]:
+            counted[place] += stats.requests
+        return dict(counted)
+
+    # Dispatcher's
+
+    def _counted(self) -> list[EngineStats]:
+        return [*super()._counted(), *(stats for _, stats in self._gone)]
+
+    def _listen(self) -> None:
+        if self._manager is None:
+            assert self._loop is not None
+            self._manager = self._loop.create_task(self._manage())
+
+    def _rest(self) -> None:
+        """The replicas stay; the next request finds them loaded."""
+
+    def _post(self, worker: _Worker, number: int, request: Request | None) -> None:
+        worker.outbox.append((number, request))
+        if len(worker.outbox) == 1:  # what else this step of the loop sends goes with it
+            assert self._loop is not None
+            self._loop.call_soon(self._flush, worker)
+
+    def _flush(self, worker: _Worker) -> None:
+        messages, worker.outbox = worker.outbox, []
+        worker.actor.take.remote(messages)  # of a dead one its answers tell
+
+    # Replicas come and go
+
+    async def _manage(self) -> None:
+        """Give every node its replicas, as nodes join and replicas die."""
+        waited = 0.0
+        try:
+            while self._error is None:
+                nodes = await asyncio.to_thread(living_nodes, self._ray)
+                await self._admit(nodes)
+                self._place([node for node in nodes if node.id in self._known and node.id not in self._refused])
+                waited = 0.0 if self._workers else waited + NODE_SECONDS
+                if waited > WAIT_SECONDS:
+                    waited = 0.0
+                    self._say("no replica is ready; waiting for room on the cluster (`ray status` shows who has it)")
+                self._changed.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), NODE_SECONDS)
+        except Exception as error:
+            self._fail(error)
+
+    async def _admit(self, nodes: Sequence[Node]) -> None:
+        """Look at nodes that are new. At the start none may be unfit; one that joins later is then left out."""
+        first, new = not self._known, [node for node in nodes if node.id not in self._known]
+        if not new:
+            return
+        seconds = FIRST_SECONDS if first else NODE_SECONDS
+        found = await asyncio.to_thread(self._examination.faults, new, seconds)
+        faults = {node: sentence for node, sentence in found.items() if sentence is not None}
+        if first and faults:
+            raise UserError(f"run.cluster: {'; '.join(dict.fromkeys(faults.values()))}.")
+        self._known += [node.id for node in new if node.id in found]
+        for sentence in dict.fromkeys(faults.values()):
+            self._say(f"{sentence}; it is left out")
+        self._refused |= faults
+
+    def _place(self, nodes: Sequence[Node]) -> None:
+        """Start the replicas that are missing."""
+        here = Counter(worker.node.id for worker in (*self._workers, *self._starting))
+        for node in self._units(nodes):
+            if here[node.id]:
+                here[node.id] -= 1
+                continue
+            actor_class = pinned(self._ray, ReplicaActor, node, **self._need.reserved)
+            worker = _Worker(node=node, actor=actor_class.remote(str(self._root)))
+            self._starting.append(worker)
+            worker.task = asyncio.create_task(self._serve(worker))
+
+    def _units(self, nodes: Sequence[Node]) -> list[Node]:
+        """The node of each replica: one a node in turn, so that a limit leaves no node without one."""
+        need = self._need
+        order = sorted(nodes, key=lambda node: self._known.index(node.id))  # a newcomer moves nobody
+        rooms = {node.id: node.room(need.cpus, need.gpus) for node in order}
+        units = [node for turn in range(max(rooms.values(), default=0)) for node in order if rooms[node.id] > turn]
+        if need.gpus > 1:  # Ray reserves whole GPUs where there are several: the engines divide them
+            units = units[self._part :: need.sharing]
+        return units[: self._most]
+
+    async def _serve(self, worker: _Worker) -> None:
+        """Load one replica's model, then read its answers until it dies."""
+        environment = environment_of_replicas(self._plan.cpus)
+        try:
+            outcome, text = await worker.actor.load.remote(self._plan, environment)
+            if outcome == "refused":
+                raise UserError(f"node {worker.node.host}: {text}" if len(self._known) > 1 else text)
+            if outcome == "failed":
+                raise RuntimeError(f"a replica on node {worker.node.host} could not start:\n{text}")
+            self._join(worker)
+            while True:
+                seen, answers, stats = await worker.actor.answers.remote(worker.seen)
+                worker.seen, worker.stats = seen, stats
+                for number, outcome, value in answers:
+                    self._answered(worker, number, outcome, value)
+        except self._ray.exceptions.RayError as error:
+            self._lose(worker, error)
+        except Exception as error:
+            self._fail(error)
+
+    def _join(self, worker: _Worker) -> None:
+        """A replica has loaded the model."""
+        self._starting.remove(worker)
+        self._workers.append(worker)
+        self._deaths[worker.node.id] = 0
+        waiting = list(self._homeless)
+        self._homeless.clear()
+        self._waiting -= len(waiting)
+        for call in waiting:
+            self._enqueue(call)
+        self._feed(worker)
+
+    def _lose(self, worker: _Worker, error: Exception) -> None:
+        """A replica has died, alone or with its node: what it was asked is asked again."""
+        kill(self._ray, worker.actor)
+        self._losses += 1
+        reason = type(error).__name__
+        if worker in self._starting:
+            self._starting.remove(worker)
+            self._deaths[worker.node.id] += 1
+            if self._deaths[worker.node.id] >= MOST_LOST:
+                self._refuse(worker.node, reason)
+        else:
+            self._workers.remove(worker)
+            self._gone.append((_place(worker.node), worker.stats))
+            asked = [call for holder, call in self._asked.values() if holder is worker]
+            for call in asked:
+                del self._asked[call.number]
+            again = [call for call in asked if call.number in self._calls and not call.future.done()]
+            self._again += len(again)
+            for call in again:
+                call.lost += 1
+                if call.lost >= MOST_LOST:
+                    self._fail(self._death(f"{MOST_LOST} replicas died while they answered {call.request.seed}"))
+                    return
+            self._say(f"a replica on node {_place(worker.node)} was lost ({reason}); {len(again)} requests asked again")
+            self._waiting -= len(worker.queue)
+            for call in reversed([*again, *worker.queue]):
+                self._enqueue(call, first=True)
+        self._changed.set()
+
+    def _refuse(self, node: Node, reason: str) -> None:
+        """Leave a node out on which replicas die while they load."""
+        self._refused[node.id] = reason
+        if not self._workers and not self._starting:
+            self._fail(self._death(f"{MOST_LOST} replicas on node {node.host} died while they loaded ({reason})"))
+
+    def _death(self, how: str) -> UserError:
+        return UserError(
+            f"engine {self._name}: {how}; if memory ran out, lower {self._remedy}, and run again: "
+            "what was done is kept."
+        )
+
+    def _check_room(self, nodes: Sequence[Node]) -> None:
+        need = self._need
+        if len(self._units_of(nodes)) > (self._part if need.gpus > 1 else 0):
+            return
+        wanted = f"{need.gpus} GPUs (tensor_parallel)" if need.gpus else f"{need.cpus} CPUs (threads / replicas)"
+        whole = f" for each of its {need.sharing} engines" if need.gpus > 1 and need.sharing > 1 else ""
+        raise UserError(
+            f"engine {self._name}: a replica needs {wanted} on one node{whole}, and the cluster has no room for it: "
+            f"{'; '.join(map(str, nodes)) or 'it has no node'}. Lower what a replica needs, or add nodes."
+        )
+
+    def _units_of(self, nodes: Sequence[Node]) -> list[int]:
+        return [1 for node in nodes for _ in range(node.room(self._need.cpus, self._need.gpus))]
+
+    def _leave(self) -> None:
+        _open.remove(self)
+        if not _open:
+            self._ray.shutdown()
+
+    def _summary(self) -> str:
+        answered = ", ".join(f"{count} on {place}" for place, count in sorted(self.requests_by_node().items()))
+        lost = f"; {self._losses} replicas lost, {self._again} requests asked again" if self._losses else ""
+        return f"requests answered: {answered or 'none'}{lost}"
+
+    def _say(self, text: str) -> None:
+        print(f"cluster, engine {self._name}: {text}", file=sys.stderr, flush=True)
+
+
+def ray_transformers(
+    cluster: ClusterParams, cfg: TransformersEngineConfig, model_dir: Path, *, threads: int, sharing: int
+) -> RayEngine:
+    """The default engine on a cluster; each replica has the slots and threads of one of ``cfg.replicas`` here."""
+    plan, share = transformers_replica(cfg, model_dir.absolute(), threads=threads)
+    need = Need(plan.cpus, int(cfg.device == "cuda"), sharing)
+    chat = ChatFormat.load(model_dir, cfg.chat_template)
+    return RayEngine(cluster, plan, share, chat, need, name="transformers", remedy="slots")
+
+
+def ray_vllm(
+    cluster: ClusterParams, cfg: VllmEngineConfig, model_dir: Path, *, threads: int, sharing: int
+) -> RayEngine:
+    """vLLM on a cluster: a replica has ``tensor_parallel`` GPUs of one node; where no node has any, CPU threads.
+
+    Raises:
+        UserError: as ``RayEngine``.
+    """
+    has_gpus = cfg.tensor_parallel > 1 or any(node.gpus for node in living_nodes(connect(cluster)))
+    cpus = 1 if has_gpus else max(1, threads // (1 if cfg.replicas == "auto" else cfg.replicas))
+    return RayEngine(
+        cluster,
+        vllm_replica(cfg, model_dir.absolute(), cpus=cpus),
+        vllm_share(cfg),
+        ChatFormat.load(model_dir, cfg.chat_template),
+        Need(cpus, cfg.tensor_parallel if has_gpus else 0, sharing),
+        name="vllm",
+        remedy="max_sequences or gpu_memory",
+    )
+
+
+def _place(node: Node) -> str:
+    return f"{node.host}/{node.id[:6]}"
