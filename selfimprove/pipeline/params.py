@@ -62,7 +62,7 @@ class RunParams(Section):
         description="share of a stage's episodes that may fail for good by engine or environment, else it ends",
     )
 
-    cluster: ClusterParams = NO_CLUSTER
+    cluster: ClusterParams = Field(default=NO_CLUSTER, description="where the replicas of engines run")
 
     @property
     def identity(self) -> tuple[int, int]:
