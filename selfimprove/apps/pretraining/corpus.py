@@ -84,7 +84,7 @@ class Lines(Section):
     several lines alone it does not form at all (docs/experiments.md).
     """
 
-    of: tuple[int, int] = Field(default=(4, 16), description="ids of a line, at least and at most")
+    of: list[int] = Field(default=[4, 16], min_length=2, max_length=2, description="ids of a line, from and to")
     lines: int = Field(ge=1, description="lines of a sequence, at most")
 
 
@@ -107,13 +107,18 @@ def encoded(
     shares: dict[str, float] | None = None,
     lines: Lines | None = None,
 ) -> Iterator[EncodedExample]:
-    """The training sequences of these numbers, in their order; ``shares`` in place of the text's, or only ``lines``."""
+    """The training sequences of these numbers, in their order; ``shares`` in place of the text's.
+
+    ``lines``: what the share ``ids`` holds; without ``shares``, everything.
+    """
     writer = Writer(text, model)
+    shares = shares or ({"ids": 1.0} if lines is not None else text.shares)
     for number in numbers:
-        if lines is not None:
+        world = world_of(shares, number)
+        if world == "ids" and lines is not None:
             yield writer.repeated(lines, seed, number)
             continue
-        one = writer.sequence(world_of(shares or text.shares, number), seed, "train", number)
+        one = writer.sequence(world, seed, "train", number)
         if one is not None:
             yield one
 

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
@@ -43,8 +43,14 @@ class Phase(Section):
     lr: float = Field(gt=0)
     schedule: Literal["constant", "linear"]
     shares: dict[str, float] | None = Field(default=None, description="in place of the text's")
-    lines: Lines | None = Field(default=None, description="lines to repeat, in place of the text")
+    lines: Lines | None = Field(default=None, description="to repeat: the share ids, or all there is")
     batch_size: int | None = Field(default=None, ge=1, description="in place of train.batch_size")
+
+    @model_validator(mode="after")
+    def _lines_for_ids(self) -> Phase:
+        if self.shares is not None and ("ids" in self.shares) != (self.lines is not None):
+            raise ValueError("lines: say what the share ids holds, and only where there is such a share")
+        return self
 
 
 class Recipe(Section):

@@ -96,8 +96,8 @@ def test_a_line_of_ids_is_learnt_where_it_is_written_again(made: Path) -> None:
     writer = Writer(read_recipe(made / "model/recipe.yaml").text, made / "model")
     end = ChatFormat.load(made / "model").end_id
     for number in range(50):
-        one = writer.repeated(Lines(of=(2, 5), lines=3), 1, number)
-        assert one == writer.repeated(Lines(of=(2, 5), lines=3), 1, number)
+        one = writer.repeated(Lines(of=[2, 5], lines=3), 1, number)
+        assert one == writer.repeated(Lines(of=[2, 5], lines=3), 1, number)
         ends = [-1, *(place for place, token in enumerate(one.ids) if token == end)]
         said = [one.ids[a + 2 : b] for a, b in pairwise(ends)]  # without the role's token and the end
         assert said[::2] == said[1::2]
