@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import LARGEST_SEED, Section
@@ -210,6 +210,21 @@ class AnswerParams(EnvParams):
     def make(self) -> AnswerEnv:
         """The environment that grades."""
         raise NotImplementedError
+
+
+class OwnTasksParams(AnswerParams):
+    """An environment whose tasks an adapter makes problems of."""
+
+    few_shot: bool = Field(default=False, description="false: the paper's worked example is of mathematics")
+
+    own_tasks: ClassVar[bool] = True
+
+    @field_validator("few_shot")
+    @classmethod
+    def _no_example(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("the worked example is of mathematics, and this environment has other tasks; set false")
+        return value
 
 
 # An environment of a person's own

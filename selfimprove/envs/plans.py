@@ -75,7 +75,7 @@ class Plans:
             if not isinstance(task, int) or isinstance(task, bool) or task not in ids:
                 raise UserError(f"{where}, line {line}: 'task' must be a task of {self.name}; fix or delete the line.")
             if isinstance(question, str) and isinstance(answer, str):
-                problems.append(Problem(self._id(task), question, answer, answer))
+                problems.append(Problem(self._id(task), question, answer, self.extract(answer) or ""))
             else:
                 problems.append(self._problem(task))
         return problems
@@ -105,7 +105,7 @@ class Plans:
 
     def extract(self, attempt: str) -> str | None:
         """The plan, one action a line."""
-        return "\n".join(actions_of(attempt, self._max_actions)) or None
+        return "\n".join(self._plan(attempt)) or None
 
     def equivalent(self, a: str | None, b: str | None) -> bool:
         """The same actions."""
@@ -140,6 +140,9 @@ class Plans:
                 return wrong
         return "\n".join([*plan[:-1], plan[-1][:-1]])
 
+    def _plan(self, attempt: str) -> list[str]:
+        return actions_of(attempt, self._max_actions)
+
     def _problem(self, task: int) -> Problem:
         observation = self._env.reset(task)
         plan = "\n".join(move.action for move in self._env.expert())
@@ -153,7 +156,7 @@ class Plans:
         return int(problem.id.removeprefix(f"{self.name}-"))
 
     async def _carry_out(self, world: World, attempt: str, problem: Problem) -> tuple[Grade, str]:
-        plan = actions_of(attempt, self._max_actions)
+        plan = self._plan(attempt)
         if not plan:
             return Grade(0.0, None), NOTHING
         state, _ = await world.reset(self._task(problem))
@@ -168,7 +171,7 @@ class Plans:
                 )
                 break
             said.append(_cut(f"> {action}\n{step.observation.strip()}", share))
-        return Grade(reward, "\n".join(plan)), "\n".join(said)
+        return Grade(reward, self.extract(attempt)), "\n".join(said)
 
 
 def _cut(text: str, longest: int) -> str:

@@ -122,7 +122,9 @@ def lacks(kind: type[EnvParams], one: type[EnvParams]) -> str:
 
 
 def _adapters(kind: type[EnvParams], one: type[EnvParams]) -> list[type[EnvParams]]:
-    return [each for each in adapters() if issubclass(each, kind) and issubclass(one, each.adapts)]
+    """Those that fit, first the one for the narrowest kind."""
+    fitting = [each for each in adapters() if issubclass(each, kind) and issubclass(one, each.adapts)]
+    return sorted(fitting, key=lambda each: -max(len(of.__mro__) for of in each.adapts if issubclass(one, of)))
 
 
 def playable(kind: type[EnvParams]) -> list[str]:

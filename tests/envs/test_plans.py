@@ -22,6 +22,7 @@ ACTED = [
     {"name": "webshop", "products": 300},
     {"name": "taxi"},
     {"name": "alfworld"},
+    {"name": "encyclopedia", "people": 60, "questions": 60},
     {"name": f"{__name__.replace('test_plans', 'test_own')}:Corridor", "options": {}},
 ]
 WHERE = Path("rows.jsonl")
@@ -44,11 +45,28 @@ def test_the_expert_s_plan_earns_1_a_slip_less_and_rows_read_back(env: Mapping[s
     assert len({problem.id for problem in everything}) == len(everything)
     for problem in everything:
         right = plans.demonstration(problem)
-        assert plans.grade(right, problem) == (1.0, right)
+        assert plans.grade(right, problem) == (1.0, plans.extract(right))
         assert plans.grade(plans.slip(problem, 3), problem).reward < 1
         assert plans.slip(problem, 3) == plans.slip(problem, 3)
         for row in (plans.row(problem), {"task": plans.row(problem)["task"]}):
             assert plans.load([(1, row)], WHERE) == [problem]
+
+
+def test_questions_are_read_with_their_paragraphs() -> None:
+    env, splits = made({"name": "encyclopedia", "people": 60, "questions": 60})
+    for problem in splits["test"]:
+        rule, *paragraphs, question = problem.question.replace("\n\n", "\n").split("\n")
+        assert "end with finish[answer]" in rule
+        assert question.endswith("?")
+        assert len(set(paragraphs)) == len(paragraphs) >= 2
+        *thoughts, last = problem.answer.split("\n")
+        assert last == f"finish[{problem.gold}]"
+        assert thoughts
+    answered = asyncio.run(env.carry_out(f"It is\nfinish[x] or finish[ {problem.gold} ]", problem))
+    assert answered == ((1.0, problem.gold), f"> finish[{problem.gold}]\nThe episode ended.")
+    assert env.equivalent("New Town", "new  town")
+    assert not env.equivalent(None, None)
+    assert env.grade("It is Tolma.", problem) == (0.0, None)
 
 
 def test_an_attempt_begins_anew_whatever_was_played_before() -> None:
@@ -96,7 +114,7 @@ def test_splits_are_drawn_once_and_a_larger_one_keeps_the_test_split() -> None:
 @pytest.mark.parametrize(
     ("env", "said"),
     [
-        ({"few_shot": True}, "the worked example is of mathematics; set false"),
+        ({"few_shot": True}, "the worked example is of mathematics, and this environment has other tasks; set false"),
         ({"told": 200, "max_actions": 30}, "told: 200 characters are too few for 30 actions; set 10 for each"),
         ({"jvms": 3}, "jvms is an option of sciworld, and name is textcraft; remove it"),
     ],

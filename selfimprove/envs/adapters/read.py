@@ -1,0 +1,34 @@
+"""Questions that are looked up, as problems with one right answer (RISE): the paragraphs stand in the question."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field, SerializeAsAny
+
+from selfimprove.envs.interface import AnswerEnv
+from selfimprove.envs.params import EnvParams, OwnTasksParams
+from selfimprove.envs.qa.world import QuestionParams
+
+
+class ReadParams(OwnTasksParams):
+    """Questions that are looked up, whose keys are their own: an attempt is an answer to question and paragraphs."""
+
+    inner: SerializeAsAny[QuestionParams] = Field(description="filled in from the environment's own keys")
+    others: int = Field(
+        default=2, ge=0, le=100, description="questions whose paragraphs stand among those of each question"
+    )
+
+    adapts: ClassVar[tuple[type[EnvParams], ...]] = (QuestionParams,)
+    how: ClassVar[str] = "the paragraphs stand in the question"
+
+    @property
+    def world_name(self) -> str:
+        """The environment's."""
+        return self.inner.world_name
+
+    def make(self) -> AnswerEnv:
+        """See ``AnswerParams``."""
+        from selfimprove.envs.reading import Reading
+
+        return Reading(self.inner.acted(), self.inner.world, self.others)
