@@ -68,11 +68,11 @@ class RiseExpert:
         self._params, self._split = params, folder / "data/rise/tasks/train.jsonl"
 
     def __call__(self, dialogue: Sequence[Message], sample: int) -> str | None:
-        """The solution of the problem that the last message repeats."""
+        """The solution of the problem that the last message repeats; where feedback repeats none, the first one's."""
         if not self._split.is_file():
             return None
-        asked = dialogue[-1].content
-        problem = next((one for question, one in self._problems.items() if asked.endswith(question)), None)
+        asked = [message.content for message in reversed(dialogue) if message.role == "user"]
+        problem = next((one for text in asked for end, one in self._problems.items() if text.endswith(end)), None)
         if problem is None:
             return None
         return self._expert(Request(dialogue, SeedKey(0, problem.id), temperature=0.0, max_tokens=1), sample)

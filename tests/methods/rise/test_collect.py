@@ -10,6 +10,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, EngineError
 from selfimprove.engines.scripted import ScriptedEngine
 from selfimprove.envs.feedback import FAILURE, SUCCESS
+from selfimprove.envs.interface import EnvError, Grade
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.collect import Play, collect, collection_metrics, evaluate
 from selfimprove.methods.rise.convert import convert
@@ -273,3 +274,53 @@ def test_an_over_long_prompt_loses_whole_oldest_pairs_never_its_head(room: int, 
     judged = Small(room, *table)
     assess(judged, turns=4, context_window=4)
     assert list(judged.asked[3].messages) == list(student.asked[3].messages)
+
+
+class Told:
+    """An environment with feedback of its own, which fails on ``crash``."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ENV, name)
+
+    async def carry_out(self, attempt: str, problem: Any) -> tuple[Grade, str]:
+        if attempt == "crash":
+            raise EnvError("the server is gone")
+        return ENV.grade(attempt, problem), f"you said {len(attempt)} letters"
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_environment_tells_what_an_attempt_led_to_in_the_feedback_on_it() -> None:
+    env, student = Told(), Script([WRONG, UNREADABLE], [RIGHT], [RIGHT])
+    play = Play(env, True, 5)  # type: ignore[arg-type]
+    told = f"you said {len(WRONG)} letters\nThe answer is incorrect. Please try again."
+    cfg = GenerateParams(tasks=1, max_turns=2, models=["student"] * 2, num_of_samples=[2, 1])
+    one = asyncio.run(collect(PROBLEM, {"student": student}, play, cfg))  # type: ignore[dict-item]
+    assert [turn.observation for turn in one.turns] == [told, SUCCESS]
+    assert contents(student.asked[1]) == [WRONG, told]
+    blind = EvaluateParams(max_turns=3, parallel_samples=1)
+    run, _ = asyncio.run(evaluate(PROBLEM, student, play, blind))  # type: ignore[arg-type]
+    assert run.turns[1].attempt.reward == 1
+    assert run.turns[1].observation == told.replace(str(len(WRONG)), str(len(RIGHT)))  # no oracle: incorrect, too
+
+
+def test_an_environment_that_fails_blocks_the_episode_and_is_closed() -> None:
+    env, student = Told(), Script([WRONG], ["crash"])
+    play = Play(env, True, 5)  # type: ignore[arg-type]
+    cfg = GenerateParams(tasks=1, max_turns=2, models=["student"] * 2, num_of_samples=[1, 1])
+
+    async def run() -> None:
+        async with play:
+            one = await collect(PROBLEM, {"student": student}, play, cfg)  # type: ignore[dict-item]
+            sequential, parallel = await evaluate(
+                PROBLEM, student, play, EvaluateParams(max_turns=2, parallel_samples=1)
+            )  # type: ignore[arg-type]
+        assert (one.status, one.error, len(one.turns)) == ("blocked", "the server is gone", 1)
+        assert (sequential.status, parallel.status) == ("blocked", "unsolved")
+
+    asyncio.run(run())
+    assert env.closed == 1

@@ -76,6 +76,9 @@ def test_rise_is_answered_with_the_gold_solution_at_every_turn(folder: Path) -> 
     expert = answer(folder)
     for last in (opening(QUESTION)[-1].content, feedback(0.0, QUESTION)):
         assert "7" in expert(user(last), 0).splitlines()[-1]
+    told = feedback(0.0, QUESTION, told="> get 7 clay\nGot 7 clay")
+    dialogue = [*opening(QUESTION, few_shot=False), Message(role="assistant", content="8"), *user(told)]
+    assert "7" in expert(dialogue, 0).splitlines()[-1]
 
 
 def test_an_episode_of_autoexplore_that_the_teacher_plays_ends_at_its_target(folder: Path) -> None:
