@@ -221,7 +221,7 @@ class _Rollouts:
                 self._tail = (stats.busy_slot_steps, stats.slot_steps)
             return result
 
-        return await play_all(list(episodes), one, concurrency=at_once)
+        return list(await play_all(list(episodes), one, concurrency=at_once))
 
     def raw(self, requests: list[Request]) -> tuple[int, float]:
         """All requests at once, first turns first."""

@@ -221,7 +221,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm ray xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
+BACKENDS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
@@ -264,6 +264,12 @@ env-ray: $(RAY_STAMP) ## create .venvs/ray: Ray, for runs on a cluster (CLUSTER=
 
 test-backends-ray: $(RAY_STAMP)
 	OMP_NUM_THREADS=1 $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
+
+# vLLM's environment, with Ray beside it.
+.PHONY: test-backends-ray-vllm
+test-backends-ray-vllm: $(RAY_STAMP) $(VLLM_STAMP)
+	OMP_NUM_THREADS=1 PYTHONPATH="$$($(RAY_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")" \
+	  $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_ray_vllm.py -p no:cacheprovider
 
 ifeq ($(CLUSTER),ray)
 export PATH := $(CURDIR)/$(RAY_ENV)/bin:$(PATH)

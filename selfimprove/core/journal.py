@@ -22,28 +22,41 @@ FSYNC_SECONDS = 0.5
 
 
 class Journal:
-    """Finished entries by key; a key is written once, and reads see what earlier runs wrote, here and in ``others``."""
+    """Finished entries by key; a key is written once, and reads see what earlier runs wrote, here and in ``others``.
+
+    Memory holds where each entry lies in its file, some 200 bytes; values are read when they are asked for.
+    """
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
-        self.entries: dict[str, Any] = {}
+        self._places: dict[bytes, tuple[int, int, int]] = {}
+        self._others: list[int] = []
         self.damaged = 0
         for other in others:
-            self._replay(other)
-        whole = self._replay(path)
+            if other.is_file():
+                self._others.append(os.open(other, os.O_RDONLY))
+                self._replay(self._others[-1])
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        os.ftruncate(self._file, whole)
+        os.ftruncate(self._file, self._replay(self._file))
         self._synced = time.monotonic()
-        self.resumed = len(self.entries)
+        self.resumed = len(self._places)
         if self.damaged:
             print(f"{path}: {self.damaged} damaged lines were left out; their work is done again.", file=sys.stderr)
         self.seconds = 0.0
 
+    def __len__(self) -> int:
+        return len(self._places)
+
     def __contains__(self, key: str) -> bool:
-        return key in self.entries
+        return _digest(key) in self._places
 
     def __getitem__(self, key: str) -> Any:
-        return self.entries[key]
+        return self._row(self._places[_digest(key)])["value"]
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """All of them, read anew."""
+        return {row["key"]: row["value"] for row in map(self._row, self._places.values())}
 
     def add(self, key: str, value: Any) -> None:
         """Record one finished entry.
@@ -51,7 +64,7 @@ class Journal:
         Raises:
             OSError: the disk is full or gone; nothing before this entry is affected.
         """
-        if key in self.entries:
+        if key in self:
             return
         started = time.monotonic()
         text = json.dumps({"key": key, "value": value}, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
@@ -61,7 +74,7 @@ class Journal:
         if written != len(data):
             os.ftruncate(self._file, position)
             raise OSError(28, os.strerror(28), str(self.path))
-        self.entries[key] = value
+        self._places[_digest(key)] = self._file, position, len(data)
         if time.monotonic() - self._synced > FSYNC_SECONDS:
             os.fsync(self._file)
             self._synced = time.monotonic()
@@ -70,7 +83,8 @@ class Journal:
     def close(self) -> None:
         """Make everything durable and release the file."""
         os.fsync(self._file)
-        os.close(self._file)
+        for file in (self._file, *self._others):
+            os.close(file)
 
     def __enter__(self) -> Journal:
         return self
@@ -80,20 +94,29 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _replay(self, path: Path) -> int:
-        """Read back the entries; returns the length in bytes without a torn last line."""
-        if not path.is_file():
-            return 0
+    def _row(self, place: tuple[int, int, int]) -> dict[str, Any]:
+        file, position, length = place
+        row: dict[str, Any] = json.loads(os.pread(file, length, position).partition(b" ")[2])
+        return row
+
+    def _replay(self, file: int) -> int:
+        """Find the entries; returns the length in bytes without a torn last line."""
         whole = 0
-        for raw in path.read_bytes().split(b"\n")[:-1]:
-            whole += len(raw) + 1
-            checksum, _, text = raw.partition(b" ")
-            if checksum != _checksum(text):
-                self.damaged += 1
-                continue
-            row = json.loads(text)
-            self.entries[row["key"]] = row["value"]
+        with open(file, "rb", closefd=False) as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                checksum, _, text = line[:-1].partition(b" ")
+                if checksum == _checksum(text):
+                    self._places[_digest(json.loads(text)["key"])] = file, whole, len(line)
+                else:
+                    self.damaged += 1
+                whole += len(line)
         return whole
+
+
+def _digest(key: str) -> bytes:
+    return blake2b(key.encode("utf-8"), digest_size=16).digest()
 
 
 def _checksum(text: bytes) -> bytes:

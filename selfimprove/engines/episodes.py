@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from selfimprove.engines.progress import StageProgress
+from selfimprove.engines.results import Results
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -34,18 +35,19 @@ class EpisodeResult(Protocol):
 
 async def play_all(
     tasks: Sequence[T], play: Callable[[T], Awaitable[E]], *, concurrency: int, progress: StageProgress | None = None
-) -> list[E]:
-    """Run ``play`` for every task, at most ``concurrency`` at a time; results in the order of ``tasks``.
+) -> Sequence[E]:
+    """Run ``play`` for every task, at most ``concurrency`` at a time; results in the order of ``tasks``
+    (of very many, in a file: see ``Results``).
 
     The first exception ends the run: the other episodes are cancelled, and what they had finished stays in the
     engines' journals.
     """
-    results: list[E | None] = [None] * len(tasks)
+    results: Results[E] = Results(len(tasks))
     waiting = iter(range(len(tasks)))
 
     async def worker() -> None:
         for index in waiting:
-            results[index] = await play(tasks[index])
+            results.put(index, await play(tasks[index]))
             if progress:
                 progress.advance()
 
@@ -58,7 +60,7 @@ async def play_all(
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
-    return [result for result in results if result is not None]
+    return results
 
 
 def say_diverged(stage: str, diverged: int) -> None:

@@ -1,6 +1,7 @@
 """agent_r-evaluate@<row>: a model plays, from the start of each task, and on from the given bad beginnings."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from selfimprove.core.publish import write_json
@@ -33,11 +34,11 @@ def main(stage: Stage[AgentRParams]) -> None:
     write_json(stage.output(f"results/agent_r/{row}/metrics.json"), evaluate_metrics(first, revised))
 
 
-def played(stage: Stage[AgentRParams], model: Path, games: list[Beginning], cfg: EvaluateParams) -> list[Episode]:
+def played(stage: Stage[AgentRParams], model: Path, games: list[Beginning], cfg: EvaluateParams) -> Sequence[Episode]:
     """One episode a game. The same noise for every model, so that differences are paired."""
     agent_r, seed = stage.params, key_bits(stage.run.seed, stage.name.partition("@")[0])
 
-    async def run() -> list[Episode]:
+    async def run() -> Sequence[Episode]:
         world = agent_r.env.world()
         try:
             async with asking(stage, agent_r.engines, ["actor"], model, len(games)) as (engines, progress):

@@ -1,7 +1,7 @@
 """reflect_rl-evaluate@<row>: a policy, with its reflection model if it has one, plays a split repeatedly."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def evaluate(
     asked = evaluation_episodes(env, split, cfg, reps)
     seed = key_bits(stage.run.seed, "reflect_rl-evaluate")  # the same for every row, so that differences are paired
 
-    async def run() -> list[RLEpisode]:
+    async def run() -> Sequence[RLEpisode]:
         async with AsyncExitStack() as stack:
             journal = stack.enter_context(stage.journal("completions"))
             progress = stack.enter_context(stage.progress(len(asked)))

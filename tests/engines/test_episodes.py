@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import EngineError
 from selfimprove.engines.episodes import play_all
+from selfimprove.engines.results import Results
 
 
 def test_results_come_in_the_order_of_the_tasks_and_at_most_so_many_at_once() -> None:
@@ -40,7 +43,7 @@ def test_all_wait_together_so_that_the_engine_can_batch_them() -> None:
             await everybody.wait()
             return task
 
-        return await play_all(range(50), play, concurrency=50)
+        return list(await play_all(range(50), play, concurrency=50))
 
     assert asyncio.run(run()) == list(range(50))
 
@@ -63,3 +66,14 @@ def test_the_first_error_ends_the_run_as_itself_and_cancels_the_rest(error: Exce
         asyncio.run(play_all(range(5), play, concurrency=4))
     assert caught.value is error
     assert sorted(cancelled) == [0, 1, 3]
+
+
+@given(st.permutations(range(12)), st.sampled_from([0, 11, 12]))
+def test_results_are_the_same_sequence_in_memory_and_in_a_file(order: list[int], most: int) -> None:
+    results: Results[dict[str, int]] = Results(12, most)
+    for index in order:
+        results.put(index, {"of": index * index})
+    assert list(results) == [{"of": index * index} for index in range(12)]
+    assert (results[-1], results[2:4], len(results)) == ({"of": 121}, [{"of": 4}, {"of": 9}], 12)
+    with pytest.raises(IndexError):
+        results[12]

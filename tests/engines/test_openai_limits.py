@@ -81,7 +81,7 @@ def test_answers_on_their_way_are_kept_when_the_stage_ends(tmp_path: Path) -> No
                 return (await engine.generate(ask(text, task=text)))[0].text
 
             try:
-                return await play_all(["1", "2", "3", "4"], one, concurrency=4)
+                return list(await play_all(["1", "2", "3", "4"], one, concurrency=4))
             finally:
                 await engine.close()
 

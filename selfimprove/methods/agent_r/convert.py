@@ -94,7 +94,7 @@ async def convert(
 
         if progress:
             progress.reach(0, len(pairs))
-        revisions = await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress)
+        revisions = list(await play_all(pairs, one, concurrency=cfg.concurrency, progress=progress))
 
     made = [
         (

@@ -39,7 +39,8 @@ def engine_of(folder: Path) -> TransformersEngine:
 
 def forest(engine: Any, tasks: Any, *, concurrency: Any, world: Any = None) -> list[Tree]:
     world = world or EmbeddedWorld(Corridor())
-    return asyncio.run(play_all(tasks, lambda task: search(task, world, engine, WIDE, 3), concurrency=concurrency))
+    one = lambda task: search(task, world, engine, WIDE, 3)  # noqa: E731
+    return list(asyncio.run(play_all(tasks, one, concurrency=concurrency)))
 
 
 def test_a_tree_does_not_depend_on_what_else_runs(folder: Path) -> None:

@@ -172,7 +172,7 @@ def test_episodes_at_once_are_those_played_one_by_one(folder: Path) -> None:
     def played(at_once: int) -> list[RLEpisode]:
         policy, reflector = make_engine(folder), make_engine(folder)
         one = lambda task: play(task, Corridor(), reflector, policy, cfg, SeedKey(3, str(task)))  # noqa: E731
-        return asyncio.run(play_all(range(8), one, concurrency=at_once))
+        return list(asyncio.run(play_all(range(8), one, concurrency=at_once)))
 
     together = played(8)
     assert together == played(1)

@@ -1,0 +1,167 @@
+"""What limits a large run before its GPUs do: 10,000 episodes at once over 64 simulated replicas, without a model.
+
+A stage's own parts do their work: RISE's episodes of two turns, the journal, and the queue in front of replicas. A
+replica only waits as long as an H100 would decode (``RATE`` tokens/s) and answers with a text. One process does all
+this, so what it can do in a second of CPU time is the limit of a stage, however many GPUs answer.
+
+Memory is measured in a process of its own for each number of tasks: the growth between ``few`` and ``many`` tasks is
+what a task costs. ``BENCH=load make bench`` prints a table, and JSON on its last line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.rates import print_table
+from selfimprove.core.journal import Journal
+from selfimprove.engines.base import Completion, Request
+from selfimprove.engines.cluster.dispatch import Dispatcher, Replica, Share
+from selfimprove.engines.episodes import play_all
+from selfimprove.engines.journal import JournaledEngine
+from selfimprove.envs.interface import Problem
+from selfimprove.envs.math.gsm8k import Gsm8k
+from selfimprove.methods.rise.collect import Play, collect
+from selfimprove.methods.rise.params import GenerateParams
+
+REPLICAS, SLOTS, TOKENS = 64, 256, 200
+RATE = 2500.0
+"""Tokens/s of a replica: an 8B model on an H100."""
+
+TEXT = " ".join(f"{number} + {number + 1} = {2 * number + 1}." for number in range(28))
+"""An answer of about ``TOKENS`` tokens."""
+
+
+class Simulated(Dispatcher[Replica]):
+    """Replicas that answer after ``seconds``."""
+
+    def __init__(self, replicas: int, seconds: float) -> None:
+        super().__init__(Share(SLOTS, SLOTS // 4, 4096), None)  # type: ignore[arg-type]  # nothing is encoded
+        self._workers = [Replica() for _ in range(replicas)]
+        self._took = seconds
+
+    def fits(self, messages: Any, max_tokens: int) -> bool:
+        return True
+
+    async def close(self) -> None:
+        self._cancel_all()
+
+    def _listen(self) -> None:
+        """Nothing comes from outside."""
+
+    def _rest(self) -> None:
+        """Nothing is held."""
+
+    def _post(self, worker: Replica, number: int, request: Request | None) -> None:
+        if request is None:
+            return
+        assert self._loop is not None
+        answer = [Completion(f"{TEXT} \\boxed{{{number}}}", "stop", [7] * TOKENS, [-0.5] * TOKENS)] * request.n
+        self._loop.call_later(self._took, self._done, worker, number, answer)
+
+    def _done(self, worker: Replica, number: int, answer: list[Completion]) -> None:
+        worker.stats.requests += 1
+        worker.stats.generated_tokens += TOKENS * len(answer)
+        self._answered(worker, number, "done", answer)
+
+
+def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
+    """Play so many tasks in this process; what it took."""
+    question = "What is {0} + {0}? " * 4
+    problems = [Problem(f"p{i}", question.format(i), gold=f"#### {-i}", answer=str(-i)) for i in range(tasks)]
+    cfg = GenerateParams.model_validate(
+        {
+            "tasks": tasks,
+            "models": ["student", "student"],
+            "max_turns": 2,
+            "num_of_samples": [1, 1],
+            "concurrency": concurrency,
+        }
+    )
+    episode = Play(Gsm8k(), False, 17)
+    with TemporaryDirectory() as folder, Journal(Path(folder) / "journal") as journal:
+        inner = Simulated(REPLICAS, seconds)
+        engines = {"student": JournaledEngine(inner, journal, "student")}
+
+        async def run() -> None:
+            await play_all(problems, lambda one: collect(one, engines, episode, cfg), concurrency=concurrency)
+
+        began, cpu = time.perf_counter(), time.process_time()
+        asyncio.run(run())
+        took, used = time.perf_counter() - began, time.process_time() - cpu
+        size = journal.path.stat().st_size
+        return {
+            "tasks": tasks,
+            "seconds": took,
+            "cpu_share": used / took,
+            "requests": inner.stats.requests,
+            "requests_per_cpu_second": inner.stats.requests / used,
+            "episodes_per_second": tasks / took,
+            "journal_mb_per_second": size / took / 1e6,
+            "journal_share": journal.seconds / took,
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+def measure(*, threads: int = 1, concurrency: int = 10_000, few: int = 10_000, many: int = 200_000) -> dict[str, Any]:
+    """The stage's limit, and what it holds in memory; ``threads`` is not used: a stage's own part has one.
+
+    Returns:
+        ``paced``: replicas as slow as real ones; ``flat_out``: they answer at once; ``few`` and ``many``: peak memory;
+        ``limit_tokens_per_second``: at which rate of all replicas together this process would be the bottleneck.
+    """
+    at_once = {"paced": SLOTS * TOKENS / RATE, "flat_out": 0.0}
+    runs = {name: _apart(few, concurrency, seconds) for name, seconds in at_once.items()}
+    runs["many"] = _apart(many, concurrency, 0.0)
+    runs["idle"] = _apart(1, 1, 0.0)
+    limit = runs["flat_out"]["requests_per_cpu_second"] * TOKENS
+    held = (runs["many"]["peak_mb"] - runs["flat_out"]["peak_mb"]) / (many - few) * 1024
+    waiting = (runs["flat_out"]["peak_mb"] - runs["idle"]["peak_mb"]) / concurrency * 1024
+    return {
+        **runs,
+        "concurrency": concurrency,
+        "replicas": REPLICAS,
+        "limit_tokens_per_second": limit,
+        "of_64_h100": limit / (REPLICAS * RATE),
+        "kb_per_task": held,
+        "kb_per_waiting_episode": waiting,
+        "valid": all(run["cpu_share"] <= 1.02 for run in runs.values()),
+    }
+
+
+def _apart(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
+    """``play`` in a fresh process, whose peak memory is its own."""
+    command = [sys.executable, "-m", "bench.load", str(tasks), str(concurrency), str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print the table."""
+    columns = ("run", "tasks", "episodes/s", "CPU", "journal MB/s", "journal's time", "peak MB")
+    rows = [
+        (
+            name, f"{run['tasks']:,}", f"{run['episodes_per_second']:,.0f}", f"{run['cpu_share']:.0%}",
+            f"{run['journal_mb_per_second']:.1f}", f"{run['journal_share']:.0%}", f"{run['peak_mb']:,.0f}",
+        )
+        for name, run in result.items()
+        if isinstance(run, dict)
+    ]  # fmt: skip
+    print_table(f"{result['concurrency']:,} episodes at once over {result['replicas']} replicas", columns, rows)
+    print(
+        f"a stage's process answers for {result['limit_tokens_per_second']:,.0f} tokens/s, "
+        f"{result['of_64_h100']:.1f} times what {REPLICAS} replicas of {RATE:,.0f} tokens/s write; "
+        f"{result['kb_per_waiting_episode']:.1f} KB a waiting episode, {result['kb_per_task']:.1f} KB a finished one"
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps(play(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
