@@ -26,6 +26,8 @@ class EnvParams(Section):
 
     name: str
 
+    paper: ClassVar[str] = ""
+    """The method whose paper plays environments of this kind."""
     capability: ClassVar[str] = ""
     """What a method that plays environments of this kind needs of one, as a message names it."""
     adapts: ClassVar[tuple[type[EnvParams], ...]] = ()
@@ -77,6 +79,7 @@ class TextParams(EnvParams):
     server_concurrency: int = Field(default=32, ge=1, le=10_000, description="environments held open on the server")
     server_timeout: float = Field(default=60.0, gt=0, description="seconds a call may take")
 
+    paper: ClassVar[str] = "agent_r"
     capability: ClassVar[str] = "states that can be returned to"
     judged: ClassVar[Judged] = Judged()
     best: ClassVar[float] = 1.0
@@ -151,6 +154,7 @@ class ListedParams(EnvParams):
         description="of repositories, questions, kitchens, labels and left-out entries",
     )
 
+    paper: ClassVar[str] = "reflect_rl"
     capability: ClassVar[str] = "actions that can be listed"
     decisive: ClassVar[str] = ""
     """The verb whose operand decides an episode (AutoExplore's ``cat``): negatives take a wrong one; "" explores."""
@@ -203,6 +207,7 @@ class AnswerParams(EnvParams):
 
     few_shot: bool = Field(default=True, description="open with the paper's worked example")
 
+    paper: ClassVar[str] = "rise"
     capability: ClassVar[str] = "answers that are judged"
     own_tasks: ClassVar[bool] = False
     """Whether its problems are tasks of its own, so that no data set holds them."""
@@ -250,6 +255,13 @@ class OwnParams(EnvParams):
 
     def _made(self) -> Any:
         return make_own(self.name, self.needs, **self.options)
+
+    def _checked(self) -> Any:
+        """A new one that is acted in; the first time its promises are checked."""
+        from selfimprove.envs.contract import check_once
+
+        check_once(self.name, repr(self.options), self._made)
+        return self._made()
 
 
 def make_own(name: str, needs: type, **options: Any) -> Any:
@@ -300,7 +312,7 @@ class OwnTextParams(OwnParams, TextParams):
     needs: ClassVar[type] = AgentEnv
 
     def make(self) -> AgentEnv:
-        made: AgentEnv = self._made()
+        made: AgentEnv = self._checked()
         return made
 
 
@@ -312,7 +324,7 @@ class OwnListedParams(OwnParams, ListedParams):
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         from selfimprove.envs.listed import ListedText
 
-        return ListedText(self._made(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
+        return ListedText(self._checked(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 
     def instruction(self) -> str:
         return f"{own_class(self.name, self.needs).instruction}\n"

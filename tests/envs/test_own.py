@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem
+from selfimprove.envs import contract
+from selfimprove.envs.interface import AgentEnv, AnswerEnv, Problem, Step
 from selfimprove.envs.own import Answers, TextEnv
 from selfimprove.envs.params import own_class
 from selfimprove.envs.qa.experts import QuestSource
 from selfimprove.envs.qa.own import Fact, Facts
+from selfimprove.envs.registry import listed_env, text_env
 
 HERE = Path("rows.jsonl")
 
@@ -128,3 +130,58 @@ def test_facts_are_dealt_to_splits_that_share_no_question() -> None:
 
 
 SIZES = (("train", 16), ("dev", 2), ("test", 2))
+
+
+class Dice(Corridor):
+    """Its reset depends on how often it was called."""
+
+    rolls = 0
+
+    def begin(self, task_id: int) -> str:
+        Dice.rolls += 1
+        super().begin(task_id)
+        return f"Roll {Dice.rolls}."
+
+
+class Broken(Corridor):
+    def begin(self, task_id: int) -> str:
+        raise KeyError(task_id)
+
+
+class Paid(Corridor):
+    """Overrides step, and with it the check of its base class."""
+
+    def step(self, action: str) -> Step:
+        return super().step(action)._replace(reward=-5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Dice", r"Dice: task 0 began with 'Roll \d\.' and then with 'Roll \d\.'; reset has to depend on nothing but"),
+        ("Paid", r"Paid: step gave reward -5\.0 for '\w+'; rewards are from 0 to 1"),
+        ("Lavish", r"act gave reward 2\.0 for '\w+'; rewards are from 0 to 1"),
+        ("Broken", r"Broken failed in .*test_own\.py, line \d+ \(KeyError: 0\); fix the class"),
+    ],
+)
+def test_a_broken_promise_is_noticed_when_a_stage_makes_the_environment(name: str, said: str) -> None:
+    for section in (text_env(name=f"{__name__}:{name}"), listed_env(name=f"{__name__}:{name}", labels="single")):
+        with pytest.raises(UserError, match=said) as refused:
+            section.make()
+        assert "\n" not in str(refused.value)
+
+
+def test_an_environment_that_keeps_its_promises_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    begin = Corridor.begin
+
+    def counted(self: Corridor, task_id: int) -> str:
+        begun.append(task_id)
+        return begin(self, task_id)
+
+    monkeypatch.setattr(Corridor, "begin", counted)
+    contract._DONE.clear()
+    text_env(name=f"{__name__}:Corridor").make()
+    assert begun == [0, 0, 0]
+    text_env(name=f"{__name__}:Corridor").make()
+    assert begun == [0, 0, 0]

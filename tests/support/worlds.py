@@ -32,7 +32,7 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
     elif name == "hotpotqa":
         keys |= {"file": str(_questions(folder / "hotpotqa.jsonl"))}
     elif attempts:
-        keys |= {"problems": str(_formulas(folder / "math.jsonl"))} if name == "math" else {"count": 40}
+        keys |= {"problems": problem_files(folder)["train"]} if name == "math" else {"count": 40}
     return keys
 
 
@@ -56,13 +56,15 @@ def _questions(path: Path) -> Path:
     return _written(path, rows)
 
 
-def _formulas(path: Path) -> Path:
+def problem_files(folder: Path) -> dict[str, str]:
+    """MATH's problems, for training and to be tested on."""
     rows = [
         {"problem": f"What is ${a}x$ at $x = {b}$?", "solution": f"It is\n$\\boxed{{{a * b}}}$."}
         for a in range(2, 7)
         for b in range(3, 9)
     ]
-    return _written(path, rows)
+    parts = {"train": rows[:22], "test": rows[22:]}
+    return {name: str(_written(folder / f"math-{name}.jsonl", part)) for name, part in parts.items()}
 
 
 def _written(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -31,6 +31,7 @@ _JUDGED = Judged("a collection of paragraphs, in which the answer to a question 
 class QuestionParams(TextParams):
     """Questions whose answers are looked up."""
 
+    paper: ClassVar[str] = "spin"
     judged: ClassVar[Judged] = _JUDGED
 
     def instruction(self) -> str:

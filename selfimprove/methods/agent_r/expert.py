@@ -17,6 +17,8 @@ LOST = Move("I do not see a way, so I look around.", "inventory")
 def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int], str]:
     """(request, sample index) -> the expert's next reply in this dialogue or, at the error rate, any possible action.
 
+    Where actions can't be listed, an error is one that leads nowhere.
+
     The dialogue's actions are played again from the task that the request's seed key names; it must be whole, so an
     actor with a bounded context can't be replaced by this one.
     """
@@ -34,7 +36,8 @@ def scripted_actor(env: AgentEnv, error_rate: float) -> Callable[[Request, int],
         plan = env.expert()
         env.restore(here)
         move = plan[0] if plan else LOST
-        possible = env.valid_actions()
+        listed = env.valid_actions()
+        possible = [LOST.action] if listed is None else listed
         if possible and draw.random() < error_rate:
             move = Move("I try something else.", draw.choice(possible))
         return f"Thought: {move.thought}\nAction: {move.action}"

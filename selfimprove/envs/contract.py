@@ -1,0 +1,62 @@
+"""What an environment of a person's own promises, checked once when a stage begins: a few actions of its first task."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.seeds import rng
+from selfimprove.envs.interface import AgentEnv
+
+ACTIONS = 20
+"""Actions of the check, at most."""
+
+
+_DONE: set[tuple[str, str]] = set()
+
+
+def check_once(name: str, options: str, make: Callable[[], AgentEnv]) -> None:
+    """Refuse an environment whose reset depends on more than the task, or whose rewards are outside [0, 1].
+
+    Args:
+        name, options: of the class; a process checks each once.
+
+    Raises:
+        UserError: says which, or where the class itself raised something.
+    """
+    if (name, options) in _DONE:
+        return
+    try:
+        _check(name, make)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a person's class raises
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{name} failed in {place.filename}, line {place.lineno} ({said}); fix the class.") from error
+    _DONE.add((name, options))
+
+
+def _check(name: str, make: Callable[[], AgentEnv]) -> None:
+    env, other = make(), make()
+    tasks = list(env.task_ids())
+    if not tasks:
+        raise UserError(f"{name} has no tasks; task_ids has to list at least one.")
+    task, draw = tasks[0], rng("own contract", name)
+    first = env.reset(task)
+    for _ in range(ACTIONS):
+        listed = env.valid_actions()
+        actions = [move.action for move in env.expert()[:1]] if listed is None else listed
+        if not actions:
+            break
+        action = draw.choice(actions)
+        reward = env.step(action).reward
+        if not 0 <= reward <= 1:
+            raise UserError(f"{name}: step gave reward {reward} for {action!r}; rewards are from 0 to 1.")
+    for again in (env.reset(task), other.reset(task)):
+        if again != first:
+            raise UserError(
+                f"{name}: task {task} began with {first[:60]!r} and then with {again[:60]!r}; reset has to depend on "
+                "nothing but the task."
+            )

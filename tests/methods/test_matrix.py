@@ -1,0 +1,66 @@
+"""Every cell of the table in docs/environments.md that is possible runs, from the data to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.core.sources import mirror_folder
+from selfimprove.envs.matrix import PAGE, cells, with_table
+from selfimprove.envs.params import AnswerParams
+from selfimprove.envs.registry import DEFAULTS, named
+from tests.methods.cells import overlay, play_cell
+from tests.pipeline.workbench import Forks
+from tests.support.repo_copy import ROOT
+from tests.support.worlds import ELSEWHERE, keys_of, problem_files
+
+CELLS = cells()
+DEFAULT = [*DEFAULTS.items(), ("spin", "encyclopedia")]
+"""What ``test_end_to_end.py`` runs, with every control."""
+PUBLISHED = ("spin", "math")
+"""Reads the published file, which is here only with DATA_MIRROR."""
+POSSIBLE = [
+    place for place, cell in CELLS.items() if cell.possible and place[1] not in ELSEWHERE and place not in DEFAULT
+]
+ROWS = {
+    "rise": ["base", "iter1"],
+    "agent_r": ["base", "iter1"],
+    "reflect_rl": ["reflect_rl"],
+    "spin": ["base", "iter0"],
+}
+
+
+def test_the_page_shows_what_the_registry_declares() -> None:
+    page = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert page == with_table(page), "run `make docs`"
+
+
+def params_of(method: str, name: str, folder: Path) -> dict[str, Any]:
+    """The smallest run of a cell; files are written to ``folder``."""
+    answers = name in named(AnswerParams)
+    more: dict[str, Any] = {}
+    if answers and method == "spin":
+        more = {"prompt": {"format": "reply"}, "tasks": {"source": "math" if name == "math" else "encyclopedia"}}
+    if name == "math" and method == "rise":
+        more = {"tasks": {"source": "files", "files": problem_files(folder)}}
+    params = overlay(method, keys_of(name, folder, attempts=answers and method == "agent_r"), **more)
+    if answers and method == "spin":
+        params["tokenizer"] = {"spin": {"template": "plain"}}
+    return params
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one cell runs after the other."""
+    return tmp_path_factory.mktemp("cells")
+
+
+@pytest.mark.parametrize(("method", "name"), POSSIBLE, ids=[" on ".join(place) for place in POSSIBLE])
+def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, method: str, name: str) -> None:
+    if (method, name) == PUBLISHED and mirror_folder() is None:
+        pytest.skip("real data is optional: set DATA_MIRROR to a folder that holds it")
+    summary = play_cell(forks, folder, method, params_of(method, name, tmp_path))
+    assert summary["order"] == ROWS[method]
+    assert all(metrics["metrics"] for metrics in summary["rows"].values())
