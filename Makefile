@@ -162,8 +162,9 @@ push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/gpu.md with rehearsals, all results with results/published/
+docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/environments.md with the registry, docs/gpu.md with rehearsals, all results with results/published/
 	@python -m selfimprove.pipeline.params_doc
+	@python -m selfimprove.envs.matrix
 	@python -m selfimprove.pipeline.rehearsal.table
 	@python -m selfimprove.apps.claims.pages
 

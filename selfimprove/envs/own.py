@@ -1,7 +1,7 @@
 """Base classes for an environment of a person's own: what a method needs is derived from two methods.
 
 ``TextEnv`` is acted in by text (Agent-R, Reflect-RL); ``Answers`` grades answers (RISE). Any method here may be
-overridden: an ``expert`` that knows the way needs no search and has thoughts of its own. docs/bring-your-own.md has an
+overridden: an ``expert`` that knows the way needs no search and has thoughts of its own. docs/environments.md has an
 example of each, docs/spin.md names what SPIN takes.
 """
 

@@ -307,7 +307,7 @@ def members(protocol: type) -> list[str]:
 
 
 class OwnTextParams(OwnParams, TextParams):
-    """Your own environment that is acted in by text (docs/bring-your-own.md)."""
+    """Your own environment that is acted in by text (docs/environments.md)."""
 
     needs: ClassVar[type] = AgentEnv
 
@@ -317,7 +317,7 @@ class OwnTextParams(OwnParams, TextParams):
 
 
 class OwnListedParams(OwnParams, ListedParams):
-    """Your own environment that is acted in by text; the actions that it lists get labels (docs/bring-your-own.md)."""
+    """Your own environment that is acted in by text; the actions that it lists get labels (docs/environments.md)."""
 
     needs: ClassVar[type] = AgentEnv
 
@@ -331,7 +331,7 @@ class OwnListedParams(OwnParams, ListedParams):
 
 
 class OwnAnswerParams(OwnParams, AnswerParams):
-    """Your own questions with one right answer, and their grades (docs/bring-your-own.md)."""
+    """Your own questions with one right answer, and their grades (docs/environments.md)."""
 
     needs: ClassVar[type] = AnswerEnv
 

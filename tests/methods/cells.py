@@ -19,7 +19,7 @@ STAGES = {
     "spin": "data base finetune@base evaluate@base generate@iter0 convert@iter0 finetune@iter0 evaluate@iter0 report",
 }
 """The smallest run of a method: one iteration and no control."""
-TRAIN = {"epochs": 1, "batch_size": 8, "save_steps": 99, "logging_steps": 9, "row_tokens": 1024, "max_length": 1024,
+TRAIN = {"epochs": 1, "batch_size": 8, "save_steps": 99, "logging_steps": 9, "row_tokens": 2048, "max_length": 2048,
          "launcher": {"kind": "single", "processes": 1}}  # fmt: skip
 TAXI = {"generate": {"levels": ["full"]}, "evaluate": {"levels": ["full"]}}
 SLIPS = {"taxi": 0.1, "alfworld": 0.15, "autoexplore": 0.2}
@@ -87,7 +87,9 @@ def _spin(name: str) -> dict[str, Any]:
     }
 
 
-def play_cell(forks: Forks, folder: Path, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+def play_cell(
+    forks: Forks, folder: Path, method: str, params: Mapping[str, Any], env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run every stage there; the summary. A folder may be used again: what was parsed of its code is kept."""
     if not (folder / "selfimprove").exists():
         copy_code(folder)
@@ -96,7 +98,8 @@ def play_cell(forks: Forks, folder: Path, method: str, params: Mapping[str, Any]
     write_params(folder, params)
     for stage in STAGES[method].split():
         name, _, item = stage.partition("@")
-        ran = forks.run(folder, name, method) if name == "base" else forks.run(folder, f"{method}.{name}", item)
+        script, argument = (name, method) if name == "base" else (f"{method}.{name}", item)
+        ran = forks.run(folder, script, argument, env=dict(env or {}))
         assert ran.code == 0, ran.stderr
     summary: dict[str, Any] = json.loads((folder / f"results/summary/{method}.json").read_text())
     return summary

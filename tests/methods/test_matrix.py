@@ -59,8 +59,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("method", "name"), POSSIBLE, ids=[" on ".join(place) for place in POSSIBLE])
 def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, method: str, name: str) -> None:
-    if (method, name) == PUBLISHED and mirror_folder() is None:
+    mirror = mirror_folder()
+    if (method, name) == PUBLISHED and mirror is None:
         pytest.skip("real data is optional: set DATA_MIRROR to a folder that holds it")
-    summary = play_cell(forks, folder, method, params_of(method, name, tmp_path))
+    env = {"DATA_MIRROR": str(mirror)} if mirror else {}
+    summary = play_cell(forks, folder, method, params_of(method, name, tmp_path), env)
     assert summary["order"] == ROWS[method]
     assert all(metrics["metrics"] for metrics in summary["rows"].values())

@@ -15,7 +15,11 @@ ELSEWHERE = {"sciworld": "needs Java"}
 NAMES = tuple(named(EnvParams))
 HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
 
-TOWNS = ("Arle", "Borrow", "Cando", "Dunmere", "Estley", "Fairn", "Gale", "Hexley", "Imber", "Jura", "Kell", "Lomond")
+TOWNS = [
+    f"{stem}{end}"
+    for stem in ("Arle", "Borrow", "Cando", "Dunmere", "Estley")
+    for end in ("by", "ton", "wick", "mouth")
+]
 
 
 def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any]:
@@ -24,7 +28,7 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
     if name == "webshop":
         keys |= {"products": 300}
     elif name == "autoexplore":
-        more = {f"core/part {i}.py": f'"""How part {i} of the events is kept."""\n' * 3 for i in range(9)}
+        more = {f"core/part {i}.py": f'"""How part {i} of the events is kept."""\n' * 3 for i in range(24)}
         plant(folder / "repos/eventlib", FILES | more)
         keys |= {"repos": str(folder / "repos"), "labels": "single"}
     elif name == "encyclopedia":

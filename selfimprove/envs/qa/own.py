@@ -1,4 +1,4 @@
-"""A base class for questions of a person's own that one paragraph answers (SPIN; docs/bring-your-own.md)."""
+"""A base class for questions of a person's own that one paragraph answers (SPIN; docs/environments.md)."""
 
 from __future__ import annotations
 

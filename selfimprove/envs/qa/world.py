@@ -78,7 +78,7 @@ class HotpotQAParams(QuestionParams):
 
 
 class OwnQuestionParams(OwnParams, QuestionParams):
-    """Your own questions that are looked up (docs/bring-your-own.md)."""
+    """Your own questions that are looked up (docs/environments.md)."""
 
     questions: int = Field(default=1000, ge=1, le=1_000_000, description="how many of those for training")
 

@@ -84,7 +84,7 @@ class TasksParams(Section):
     source: str = Field(
         default="encyclopedia",
         description="encyclopedia, hotpotqa, chat; gsm8k, math: problems, for the env of that name; or "
-        "package.module:Class, your own (docs/bring-your-own.md)",
+        "package.module:Class, your own (docs/environments.md)",
     )
     train: int = Field(
         ge=1, le=1_000_000, description="questions with an expert: the warm start learns them, self-play asks them"

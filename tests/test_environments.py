@@ -1,4 +1,4 @@
-"""The examples of docs/bring-your-own.md work as they stand there."""
+"""The examples of docs/environments.md work as they stand there (the table: tests/methods/test_matrix.py)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.envs.interface import EmbeddedWorld
+from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.small_defaults import small_settings
+from tests.envs.contract import check_acted
+from tests.methods.cells import overlay, play_cell
+from tests.pipeline.workbench import Forks
 from tests.support.repo_copy import ROOT, copy_repo, run
 from tests.support.tiny import make_tiny_model
 
-PAGE = (ROOT / "docs/bring-your-own.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -75,13 +79,16 @@ def page_class(name: str) -> Any:
     """A class of the page."""
     space: dict[str, Any] = {}
     for block in blocks("python"):
-        exec(compile(block, "docs/bring-your-own.md", "exec"), space)  # our own page
+        exec(compile(block, "docs/environments.md", "exec"), space)  # our own page
     return space[name]
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=["act", "answer", "look up"])
-def test_an_example_takes_ten_lines_as_a_formatter_writes_them(block: str) -> None:
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+@pytest.mark.parametrize(
+    ("number", "most"), [(0, 40), (1, 10), (2, 10), (3, 10)], ids=["from nothing", "act", "answer", "look up"]
+)
+def test_an_example_takes_so_many_lines_as_a_formatter_writes_them(number: int, most: int) -> None:
+    block = blocks("python")[number]
+    assert len([line for line in block.splitlines() if line.strip()]) <= most
     formatted = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length=120", "-"],
         input=block,
@@ -111,6 +118,26 @@ def test_an_own_environment_keeps_the_promises_of_one() -> None:
     asyncio.run(play())
 
 
+def test_the_environment_from_nothing_keeps_the_contract_of_every_environment() -> None:
+    jugs = page_class("Jugs")
+    check_acted(jugs(), jugs(), range(0, 90, 15))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_plays_the_environment_from_nothing_to_its_report(
+    forks: Forks, tmp_path: Path, method: str
+) -> None:
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my/worlds.py").write_text(blocks("python")[0])
+    overlaid = YAML(typ="safe", pure=True).load(blocks("yaml")[2])[method]
+    slips = {"engines": {"expert": {"error_rate": 0.1}}, "iterations": {"iter1": {"generate": {"max_depth": 20}}}}
+    more = {key: value for key, value in overlaid.items() if key != "env"} | (slips if method == "agent_r" else {})
+    summary = play_cell(forks, tmp_path, method, overlay(method, overlaid["env"], **more))
+    assert summary["rows"]
+    made = "".join(path.read_text() for path in sorted((tmp_path / "data").rglob("*.jsonl")))
+    assert "litres" in made
+
+
 def laid(root: Path, overlay: str) -> None:
     """The page's classes as a module of one's own, and a profile."""
     (root / "my").mkdir(exist_ok=True)
@@ -137,7 +164,7 @@ def stage(root: Path, name: str) -> None:
 
 
 def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
-    _, _, acted, _, _ = blocks("yaml")
+    _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
@@ -152,7 +179,7 @@ def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
 
 
 def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Path) -> None:
-    _, _, acted, _, _ = blocks("yaml")
+    _, _, _, acted, _, _ = blocks("yaml")
     deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away
     laid(root, seconds(acted, {"agent_r": {"iterations": {"iter1": deep}}}))
     goals = "agent_r-finetune@iter1"
@@ -167,7 +194,7 @@ def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Pat
 
 
 def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
-    data, _, _, graded, looked_up = blocks("yaml")
+    data, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
     assert "my.worlds:Backwards" in graded
     for name, words in (("train", ("abc", "def")), ("test", ("ghi", "jkl"))):
