@@ -28,7 +28,8 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
     if name == "webshop":
         keys |= {"products": 300}
     elif name == "autoexplore":
-        more = {f"core/part {i}.py": f'"""How part {i} of the events is kept."""\n' * 3 for i in range(24)}
+        keeper = 'class {town}:\n    """Keeps what was sent from {town}, a town."""\n\n    size = 1\n'
+        more = {f"core/{town}.py": keeper.format(town=town) + "# how it is kept\n" * 9 for town in TOWNS}
         plant(folder / "repos/eventlib", FILES | more)
         keys |= {"repos": str(folder / "repos"), "labels": "single"}
     elif name == "encyclopedia":
