@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from filelock import FileLock, Timeout
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.warm import parents
 
+HOST = socket.gethostname()
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
 """After so many tries a holder without a name is reported."""
@@ -30,7 +32,7 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
     """Hold the stage's lock.
 
     Raises:
-        UserError: a living run of the stage, started by a living parent, holds it.
+        UserError: a living run of the stage, started by a living parent, holds it; or one on another machine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock, owner = FileLock(folder / f"{stage}.lock"), folder / f"{stage}.owner.json"
@@ -51,6 +53,11 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
                     )  # fmt: skip
                 time.sleep(POLL_SECONDS)
                 continue
+            if holder.get("host", HOST) != HOST:
+                raise UserError(
+                    f"stage {stage} is already running on {holder['host']} (process {holder['pid']}); one machine at a "
+                    "time runs this repository's stages: wait for it, or end that process there."
+                ) from None
             if not _is_orphan(holder):
                 raise UserError(
                     f"stage {stage} is already running (process {holder['pid']}); wait for it, or end that process."
@@ -65,7 +72,9 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
     try:
         me = psutil.Process()
         temporary = owner.with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(json.dumps({"pid": me.pid, "created": me.create_time(), "parents": parents()}))
+        temporary.write_text(
+            json.dumps({"host": HOST, "pid": me.pid, "created": me.create_time(), "parents": parents()})
+        )
         os.replace(temporary, owner)
         yield
     finally:
@@ -76,7 +85,8 @@ def stage_lock(folder: Path, stage: str) -> Iterator[None]:
 def _holder(owner: Path) -> dict[str, object] | None:
     try:
         value: dict[str, object] = json.loads(owner.read_text())
-        return value if _lives(value["pid"], value["created"]) else None
+        elsewhere = value.get("host", HOST) != HOST  # the lock that it holds says that it lives
+        return value if elsewhere or _lives(value["pid"], value["created"]) else None
     except (OSError, ValueError, KeyError):
         return None
 

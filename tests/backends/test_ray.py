@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,11 +104,12 @@ def expected(folder: Path) -> list[list[Completion]]:
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of all replicas."""
+    """The processes of this cluster's replicas."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word.startswith("ray::ReplicaActor") for word in process.info["cmdline"] or []):
-            found.append(process)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ReplicaActor"):
+                found.append(process)
     return found
 
 
