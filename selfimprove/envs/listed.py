@@ -67,12 +67,19 @@ class ListedText:
     wrong: ClassVar[Sequence[str]] = ("The last action did not help.", "That was not needed.")
 
     def __init__(
-        self, game: AgentEnv, max_turns: int, labels: Sequence[str], shuffle_action: bool = False, seed: int = 0
+        self,
+        game: AgentEnv,
+        max_turns: int,
+        labels: Sequence[str],
+        shuffle_action: bool = False,
+        seed: int = 0,
+        add_expert: bool = False,
     ) -> None:
+        """``add_expert``: list what the expert would do next as well; ``game`` may list it in other words."""
         self.name, self.instruction = game.name, f"{game.instruction}\n"
         self._game = game
         self.max_turns, self.labels = max_turns, tuple(labels)
-        self._shuffle_action, self._seed = shuffle_action, seed
+        self._shuffle_action, self._seed, self._add_expert = shuffle_action, seed, add_expert
         self._now = ListedSnapshot(-1, 0, "", (), 0, True, 0.0, None)
 
     def task_ids(self, split: str | None = None) -> Sequence[int]:
@@ -109,7 +116,8 @@ class ListedText:
         if self._now.ended:
             return []
         self._game.restore(self._now.game)
-        return list(self._game.valid_actions() or [])
+        commands = list(self._game.valid_actions() or [])
+        return sorted({*commands, *self.oracle()[:1]}) if self._add_expert else commands
 
     def _labelled(self, commands: list[str]) -> dict[str, str]:
         now, most = self._now, len(self.labels)

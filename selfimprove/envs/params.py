@@ -90,6 +90,8 @@ class TextParams(EnvParams):
     """Whether the same tasks can be laid out differently (agent_r.tasks.layouts)."""
     lists_actions: ClassVar[bool] = True
     """Whether ``valid_actions`` lists any."""
+    lists_expert: ClassVar[bool] = True
+    """Whether what the expert does is listed, in the expert's words."""
 
     def make(self) -> AgentEnv:
         """A copy of the embedded environment, whether or not ``server`` is set.

@@ -26,6 +26,7 @@ from selfimprove.envs.labels import oracle_label
 from selfimprove.envs.registry import listed_env
 from tests.backends.alfworld_game_set import game_set, hashes
 from tests.backends.alfworld_package import THEIRS, in_alfworld
+from tests.envs.contract import check_acted
 from tests.support.processes import child_of, gone
 
 pytestmark = pytest.mark.backend
@@ -298,6 +299,11 @@ def test_a_process_that_is_killed_is_replaced_and_the_episode_goes_on() -> None:
     assert step.reward == 1.0
     assert process.life == 3
     process.close()
+
+
+def test_it_keeps_the_contract_of_every_environment(process: AlfWorldProcess) -> None:
+    env, other = (AlfWorld(process=process, max_turns=100) for _ in range(2))
+    check_acted(env, other, [env.task_ids()[0]], actions=10)
 
 
 def test_a_request_that_fails_leaves_the_process_alive(process: AlfWorldProcess) -> None:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 
 from selfimprove.envs.interface import EnvError, Step
+from selfimprove.envs.labels import LABELS
+from selfimprove.envs.listed import ListedText
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.agentgym import SciWorldSlot
 from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome
@@ -26,6 +28,7 @@ from selfimprove.envs.sciworld.games import GAMES, TASKS, TaskVariation
 from selfimprove.envs.sciworld.jvm import JvmPool
 from selfimprove.envs.sciworld.world import SciWorldParams
 from tests.backends.java_processes import java_of
+from tests.envs.contract import check_acted, check_labelled
 from tests.envs.remote.agentgym_servers import our_server
 
 pytestmark = pytest.mark.backend
@@ -51,6 +54,17 @@ def pool() -> Iterator[JvmPool]:
 def none_left() -> Iterator[None]:
     yield
     assert java_of(os.getpid()) == []
+
+
+def test_it_keeps_the_contract_of_every_environment(pool: JvmPool) -> None:
+    check_acted(SciWorld(pool), SciWorld(pool), [SHORT], actions=10, expert_listed=False)
+
+
+def test_what_the_expert_does_is_listed_for_reflect_rl(pool: JvmPool) -> None:
+    env = ListedText(SciWorld(pool), 30, LABELS["single"], add_expert=True)
+    assert not SciWorldParams.lists_expert
+    assert env.reset(SHORT).unlisted > 0  # more than 62 actions are possible
+    check_labelled(env, [SHORT], actions=5)
 
 
 def play(env: SciWorld, task_id: int, actions: list[str]) -> list[str | Step]:

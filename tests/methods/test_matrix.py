@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.sources import mirror_folder
 from selfimprove.envs.matrix import PAGE, cells, with_table
 from selfimprove.envs.params import AnswerParams
 from selfimprove.envs.registry import DEFAULTS, named
+from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from tests.methods.cells import overlay, play_cell
 from tests.pipeline.workbench import Forks
+from tests.support.profiles import profile
 from tests.support.repo_copy import ROOT
 from tests.support.worlds import ELSEWHERE, keys_of, problem_files
 
@@ -66,3 +70,26 @@ def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, m
     summary = play_cell(forks, folder, method, params_of(method, name, tmp_path), env)
     assert summary["order"] == ROWS[method]
     assert all(metrics["metrics"] for metrics in summary["rows"].values())
+
+
+IMPOSSIBLE = [place for place, cell in CELLS.items() if not cell.possible]
+
+
+@pytest.mark.parametrize(("method", "name"), IMPOSSIBLE, ids=[" on ".join(place) for place in IMPOSSIBLE])
+def test_a_cell_that_cannot_be_is_refused_with_what_it_lacks_and_who_has_it(
+    tmp_path: Path, method: str, name: str
+) -> None:
+    params = profile("smoke")
+    params[method]["env"] = keys_of(name, tmp_path)
+    with pytest.raises(UserError) as refused:
+        load_section(params, method, METHOD_SCHEMAS[method], "params.yaml")
+    said = str(refused.value)
+    assert said.startswith(f"params.yaml: {method}.env: name: {name} has {CELLS[method, name].said}, which this method")
+    others = [other for player, other in CELLS if player == method and CELLS[player, other].possible]
+    assert all(other in said.partition("; choose ")[2] for other in others)
+    assert "\n" not in said
+    assert said.endswith(".")
+
+
+def test_some_cell_cannot_be() -> None:
+    assert ("reflect_rl", "gsm8k") in IMPOSSIBLE

@@ -38,7 +38,10 @@ class LabelledParams(ListedParams):
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:
         from selfimprove.envs.listed import ListedText
 
-        return ListedText(self.inner.make(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
+        return ListedText(
+            self.inner.make(), self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed,
+            add_expert=not self.inner.lists_expert,
+        )  # fmt: skip
 
     def instruction(self) -> str:
         return f"{self.inner.instruction()}\n"

@@ -26,6 +26,7 @@ class SciWorldParams(TextParams):
     )
     best: ClassVar[float] = 100.0
     has_games: ClassVar[bool] = True
+    lists_expert: ClassVar[bool] = False
 
     def make(self) -> AgentEnv:
         from selfimprove.envs.sciworld.env import SciWorld
