@@ -192,11 +192,6 @@ fetch: $(REMOTE_STAMP) ## bring what dvc.lock names, so that make repro runs not
 test-backends-remote: $(REMOTE_STAMP)
 	OMP_NUM_THREADS=1 $(REMOTE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_remote.py -p no:cacheprovider
 
-# A Slurm of its own on this machine (Debian's slurm-wlm and munge).
-.PHONY: test-backends-slurm
-test-backends-slurm: $(READY)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_slurm.py -p no:cacheprovider
-
 # SkyPilot's parser, alone (320 MB).
 SKYPILOT_ENV := .venvs/skypilot
 SKYPILOT_LOCK := requirements/skypilot.lock
@@ -275,3 +270,8 @@ ifeq ($(CLUSTER),ray)
 export PATH := $(CURDIR)/$(RAY_ENV)/bin:$(PATH)
 repro exp check: $(RAY_STAMP)
 endif
+
+# A Slurm of its own on this machine (Debian's slurm-wlm and munge), whose job starts Ray.
+.PHONY: test-backends-slurm
+test-backends-slurm: $(RAY_STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest tests/backends/test_slurm.py -p no:cacheprovider

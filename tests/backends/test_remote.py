@@ -20,11 +20,10 @@ import boto3
 import pytest
 import requests
 from moto.server import ThreadedMotoServer
-from ruamel.yaml import YAML
 
-from tests.support.repo_copy import ROOT, copy_repo, environment, run
+from tests.support.repo_copy import ROOT, copy_short, environment, run
 
-pytestmark = [pytest.mark.backend, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(1500)]
 
 BUCKET, URL = "results", "s3://results/selfimprove"
 KEY, SECRET = "AKIAPUBLISHER0000001", "a-secret-that-no-file-may-hold"
@@ -98,14 +97,7 @@ def s3(endpoint: str) -> Any:
 @pytest.fixture(scope="module")
 def publisher(tmp_path_factory: pytest.TempPathFactory, endpoint: str, s3: Any) -> Path:
     """A clone that has run SPIN, and SPIN's data under another seed before that, and has published both."""
-    folder = copy_repo(tmp_path_factory.mktemp("publisher") / "repo")
-    shutil.copy2(ROOT / "Makefile", folder)
-    settle(folder)
-    params = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    for part, left_out in (("iterations", ["iter1"]), ("rows", ["iter1", "more_sft"])):  # one iteration: half the time
-        for name in left_out:
-            del params["spin"][part][name]
-    YAML().dump(params, folder / "params.yaml")
+    folder = settle(copy_short(tmp_path_factory.mktemp("publisher") / "repo"))
     seeded(folder, 18)
     dvc(folder, "repro", "spin-data")
     seeded(folder, 17)

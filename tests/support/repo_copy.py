@@ -43,6 +43,18 @@ def copy_tiny(folder: Path) -> Path:
     return root
 
 
+def copy_short(folder: Path) -> Path:
+    """A copy with its Makefile under the smoke profile with SPIN's first iteration alone, for tests that run make."""
+    root = copy_repo(folder)
+    shutil.copy2(ROOT / "Makefile", root)
+    params = YAML(typ="safe", pure=True).load(root / "params.yaml")
+    for part, left_out in (("iterations", ["iter1"]), ("rows", ["iter1", "more_sft"])):
+        for name in left_out:
+            del params["spin"][part][name]
+    YAML().dump(params, root / "params.yaml")
+    return root
+
+
 def environment() -> dict[str, str]:
     """The environment of ``make``: the virtual environment first on the path, no telemetry, stable hashes."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
