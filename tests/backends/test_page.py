@@ -1,7 +1,8 @@
 """The report in a real browser, Debian's Chromium, from the disk: every view, filters, trees, hostile text, size.
 
-Runs in the environment of ``make test-backends-page``, which sees the main one. ``RUN=folder`` opens the report of that
-run, too. Screenshots are kept in ``build/page``.
+Runs in the environment of ``make test-backends-page``, which sees the main one. The smoke profile is run once, and the
+report of all four methods is opened; ``RUN=folder`` opens the report of that run, too. Screenshots are kept in
+``build/page``.
 """
 
 from __future__ import annotations
@@ -10,18 +11,30 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 from selfimprove.apps.page.build import VIEWS, build
 from selfimprove.core.records import read_rows
-from tests.support.reports import HOSTILE, make_tree, rise_row, write_pairs, write_rise, write_trees
+from tests.support.repo_copy import ROOT, copy_repo
+from tests.support.repo_copy import run as run_in
+from tests.support.reports import (
+    HOSTILE,
+    make_tree,
+    rise_row,
+    write_pairs,
+    write_reinforcement,
+    write_rise,
+    write_scratch,
+    write_trees,
+)
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(900)]
 
@@ -34,6 +47,7 @@ PICTURES = Path("build/page")
 TSC = Path(".venvs/page/node_modules/.bin/tsc")
 
 EPISODES, NODES = 200_000, 5_000
+LOCAL = ("file:", "data:", "http://127.0.0.1:")
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +69,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     write_rise(root / "run", texts=texts, query="".join(HOSTILE.values()))
     write_trees(root / "run", [make_tree(), make_tree(branches=5, number=1, text=HOSTILE["handler"])])
     write_pairs(root / "run", [(HOSTILE["script"], HOSTILE["bidi"]), ("a b c", "a x c")])
+    write_reinforcement(root / "run")
     build(root / "run", root / "out")
     return root / "run", root / "out"
 
@@ -70,9 +85,7 @@ class Tab:
             "console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None
         )
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on(
-            "request", lambda asked: None if asked.url.startswith(("file:", "data:")) else self.wrong.append(asked.url)
-        )
+        self.page.on("request", lambda asked: None if asked.url.startswith(LOCAL) else self.wrong.append(asked.url))
 
     def open(self, view: str) -> Page:
         self.page.goto("about:blank")
@@ -102,13 +115,11 @@ def until(page: Page, expression: str) -> None:
 
 def see(page: Page, name: str) -> None:
     """Bring every chart into sight, then keep a picture."""
-    page.evaluate(
-        "async () => { for (let y = 0; y < document.body.scrollHeight; y += 600) { scrollTo(0, y);"
-        " await new Promise((done) => setTimeout(done, 60)); } scrollTo(0, 0); }"
-    )
-    until(
-        page, "[...document.querySelectorAll('figure[data-chart] .drawing')].every((one) => one.querySelector('svg'))"
-    )
+    for place in range(page.locator("figure[data-chart]").count()):
+        figure = f"document.querySelectorAll('figure[data-chart]')[{place}]"
+        page.evaluate(f"{figure}.scrollIntoView({{behavior: 'instant'}})")
+        until(page, f"{figure}.querySelector('.drawing svg') !== null")
+    page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 
 
@@ -116,7 +127,7 @@ VIEWED = [
     *(view for view, _ in VIEWS),
     "episodes.html#method=rise&set=base/evaluation&at=0", "episodes.html#method=rise&set=iter1/training&at=1",
     "episodes.html#method=rise&set=iter1/evaluation&at=4&beside=base/evaluation", "trees.html#tree=1&node=3",
-    "pairs.html#set=spin/iter1/pairs&at=0",
+    "pairs.html#set=spin/iter1/pairs&at=0", "episodes.html#method=reflect_rl&set=reflect_rl/reinforcement&at=7",
 ]  # fmt: skip
 
 
@@ -148,23 +159,76 @@ def counted(page: Page) -> int:
     return int(page.inner_text("#count").split(" ")[0].replace(",", ""))
 
 
+Line = Mapping[str, Any]
+
+
+def task_of(line: Line) -> tuple[str, str, str]:
+    """(task, which run over it, what is asked) of a line of any method's evaluation."""
+    if "question" in line:
+        run = line.get("run", 0)
+        return line["id"].removesuffix(f"#{run}"), str(run), line["question"]
+    if "steps" in line:
+        return f"{line['env']}-{line['task_id']}", line["id"], f"{line['env']} {line['task_id']}"
+    return line["id"], line.get("run", ""), line["query"]
+
+
+def said_in(line: Line) -> Iterator[str]:
+    """Every text of a line's dialogue."""
+    yield line["id"]
+    yield from (one["content"] for one in [*line.get("prompt", ()), *line.get("messages", ())])
+    for turn in line.get("turns", ()):
+        yield from (turn["attempts"][turn["chosen"]]["text"], turn["observation"])
+    for step in line.get("steps", ()):
+        yield from (step.get("prompt") or step["pre"] + step["post"], step.get("reflection") or "", step["label"])
+
+
+def check_filters(tab: Tab, run: Path, method: str) -> dict[str, int]:
+    """Every filter of a method's evaluations gives the count of the JSONL files; returns the largest of each filter."""
+    paths = sorted((run / "results" / method).glob("*/episodes.jsonl"))
+    rows = {path.parent.name: [one for _, one in read_rows(path)] for path in paths}
+    most: dict[str, int] = {}
+
+    def expect(name: str, wanted: int) -> None:
+        assert counted(page) == wanted, f"{method}, {page.url}"
+        most[name] = max(most.get(name, 0), wanted)
+
+    solved = {row: {task_of(one)[:2]: one["status"] == "solved" for one in lines} for row, lines in rows.items()}
+    for row, lines in rows.items():
+        page = tab.open(f"episodes.html#method={method}&set={row}/evaluation")
+        expect("all", len(lines))
+        for value, status in (("s", "solved"), ("u", "unsolved"), ("b", "blocked")):
+            page.select_option("[name=result]", value)
+            expect(status, sum(one["status"] == status for one in lines))
+        page.select_option("[name=result]", "")
+        task, _, asked = task_of(lines[len(lines) // 2])
+        for q in (task, asked[40:60].strip() or asked):
+            page.fill("[name=q]", q)
+            among = [(one[0].lower(), one[2][:300].lower()) for one in map(task_of, lines)]
+            expect("task or text", sum(any(q.lower() in text for text in both) for both in among))
+        q = next(text for text in [*said_in(lines[-1])][::-1] if len(text) > 3)[-20:].strip().lower()
+        page.fill("[name=q]", q)
+        page.check("[name=deep]")
+        hits = sum(any(q in text.lower() for text in said_in(one)) for one in lines)
+        until(page, f"document.getElementById('count').textContent.startsWith('{hits:,} of')")
+        most["dialogues"] = max(most.get("dialogues", 0), hits)
+        page.uncheck("[name=deep]")
+        page.fill("[name=q]", "")
+        for other, theirs in solved.items():
+            if other == row:
+                continue
+            page.select_option("[name=against]", f"{other}/evaluation")
+            both = [(mine, theirs[key]) for key, mine in solved[row].items() if key in theirs]
+            for change, wanted in (("mended", [(True, False)]), ("regressed", [(False, True)]),
+                                   ("same", [(True, True), (False, False)])):  # fmt: skip
+                page.select_option("[name=change]", change)
+                expect(change, sum(one in wanted for one in both))
+    return most
+
+
 def test_filters_give_the_counts_of_the_files(tab: Tab, report: tuple[Path, Path]) -> None:
-    run = report[0]
-    rows = {row: [one for _, one in read_rows(run / f"results/rise/{row}/episodes.jsonl")] for row in ("base", "iter1")}
-    solved = {row: {one["id"] for one in several if one["status"] == "solved"} for row, several in rows.items()}
+    most = check_filters(tab, report[0], "rise")
+    assert all(most.values()), f"a filter that nothing passes shows nothing: {most}"
     page = tab.open("episodes.html#method=rise&set=iter1/evaluation")
-    assert counted(page) == len(rows["iter1"])
-    page.select_option("[name=result]", "s")
-    assert counted(page) == len(solved["iter1"])
-    page.select_option("[name=result]", "")
-    page.select_option("[name=against]", "base/evaluation")
-    page.select_option("[name=change]", "mended")
-    assert counted(page) == len(solved["iter1"] - solved["base"]) > 0
-    page.select_option("[name=change]", "regressed")
-    assert counted(page) == len(solved["base"] - solved["iter1"])
-    page.select_option("[name=change]", "")
-    page.fill("[name=q]", "problem-1")
-    assert counted(page) == sum("problem-1" in one["id"] for one in rows["iter1"])
     page.fill("[name=q]", "window.hacked = 1")
     page.check("[name=deep]")
     until(page, "document.getElementById('count').textContent.startsWith('1 of')")
@@ -281,29 +345,87 @@ def test_200_000_episodes_and_a_tree_of_5000_nodes_stay_usable(browser: Browser,
     assert opened.wrong == []
 
 
-@pytest.mark.skipif(not os.environ.get("PAGE_RUN"), reason="make test-backends-page RUN=folder names a run")
-def test_a_real_run_s_report_opens(browser: Browser, tmp_path: Path) -> None:
-    run = Path(os.environ["PAGE_RUN"])
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smoke profile, run to its end."""
+    folder = copy_repo(tmp_path_factory.mktemp("smoke"))
+    path = f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ['PATH']}"
+    run_in(folder, "python", "-m", "selfimprove.pipeline.warm", "dvc", "repro", "report", PATH=path)
+    return folder
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("which", ["smoke", "RUN"])
+def test_a_real_run_s_report_opens(
+    which: str, browser: Browser, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if which == "RUN" and not os.environ.get("PAGE_RUN"):
+        pytest.skip("make test-backends-page RUN=folder names a run")
+    run = request.getfixturevalue("smoke") if which == "smoke" else Path(os.environ["PAGE_RUN"])
     built = build(run, tmp_path / "out")
     assert built.problems == []
     opened = Tab(browser, tmp_path / "out")
     for number, (view, _) in enumerate(VIEWS):
-        page = opened.open(view)
-        see(page, f"{run.name}-{number:02}-{view.partition('.')[0]}")
-        if view == "episodes.html":
-            for path in sorted((run / "results").glob("*/*/episodes.jsonl")):
-                method, row = path.parts[-3:-1]
-                page = opened.open(f"episodes.html#method={method}&set={row}/evaluation&at=0")
-                assert counted(page) == sum(1 for _ in read_rows(path))
-                page.wait_for_selector("#reader h2")
-        if view == "trees.html":
-            for path in sorted((run / "data").glob("*/*/trees.jsonl")):
-                page = opened.open(f"trees.html#set={path.parts[-2]}")
-                assert counted(page) == sum(1 for _ in read_rows(path))
-                nodes = sum(len(tree["nodes"]) for _, tree in read_rows(path))
-                assert f"{nodes:,} nodes" in page.inner_text("#count")
+        see(opened.open(view), f"{which}-{number:02}-{view.partition('.')[0]}")
+    methods = [path.name for path in sorted((run / "results").iterdir()) if any(path.glob("*/episodes.jsonl"))]
+    assert len(methods) == 4 or which == "RUN"
+    for method in methods:
+        check_filters(opened, run, method)
+        page = opened.open(f"episodes.html#method={method}")
+        counted(page)
+        for place, one in enumerate(page.locator("[name=set] option").all()):
+            name = one.get_attribute("value")
+            page = opened.open(f"episodes.html#method={method}&set={name}&order=p")
+            assert counted(page) > 0, name
+            page.click("#list a >> nth=0")
+            page.wait_for_selector("#reader h2")
+            if place == 0:
+                page.click("#reader .tools button")
+                page.wait_for_selector("#reader .token")
+    for path in sorted((run / "data").glob("*/*/trees.jsonl")):
+        page = opened.open(f"trees.html#set={path.parts[-2]}")
+        assert counted(page) == sum(1 for _ in read_rows(path))
+        nodes = sum(len(tree["nodes"]) for _, tree in read_rows(path))
+        assert f"{nodes:,} nodes" in page.inner_text("#count")
+    page = opened.open("pairs.html")
+    for name in [one.get_attribute("value") for one in page.locator("[name=set] option").all()]:
+        page = opened.open(f"pairs.html#set={name}&at=0")
+        page.wait_for_selector("#reader h2")
     opened.close()
     assert opened.wrong == []
+
+
+def test_the_live_view_follows_a_stage(browser: Browser, report: tuple[Path, Path], tmp_path: Path) -> None:
+    write_scratch(report[0])
+    command = [sys.executable, "-m", "selfimprove.apps.page.watch", "--port", "8917"]
+    server = subprocess.Popen([*command, "--run", report[0], "--out", tmp_path / "out"])
+    try:
+        opened = Tab(browser, tmp_path)
+        for _ in range(600):
+            time.sleep(0.1)
+            try:
+                opened.page.goto("http://127.0.0.1:8917/")
+                break
+            except Error:
+                assert server.poll() is None
+        page = opened.page
+        page.wait_for_selector("#stages progress")
+        until(page, "document.querySelector('#stages .drawing svg') !== null")
+        assert page.locator("#stages h3").all_inner_texts() == ["rise-finetune@iter1"]
+        assert "second" in page.inner_text("#stages")
+        page.click("text=Written last")
+        with (report[0] / ".scratch/logs/rise-finetune@iter1.log").open("a") as log:
+            log.write("rise-finetune@iter1: 4/8\n")
+        until(page, "document.querySelector('#stages progress').value === 4")
+        assert page.get_attribute("#stages details", "open") is None
+        page.screenshot(path=PICTURES / "live.png", full_page=True)
+        page.click("text=RISE")  # the report is made meanwhile
+        page.wait_for_selector("#results", timeout=60_000)
+        opened.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+    assert [one for one in opened.wrong if "503" not in one] == []
 
 
 def test_the_scripts_have_sound_types() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from selfimprove.core.journal import Journal
 from selfimprove.core.outcomes import Outcome, average, compare
 from selfimprove.core.records import Attempt, Episode, Example, Message, Pair, Turn, write_jsonl, write_rows
+from selfimprove.core.tracking import TensorBoard
 from selfimprove.methods.agent_r.formats import pair_row
 from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.revise import splice
@@ -197,3 +202,26 @@ def write_pairs(root: Path, sides: Sequence[tuple[str, str]]) -> None:
         for number, (real, generated) in enumerate(sides)
     ]  # fmt: skip
     write_jsonl(folder / "pairs.jsonl", pairs)
+
+
+def write_scratch(root: Path) -> None:
+    """The scratch of a run in which one stage, run by this process, is at work."""
+    scratch = root / ".scratch"
+    for name in ("locks", "logs", "timing", "stages/rise-finetune-iter1/key"):
+        (scratch / name).mkdir(parents=True)
+    owner = {"pid": os.getpid(), "created": psutil.Process().create_time(), "parents": []}
+    (scratch / "locks/rise-finetune-iter1.owner.json").write_text(json.dumps(owner))
+    dead = {**owner, "created": 1.0}
+    (scratch / "locks/rise-evaluate-base.owner.json").write_text(json.dumps(dead))
+    (scratch / "locks/torn.owner.json").write_text("{")
+    log = "--- yesterday\nrise-finetune@iter1: 900/900\n--- today\n"
+    log += "rise-finetune@iter1: 3/8 (1.0/s) \x1b[31mloss 0.5\x1b[0m\n"
+    (scratch / "logs/rise-finetune@iter1.log").write_text(log)
+    (scratch / "timing/rise-data.json").write_text('{"seconds": 2.5}')
+    with Journal(scratch / "stages/rise-finetune-iter1/key/x.journal") as journal:
+        journal.add("one", [{"text": "<b>first</b>"}])
+        journal.add("two", {"turns": [{"text": "second"}]})
+    events = TensorBoard("rise-finetune@iter1", scratch / "tensorboard/rise-finetune@iter1", 0)
+    events.log(1, {"loss": 2.0})
+    events.log(2, {"loss": 1.0})
+    events.close()

@@ -41,6 +41,7 @@ VIEWS = [
     ("pairs.html", "Pairs"),
     ("compare.html", "Compare"),
 ]
+LIVE = ("live.html", "Live")
 
 IDEAS = {
     "rise": "Several attempts at a problem, feedback after each; learning from the better ones, weighted by reward.",
@@ -97,12 +98,24 @@ def environment() -> Environment:
     )  # fmt: skip
 
 
+def write_live(out: Path) -> None:
+    """The live view alone, for a run whose report is yet to be made."""
+    if not (out / "assets").is_dir():
+        _assets(_made(out) / "assets")
+    _write_view(environment(), out, *LIVE, views=[*VIEWS, LIVE], charts="", connect="'self'")
+
+
+def _write_view(templates: Environment, folder: Path, view: str, title: str, **values: Any) -> None:
+    text = templates.get_template(values.pop("template", view)).render(view=view, title=title, **values)
+    (folder / view).write_text(text, encoding="utf-8", errors="replace")
+
+
 class _Report:
     """The views of one run."""
 
     def __init__(self, run: Run, folder: Path, logprobs: Wanted, others: Sequence[compare.Other], live: bool) -> None:
         self.logprobs, self.others = logprobs, others
-        self.views = [*VIEWS, ("live.html", "Live")] if live else VIEWS
+        self.views = [*VIEWS, LIVE] if live else VIEWS
         self.run, self.folder, self.templates = run, folder, environment()
         self.timing = run.root / TIMING
         self.summaries = run.summaries
@@ -123,21 +136,15 @@ class _Report:
         self._view("pairs.html", "Pairs", sets=sets, scored=scorer.scored)
         self._view("compare.html", "Compare", runs=[compare.shown(self.run, other) for other in self.others])
         if self.views is not VIEWS:
-            self._view("live.html", "Live", connect="'self'")
+            self._view(*LIVE, connect="'self'")
         self._overview()
 
     def _view(self, view: str, title: str, charts: Mapping[str, Any] | None = None, **values: Any) -> None:
         name = f"charts-{view.removesuffix('.html')}"
         if charts:
             write_chunk(self.folder / "data", name, charts)
-        text = self.templates.get_template(values.pop("template", view)).render(
-            view=view,
-            title=title,
-            views=self.views,
-            charts=name if charts else "",
-            **{"connect": "'none'", **values},
-        )
-        (self.folder / view).write_text(text, encoding="utf-8", errors="replace")
+        shown = {"views": self.views, "charts": name if charts else "", "connect": "'none'", **values}
+        _write_view(self.templates, self.folder, view, title, **shown)
 
     def _overview(self) -> None:
         run, summaries = self.run, self.summaries

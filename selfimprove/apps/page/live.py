@@ -62,10 +62,11 @@ def _stage(scratch: Path, lock: str) -> Json:
     text = _CONTROL.sub("", tail(log).decode("utf-8", "replace")) if log else ""
     lines = [line for line in text.splitlines() if line.strip()]
     begun = max((place for place, line in enumerate(lines) if line.startswith("--- ")), default=-1)
-    counts = [found for line in lines[begun + 1 :] if (found := _COUNT.search(line))]
+    lines = lines[begun + 1 :]
+    counts = [found for line in lines if (found := _COUNT.search(line))]
     stage = log.stem if log else lock
     return {
-        "stage": stage, "line": clip(lines[-1])[:300] if lines else "",
+        "stage": stage, "line": clip(lines[-1])[:300] if lines else "It has just begun.",
         "done": int(counts[-1][1]) if counts else None, "total": int(counts[-1][2]) if counts else None,
         "curves": curves(scratch / "tensorboard" / stage), "written": written(scratch / "stages" / lock),
     }  # fmt: skip

@@ -14,16 +14,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import SCRATCH, status
 from selfimprove.core.cli import run as run_command
 from selfimprove.core.errors import UserError
@@ -32,6 +34,11 @@ HOST = "127.0.0.1"
 OUT = SCRATCH / "watch"
 SECONDS = 5.0
 """Between looks at the results."""
+
+NOT_YET = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><link rel="icon" href="data:,"><title>Not yet</title>'
+    "<p>The report is being made for the first time; this page shows it then.</p></html>"
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -45,8 +52,14 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
     async def home(_: Request) -> Response:
         return RedirectResponse("live.html")
 
+    async def missing(request: Request, error: Exception) -> Response:
+        if request.url.path.endswith(".html"):
+            return HTMLResponse(NOT_YET, 503, {"Refresh": "3"})
+        return PlainTextResponse("Not Found", 404)
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        psutil.cpu_percent()  # counts from its last call on
         task = asyncio.create_task(keep_fresh(root, out)) if rebuild else None
         yield
         if task:
@@ -54,7 +67,7 @@ def make_app(root: Path, out: Path, *, rebuild: bool = True) -> Starlette:
 
     routes = [Route("/", home), Route("/status.json", live), Mount("/", StaticFiles(directory=out, check_dir=False))]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    return Starlette(routes=routes, middleware=[hosts], lifespan=lifespan)
+    return Starlette(routes=routes, middleware=[hosts], lifespan=lifespan, exception_handlers={404: missing})
 
 
 def newest(root: Path) -> float:
@@ -98,9 +111,7 @@ def watch(
     """
     if not run.is_dir():
         raise UserError(f"--run {run}: there is no such folder; name the one of a run.")
-    out.mkdir(parents=True, exist_ok=True)
-    if not (out / "live.html").is_file():
-        subprocess.run(building(run, out), check=True, stdout=subprocess.DEVNULL)
+    write_live(out)
     typer.echo(f"http://{HOST}:{port} shows the run; Ctrl-C ends it")
     uvicorn.run(make_app(run, out), host=HOST, port=port, log_level="warning")
 

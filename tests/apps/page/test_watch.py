@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
-import psutil
 import pytest
 from starlette.testclient import TestClient
 
+from selfimprove.apps.page.build import write_live
 from selfimprove.apps.page.live import status
 from selfimprove.apps.page.watch import make_app, newest
-from selfimprove.core.journal import Journal
-from selfimprove.core.tracking import TensorBoard
+from tests.support.reports import write_scratch
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    scratch = tmp_path / ".scratch"
-    for name in ("locks", "logs", "timing", "stages/rise-finetune-iter1/key"):
-        (scratch / name).mkdir(parents=True)
-    owner = {"pid": os.getpid(), "created": psutil.Process().create_time(), "parents": []}
-    (scratch / "locks/rise-finetune-iter1.owner.json").write_text(json.dumps(owner))
-    dead = {**owner, "created": 1.0}
-    (scratch / "locks/rise-evaluate-base.owner.json").write_text(json.dumps(dead))
-    (scratch / "locks/torn.owner.json").write_text("{")
-    log = "--- yesterday\nrise-finetune@iter1: 900/900\n--- today\n"
-    log += "rise-finetune@iter1: 3/8 (1.0/s) \x1b[31mloss 0.5\x1b[0m\n"
-    (scratch / "logs/rise-finetune@iter1.log").write_text(log)
-    (scratch / "timing/rise-data.json").write_text('{"seconds": 2.5}')
-    with Journal(scratch / "stages/rise-finetune-iter1/key/x.journal") as journal:
-        journal.add("one", [{"text": "<b>first</b>"}])
-        journal.add("two", {"turns": [{"text": "second"}]})
-    events = TensorBoard("rise-finetune@iter1", scratch / "tensorboard/rise-finetune@iter1", 0)
-    events.log(1, {"loss": 2.0})
-    events.log(2, {"loss": 1.0})
-    events.close()
+    write_scratch(tmp_path)
     return tmp_path
 
 
@@ -67,5 +46,20 @@ def test_the_server_reads_only_and_answers_this_machine_alone(run: Path, tmp_pat
         assert client.get("/status.json").json()["working"][0]["stage"] == "rise-finetune@iter1"
         assert client.get("/status.json", headers={"Host": "evil.example"}).status_code == 400
         assert client.post("/status.json").status_code == 405
+        assert client.get("/rise.html").status_code == 503  # not made yet
         assert client.get("/%2e%2e/secret").status_code == 404
         assert client.get("/..%2fsecret").status_code == 404
+
+
+def test_the_live_view_is_there_before_the_report(tmp_path: Path) -> None:
+    write_live(tmp_path)
+    with TestClient(make_app(tmp_path, tmp_path, rebuild=False), base_url="http://127.0.0.1") as client:
+        assert "<h1>Live</h1>" in client.get("/").text
+        assert client.get("/assets/live.js").status_code == 200
+
+
+def test_a_stage_that_has_just_begun_says_so(run: Path) -> None:
+    with (run / ".scratch/logs/rise-finetune@iter1.log").open("a") as log:
+        log.write("--- again\n")
+    [stage] = status(run)["working"]
+    assert (stage["line"], stage["done"]) == ("It has just begun.", None)

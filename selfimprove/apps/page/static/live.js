@@ -34,6 +34,20 @@
     return made;
   }
 
+  /** @type {Map<string, [string, HTMLElement]>} */
+  const cards = new Map();
+
+  /** A stage's card, made again only if it has news; a list that the reader closed stays closed. @param {Stage} one */
+  function card(one) {
+    const news = JSON.stringify(one);
+    const [told, before] = cards.get(one.stage) ?? ["", null];
+    if (before && told === news) return before;
+    const made = shown(one);
+    if (before?.querySelector("details")?.open === false) made.querySelector("details")?.removeAttribute("open");
+    cards.set(one.stage, [news, made]);
+    return made;
+  }
+
   const gigabytes = (/** @type {number} */ bytes) => (bytes / 2 ** 30).toFixed(1);
 
   async function look() {
@@ -42,8 +56,8 @@
       const facts = [`processors ${Math.round(now.cpu)} %`, `memory ${gigabytes(now.memory[0])} of ${gigabytes(now.memory[1])} GiB`,
         ...now.gpus.map((/** @type {any} */ gpu) => `${gpu.name}: ${gpu.use} %, ${gpu.used} of ${gpu.total} MiB`)];
       byId("machine").replaceChildren(...facts.map((text) => el("span", {}, text)));
-      const stages = now.working.map(shown);
-      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is running.")]));
+      const stages = now.working.map(card);
+      byId("stages").replaceChildren(...(stages.length ? stages : [el("p", { class: "empty" }, "No stage is at work at this moment.")]));
       byId("done").replaceChildren(...now.ended.map((/** @type {any} */ one) => el("li", {}, visible(one.stage), ` · ${one.seconds === null ? "" : `${page.short(Math.round(one.seconds))} s, `}${Math.round(now.time - one.at)} s ago`)));
     } catch {
       byId("machine").textContent = "The server does not answer: make watch has ended.";
