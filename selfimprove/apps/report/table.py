@@ -103,7 +103,7 @@ def _omitted(row: dict[str, Any], stage: str, kind: str) -> float:
 
 def _percent(share: float) -> str:
     """Two digits that count, so that what is shown is never zero; nothing for nothing."""
-    return f"{100 * share:.2g} %" if share else ""
+    return f"{float(f'{100 * share:.2g}'):g} %" if share else ""
 
 
 def in_console() -> Console:

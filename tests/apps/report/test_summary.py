@@ -169,6 +169,8 @@ def test_what_was_blocked_cut_or_left_out_has_a_column_where_there_is_any(result
     for kind in ("blocked", "shortened_prompts", "shortened_examples"):
         assert f"{kind}: {OMISSIONS[kind]}" in text
     assert "cut_completions" not in text
+    add("iter2", "metrics.json", {"cut_completions": mean_and_error([1.0] * 100)})
+    assert "100 %" in next(line for line in printed().splitlines() if line.startswith(" iter2"))
 
 
 def test_a_plot_is_drawn_when_it_is_missing_or_shows_other_points(results: Path, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@
     const learnt = one.m.some((/** @type {Said} */ said) => said.p.some((part) => part[1] > 0));
     if (!learnt && !tokens) return [];
     const text = tokens
-      ? scored ? "The stronger the colour, the less likely the trained model finds the token; its numbers show when you point at it." : "This one has no log-probabilities. Order the list by them, or make them all: make page LOGPROBS=all."
+      ? scored ? "The stronger the colour, the less likely the trained model finds the token; its numbers show when you point at it." : "This one has no log-probabilities. make page LOGPROBS=all computes them wherever the row's model is here."
       : "Shaded text was trained on; the stronger the shade, the larger its weight.";
     return [el("p", { class: "small" }, text)];
   }
