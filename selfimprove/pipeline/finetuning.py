@@ -85,6 +85,7 @@ def train_and_publish(
             max_train_tokens=budget,
             pinned=pinned,
             progress=progress.reach,
+            cluster=stage.run.cluster,
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     metrics = report.model_dump(mode="json", exclude={"timing", "loss"})

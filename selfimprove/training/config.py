@@ -34,7 +34,10 @@ class LauncherConfig(Section):
     kind: Literal["single", "fork", "torchrun", "deepspeed"] = "single"
     processes: int = Field(default=1, ge=1, le=1024, description="processes on each node")
     nodes: int = Field(default=1, ge=1, le=1024)
-    rendezvous: str | None = Field(default=None, description="host:port of node 0, for more than one node")
+    rendezvous: str | None = Field(
+        default=None,
+        description="host:port of node 0, where several nodes are started by hand",
+    )
     zero_stage: Literal[2, 3] = 3
     offload: bool = Field(default=False, description="ZeRO: optimiser state (and parameters in stage 3) to CPU memory")
 
@@ -44,8 +47,6 @@ class LauncherConfig(Section):
             raise ValueError("kind 'single' has one process; use fork, torchrun or deepspeed for more")
         if self.kind == "fork" and self.nodes > 1:
             raise ValueError("kind 'fork' works on one node; use torchrun or deepspeed for more")
-        if self.nodes > 1 and self.rendezvous is None:
-            raise ValueError("more than one node needs rendezvous: host:port of node 0")
         return self
 
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -20,6 +21,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import link_copy
 from selfimprove.core.records import Example
+from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.models.adapters import complete
 from selfimprove.models.merging import full_weights
 from selfimprove.training import flash
@@ -50,6 +52,7 @@ def finetune(
     max_train_tokens: int | None = None,
     pinned: int | None = None,
     progress: Progress | None = None,
+    cluster: ClusterParams = NO_CLUSTER,
 ) -> TrainReport:
     """Train ``model_dir`` on weighted examples and write a model folder: full weights, or with ``lora`` an adapter.
 
@@ -65,6 +68,7 @@ def finetune(
             read to this many.
         pinned: messages that open every dialogue and are never dropped; see ``encode_examples``.
         progress: called after each step.
+        cluster: what starts the processes of several nodes.
 
     Raises:
         UserError: no model, no template, ids the model does not know, no example left, or a worker that failed.
@@ -110,7 +114,7 @@ def finetune(
         name_checkpoints(job, scratch, encoded)
         report = train_with_xtuner(job, encoded, progress)
     else:
-        report = launch(job, scratch, encoded, train, TrainReport, progress)
+        report = launch(job, scratch, encoded, train, TrainReport, progress, cluster)
     finish(model_dir, part, out_dir, cfg.dtype)
     return report.model_copy(update={"counters": counters})
 
@@ -161,6 +165,7 @@ def launch(
     train: Callable[[Job, Sequence[EncodedExample], Progress | None], Report],
     report: type[Report],
     progress: Progress | None,
+    cluster: ClusterParams = NO_CLUSTER,
 ) -> Report:
     """Run ``train`` as the params' launcher says, with checkpoints in ``scratch`` under the run's identity.
 
@@ -189,7 +194,12 @@ def launch(
             folder=job.checkpoints,
             progress=progress,
         )
-    return run_workers(job, sequences, train, report, progress)
+    over_nodes = None
+    if launcher.nodes > 1 and cluster.kind == "ray":
+        from selfimprove.training.ray_nodes import run_on_nodes
+
+        over_nodes = partial(run_on_nodes, cluster)
+    return run_workers(job, sequences, train, report, progress, over_nodes)
 
 
 def name_checkpoints(job: RunJob, scratch: Path, sequences: Sequence[EncodedExample]) -> None:

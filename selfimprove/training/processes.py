@@ -15,12 +15,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from selfimprove.core.errors import UserError
+from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.config import LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.progress import Progress
@@ -30,6 +32,12 @@ if TYPE_CHECKING:
     from selfimprove.training.job import RunJob
 
 Report = TypeVar("Report", bound=BaseModel)
+OverNodes = Callable[..., int]
+"""``ray_nodes.run_on_nodes``, which knows its cluster."""
+
+SENT = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
+"""What processes on other nodes are told of ``worker_environment``."""
+
 ORPHANED = 3
 """Exit code of a training process that outlived the one that launched it."""
 PARENT_SECONDS = 1.0
@@ -46,10 +54,12 @@ def run_workers(
     train: Callable[..., Report],
     report: type[Report],
     progress: Progress | None,
+    over_nodes: OverNodes | None = None,
 ) -> Report:
     """Start the workers, pass their progress on, and read the report that the first one wrote.
 
     They get the dotted names of ``train`` and of the job's class, and so import one method's trainer only.
+    ``over_nodes`` starts them on several nodes of a cluster; without it they start here.
     """
     folder = job.checkpoints
     save_encoded(folder / "examples.npz", encoded)
@@ -58,11 +68,31 @@ def run_workers(
     absolute = job.model_copy(update={key: value.absolute() for key, value in job if isinstance(value, Path)})
     names = {"train": _dotted(train), "job_class": _dotted(type(job))}
     job_file.write_text(json.dumps({**names, "job": absolute.model_dump(mode="json")}), encoding="utf-8")
-    command = worker_command(job_file.absolute(), job.params.launcher)
-    if job.params.launcher.nodes > 1:
-        print(f"finetune: run this on every other node too: {' '.join(command)}", file=sys.stderr, flush=True)
+    launcher = job.params.launcher
     path = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
-    code = watch(command, worker_environment(job) | {"PYTHONPATH": path}, log_file, progress)
+    environment = worker_environment(job) | {"PYTHONPATH": path}
+    if launcher.nodes > 1 and over_nodes is not None:
+
+        def restart() -> bool:
+            """Whether the processes failed for another reason than one that a worker gave."""
+            if log_file.is_file() and any(line.startswith("error: ") for line in log_file.read_text().splitlines()):
+                return False
+            drop_damaged(folder)
+            return True
+
+        sent = {name: environment[name] for name in SENT if name in environment}
+        command = partial(worker_command, job_file.absolute(), launcher)
+        code = over_nodes(job.params, command, sent, log_file.absolute(), progress, job.threads, restart)
+    else:
+        if launcher.nodes > 1 and launcher.rendezvous is None:
+            raise UserError(
+                f"launcher: nodes {launcher.nodes} need a cluster that starts them (CLUSTER=ray, docs/scale.md), or "
+                "rendezvous: host:port of node 0, where you start the others by hand."
+            )
+        here = worker_command(job_file.absolute(), launcher)
+        if launcher.nodes > 1:
+            print(f"finetune: run this on every other node too: {' '.join(here)}", file=sys.stderr, flush=True)
+        code = watch(here, environment, log_file, progress)
     if code != 0 or not report_file.is_file():
         raise UserError(
             f"{job.params.launcher.kind}: the training processes ended with code {code}; "
@@ -79,13 +109,20 @@ def worker_environment(job: RunJob) -> dict[str, str]:
     return environment
 
 
-def worker_command(job_file: Path, launcher: LauncherConfig) -> list[str]:
-    """The command that starts one node's workers; with several nodes, the same on each of them."""
+def worker_command(job_file: Path, launcher: LauncherConfig, endpoint: str | None = None) -> list[str]:
+    """The command that starts one node's workers; with several, the same on each, which meet at ``endpoint``.
+
+    None: at the launcher's ``rendezvous``.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
     if launcher.nodes == 1:
-        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{_free_port()}"]
+        command += ["--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     else:
-        command += [f"--nnodes={launcher.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={launcher.rendezvous}"]
+        command += [
+            f"--nnodes={launcher.nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={endpoint or launcher.rendezvous}",
+        ]
     command += [
         f"--shutdown-timeout={SAVING_SECONDS}",
         f"--rdzv-id={job_file.parent.name}",
@@ -208,7 +245,7 @@ def reason(log_file: Path) -> str:
     return " | ".join(lines[-LOG_LINES:]) or "nothing"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -50,6 +50,7 @@ def on_pairs(stage: Stage[SpinParams], row: PairRow, start: Given) -> None:
             seed=stage.run.seed,
             threads=stage.run.threads,
             progress=progress.reach,
+            cluster=stage.run.cluster,
         )
     stage.timing |= {"work_seconds": report.timing.seconds, "tokens_per_second": report.timing.tokens_per_second}
     metrics = report.model_dump(mode="json", exclude={"timing", "curve"})

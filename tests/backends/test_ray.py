@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -17,14 +18,17 @@ import psutil
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message
+from selfimprove.core.records import Message, write_jsonl
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.ray_cluster import connect
 from selfimprove.engines.cluster.ray_replicas import RayEngine
 from selfimprove.engines.cluster.replicas import replicated_transformers
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.factory import make_engine
+from selfimprove.training import ray_nodes
+from selfimprove.training.config import FinetuneParams, LauncherConfig
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
 from tests.support.repo_copy import copy_repo, run
 from tests.support.tiny import make_tiny_model
@@ -305,3 +309,72 @@ def test_smoke_runs_of_all_methods_end_with_the_bytes_of_runs_without_a_cluster(
     # Whatever a model answered was answered on the cluster.
     logs = [log.read_text(encoding="utf-8") for log in (there / ".scratch").rglob("*.log")]
     assert sum(text.count("requests answered") for text in logs) >= 4
+
+
+# --- training over nodes ---------------------------------------------------------------------------------------------
+
+KILL_TRAINER = """
+import json, sys
+from pathlib import Path
+import psutil
+from selfimprove.core.records import Example, read_jsonl
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+
+folder, model, address, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+cfg = FinetuneParams(batch_size=4, micro_batch_tokens=300, row_tokens=150, max_length=300, lr=1e-3, save_steps=1,
+                     logging_steps=1, launcher={"kind": "torchrun", "nodes": 2})
+seen = []
+
+def progress(done, total, note, metrics):
+    seen.append(done)
+    if done == kill_at and seen.count(done) == 1:
+        trainers = [p for p in psutil.process_iter(["cmdline"]) if "ray::TrainingNode" in str(p.info["cmdline"][:1])]
+        trainers[-1].kill()
+
+cluster = ClusterParams(kind="ray", address=address)
+report = finetune(model, list(read_jsonl(folder / "examples.jsonl", Example)), folder / "model", cfg,
+                  scratch=folder / "scratch", seed=3, threads=1, progress=progress, cluster=cluster)
+print(json.dumps({"seen": seen, "loss": report.loss}))
+"""
+
+
+def trained(tmp_path: Path, name: str, examples: list[Any], model: Path, address: str, kill_at: int) -> dict[str, Any]:
+    """What a training over two nodes reports; at step ``kill_at`` a node's processes are killed."""
+    folder = tmp_path / name
+    folder.mkdir()
+    write_jsonl(folder / "examples.jsonl", examples)
+    command = [sys.executable, "-c", KILL_TRAINER, str(folder), str(model), address, str(kill_at)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    assert ("restart 1 of 1" in done.stderr) == (kill_at > 0), done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_training_over_two_nodes_goes_on_after_a_node_is_lost_and_ends_with_the_same_bytes(
+    cluster: Cluster, folder: Path, dialogues: Callable[[int], list[Any]], tmp_path: Path
+) -> None:
+    examples = dialogues(24)
+    whole = trained(tmp_path, "whole", examples, folder, cluster.address, 0)
+    cut = trained(tmp_path, "cut", examples, folder, cluster.address, 4)
+    assert whole["seen"] == [1, 2, 3, 4, 5, 6]
+    assert cut["seen"][:4] == [1, 2, 3, 4]
+    assert cut["seen"][4] > 1  # it did not begin anew
+    assert cut["loss"] == whole["loss"]
+    one, other = tmp_path / "whole/model", tmp_path / "cut/model"
+    assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in other.iterdir()}
+
+
+def test_more_nodes_for_training_than_there_are_is_one_sentence(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_nodes, "ROOM_SECONDS", 1.0)
+    ray = connect(ClusterParams(kind="ray", address=cluster.address))
+    cfg = FinetuneParams(launcher=LauncherConfig(kind="torchrun", nodes=3))
+    try:
+        with pytest.raises(UserError, match=r"nodes 3 with 0 GPUs and 1 CPUs each .*, but the cluster has: .*1 CPUs"):
+            ray_nodes._reserve(ray, cfg, 1)
+    finally:
+        ray.shutdown()

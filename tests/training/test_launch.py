@@ -30,8 +30,8 @@ from selfimprove.training.job import check_hardware
 from selfimprove.training.launch import finetune
 from selfimprove.training.processes import (
     PARENT_SECONDS,
-    _free_port,
     compile_apart,
+    free_port,
     load_encoded,
     save_encoded,
     worker_command,
@@ -111,7 +111,7 @@ def test_two_processes_give_the_losses_and_weights_of_one(
     examples = dialogues(31)  # of which 6 are held out
     alone = run(tiny, examples, tmp_path / "alone", params().model_copy(update={"validation": 0.2}))
     if "nodes" in launcher:
-        launcher = {**launcher, "rendezvous": f"127.0.0.1:{_free_port()}"}
+        launcher = {**launcher, "rendezvous": f"127.0.0.1:{free_port()}"}
     seen: list[tuple[int, int]] = []
     cfg = params(**launcher).model_copy(update={"validation": 0.2})
     with other_nodes(tmp_path / "together", cfg.launcher):

@@ -33,6 +33,10 @@ class ClusterParams(Section):
         default=None, ge=1, le=10_000, description="of each engine, at most; null: as many as the nodes have room for"
     )
 
+    max_restarts: int = Field(
+        default=1, ge=0, le=1000, description="of a training over several nodes, when a node is lost"
+    )
+
     def asked(self) -> ClusterParams:
         """These params, with ``kind`` as the environment says.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Pair
+from selfimprove.engines.cluster.config import NO_CLUSTER, ClusterParams
 from selfimprove.methods.spin.encode import encode_pairs, sequences_of
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.models.adapters import weights_key
@@ -29,6 +30,7 @@ def finetune_pairs(
     seed: int,
     threads: int,
     progress: Progress | None = None,
+    cluster: ClusterParams = NO_CLUSTER,
 ) -> PairReport:
     """Train ``model_dir`` to tell the experts' responses from the opponent's, and write a model folder.
 
@@ -38,6 +40,7 @@ def finetune_pairs(
     Args:
         opponent_dir: the model that the generated sides come from: the one that training starts from.
         out_dir: appears whole; must not hold files yet.
+        cluster: as ``launch.finetune``.
 
     Raises:
         UserError: as ``launch.finetune``; or the opponent is another model, or the first loss is not that of a model
@@ -80,6 +83,6 @@ def finetune_pairs(
         threads=threads_each(cfg, threads),
         max_train_tokens=cfg.max_train_tokens,
     )
-    report = launch(job, scratch, sequences_of([*trained, *measured]), train_pairs, PairReport, progress)
+    report = launch(job, scratch, sequences_of([*trained, *measured]), train_pairs, PairReport, progress, cluster)
     finish(model_dir, part, out_dir, cfg.dtype)
     return report.model_copy(update={"counters": counters})

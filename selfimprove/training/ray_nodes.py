@@ -1,0 +1,175 @@
+"""Training processes on several nodes of a Ray cluster: a placement group reserves the nodes, torchrun starts on each.
+
+Only what starts and watches them is Ray's; the processes meet by torchrun's c10d rendezvous, on the first node. A node
+that is lost ends the others; the training then begins again on the nodes that are there, from its newest whole
+checkpoint, and on CPUs ends with the bytes of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.engines.cluster.ray_cluster import connect, kill, living_nodes
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.processes import free_port, watch
+from selfimprove.training.progress import Progress
+
+POLL_SECONDS = 0.5
+ROOM_SECONDS = 120.0
+"""How long to wait for nodes that other work holds, or that are to join in a lost one's place."""
+
+Attempt = Callable[[str], list[str]]
+"""The command of a node's workers for a rendezvous endpoint (host:port)."""
+
+
+class TrainingNode:
+    """An actor that runs torchrun on its node. Its calls run in threads of their own."""
+
+    def __init__(self, root: str) -> None:
+        os.chdir(root)
+        self._told: list[tuple[int, int, str, dict[str, float]]] = []
+
+    def endpoint(self) -> str:
+        """Where the nodes can meet on this one."""
+        import ray
+
+        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
+        """Run the node's workers to their end; returns torchrun's exit code."""
+
+        def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
+            self._told.append((done, total, note, dict(metrics)))
+
+        return watch(command, {**os.environ, **environment}, Path(log), tell)
+
+    def told(self, since: int) -> list[tuple[int, int, str, dict[str, float]]]:
+        """The progress that was told since then."""
+        return self._told[since:]
+
+
+def run_on_nodes(
+    cluster: ClusterParams,
+    params: FinetuneParams,
+    command: Attempt,
+    environment: Mapping[str, str],
+    log_file: Path,
+    progress: Progress | None,
+    threads: int,
+    restart: Callable[[], bool],
+) -> int:
+    """Run the workers on ``launcher.nodes`` nodes; returns the exit code of the first node's.
+
+    Args:
+        command: gives the command of one node's workers, for the endpoint at which all meet.
+        environment: what differs from a node's own.
+        threads: CPU threads of each process.
+        restart: called when the training has failed: prepares for another attempt; False if one would fail, too.
+
+    Raises:
+        UserError: no cluster, or not so many nodes with room.
+    """
+    for attempt in range(cluster.max_restarts + 1):
+        ray = connect(cluster)
+        group = _reserve(ray, params, threads)
+        actors: list[Any] = []
+        try:
+            actors = _actors(ray, group, params, threads)
+            code = _attend(ray, actors, command, environment, log_file, progress)
+        except ray.exceptions.RayError as error:
+            print(f"finetune: a node was lost ({type(error).__name__})", file=sys.stderr, flush=True)
+            code = 1
+        finally:
+            for actor in actors:
+                kill(ray, actor)
+            ray.util.remove_placement_group(group)
+        if code == 0 or attempt == cluster.max_restarts or not restart():
+            return code
+        print(f"finetune: restart {attempt + 1} of {cluster.max_restarts}", file=sys.stderr, flush=True)
+    raise AssertionError
+
+
+def _reserve(ray: Any, params: FinetuneParams, threads: int) -> Any:
+    """A bundle on each of so many nodes."""
+    from ray.util.placement_group import placement_group
+
+    launcher, bundle = params.launcher, _bundle(params, threads)
+    deadline = time.monotonic() + ROOM_SECONDS
+    while sum(one.cpus >= bundle["CPU"] and one.gpus >= bundle.get("GPU", 0) for one in living_nodes(ray)) < (
+        launcher.nodes
+    ):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"launcher: nodes {launcher.nodes} with {bundle.get('GPU', 0)} GPUs and {bundle['CPU']} CPUs each are "
+                f"asked for, but the cluster has: {'; '.join(map(str, living_nodes(ray)))}. Lower nodes or processes, "
+                "or add nodes."
+            )
+        time.sleep(POLL_SECONDS)
+    group = placement_group([bundle] * launcher.nodes, strategy="STRICT_SPREAD")
+    if not group.wait(timeout_seconds=ROOM_SECONDS):
+        ray.util.remove_placement_group(group)
+        raise UserError(
+            f"launcher: {launcher.nodes} nodes did not become free in {ROOM_SECONDS:g} s; wait for what else runs on "
+            "the cluster (`ray status` shows it), and run again."
+        )
+    return group
+
+
+def _bundle(params: FinetuneParams, threads: int) -> dict[str, float]:
+    processes = params.launcher.processes
+    if params.device == "cuda":
+        return {"CPU": 1, "GPU": processes}
+    return {"CPU": processes * threads}
+
+
+def _actors(ray: Any, group: Any, params: FinetuneParams, threads: int) -> list[Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundle = _bundle(params, threads)
+    made = ray.remote(TrainingNode)
+    return [
+        made.options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0),
+            max_concurrency=4,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index),
+        ).remote(str(Path.cwd()))
+        for index in range(params.launcher.nodes)
+    ]
+
+
+def _attend(
+    ray: Any,
+    actors: Sequence[Any],
+    command: Attempt,
+    environment: Mapping[str, str],
+    log_file: Path,
+    progress: Progress | None,
+) -> int:
+    """Start all nodes and pass progress on until all have ended; the first one's code, or another's that failed."""
+    words = command(ray.get(actors[0].endpoint.remote()))
+    logs = [log_file, *(log_file.with_name(f"node{rank}.log") for rank in range(1, len(actors)))]
+    running = {
+        actor.run.remote(words, environment, str(log)): rank
+        for rank, (actor, log) in enumerate(zip(actors, logs, strict=True))
+    }
+    codes: dict[int, int] = {}
+    # torchrun's rank 0, which tells of steps, may be on any of the nodes.
+    seen = [0] * len(actors)
+    while running:
+        ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
+        for one in ended:
+            codes[running.pop(one)] = ray.get(one)
+        for rank, actor in enumerate(actors):
+            for step in ray.get(actor.told.remote(seen[rank])):
+                seen[rank] += 1
+                if progress is not None:
+                    progress(*step)
+    return next((code for _, code in sorted(codes.items()) if code), 0)
