@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 PARTS = ("environments", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
-OPTIONAL = ("vllm",)
+OPTIONAL = ("vllm", "cluster")
 """Parts that only run where they are named: their packages are not in every environment."""
 
 METHODS = ("rise", "agent_r", "reflect_rl", "spin")

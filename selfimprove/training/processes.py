@@ -109,10 +109,14 @@ def worker_environment(job: RunJob) -> dict[str, str]:
     return environment
 
 
-def worker_command(job_file: Path, launcher: LauncherConfig, endpoint: str | None = None) -> list[str]:
-    """The command that starts one node's workers; with several, the same on each, which meet at ``endpoint``.
+def worker_command(
+    job_file: Path, launcher: LauncherConfig, endpoint: str | None = None, own: Sequence[str] = ()
+) -> list[str]:
+    """The command that starts one node's workers; with several, the same on each.
 
-    None: at the launcher's ``rendezvous``.
+    Args:
+        endpoint: where the nodes meet; None: at the launcher's ``rendezvous``.
+        own: torchrun's options for this node alone.
     """
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launcher.processes}"]
     if launcher.nodes == 1:
@@ -124,6 +128,7 @@ def worker_command(job_file: Path, launcher: LauncherConfig, endpoint: str | Non
             f"--rdzv-endpoint={endpoint or launcher.rendezvous}",
         ]
     command += [
+        *own,
         f"--shutdown-timeout={SAVING_SECONDS}",
         f"--rdzv-id={job_file.parent.name}",
         "-m",

@@ -25,8 +25,8 @@ POLL_SECONDS = 0.5
 ROOM_SECONDS = 120.0
 """How long to wait for nodes that other work holds, or that are to join in a lost one's place."""
 
-Attempt = Callable[[str], list[str]]
-"""The command of a node's workers for a rendezvous endpoint (host:port)."""
+Attempt = Callable[[str, Sequence[str]], list[str]]
+"""The command of a node's workers for a rendezvous endpoint (host:port) and torchrun's options of that node."""
 
 
 class TrainingNode:
@@ -36,11 +36,11 @@ class TrainingNode:
         os.chdir(root)
         self._told: list[tuple[int, int, str, dict[str, float]]] = []
 
-    def endpoint(self) -> str:
-        """Where the nodes can meet on this one."""
+    def address(self) -> tuple[str, int]:
+        """This node's address, and a port where others can meet it."""
         import ray
 
-        return f"{ray.util.get_node_ip_address()}:{free_port()}"
+        return ray.util.get_node_ip_address(), free_port()
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], log: str) -> int:
         """Run the node's workers to their end; returns torchrun's exit code."""
@@ -68,7 +68,7 @@ def run_on_nodes(
     """Run the workers on ``launcher.nodes`` nodes; returns the exit code of the first node's.
 
     Args:
-        command: gives the command of one node's workers, for the endpoint at which all meet.
+        command: gives the command of one node's workers, for the endpoint at which all meet and its own options.
         environment: what differs from a node's own.
         threads: CPU threads of each process.
         restart: called when the training has failed: prepares for another attempt; False if one would fail, too.
@@ -154,10 +154,13 @@ def _attend(
     progress: Progress | None,
 ) -> int:
     """Start all nodes and pass progress on until all have ended; the first one's code, or another's that failed."""
-    words = command(ray.get(actors[0].endpoint.remote()))
+    places = ray.get([actor.address.remote() for actor in actors])
+    endpoint = f"{places[0][0]}:{places[0][1]}"
+    # Told, as torchrun would guess both by the hosts' names, which need not be known to the other nodes.
+    own = [[f"--local-addr={host}", f"--rdzv-conf=is_host={rank == 0}"] for rank, (host, _) in enumerate(places)]
     logs = [log_file, *(log_file.with_name(f"node{rank}.log") for rank in range(1, len(actors)))]
     running = {
-        actor.run.remote(words, environment, str(log)): rank
+        actor.run.remote(command(endpoint, own[rank]), environment, str(log)): rank
         for rank, (actor, log) in enumerate(zip(actors, logs, strict=True))
     }
     codes: dict[int, int] = {}
