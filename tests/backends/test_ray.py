@@ -46,7 +46,7 @@ WAIT = 120.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A head and one more node, with one CPU each."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else 15: starved on a busy machine
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})

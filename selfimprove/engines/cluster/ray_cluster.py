@@ -64,7 +64,7 @@ def connect(cluster: ClusterParams) -> Any:
     """
     check_ray()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to everything else
     import ray
 
     if ray.is_initialized():
