@@ -164,15 +164,13 @@ def _attend(
         for rank, (actor, log) in enumerate(zip(actors, logs, strict=True))
     }
     codes: dict[int, int] = {}
-    # torchrun's rank 0, which tells of steps, may be on any of the nodes.
-    seen = [0] * len(actors)
+    seen = 0
     while running:
         ended, _ = ray.wait(list(running), timeout=POLL_SECONDS)
         for one in ended:
             codes[running.pop(one)] = ray.get(one)
-        for rank, actor in enumerate(actors):
-            for step in ray.get(actor.told.remote(seen[rank])):
-                seen[rank] += 1
-                if progress is not None:
-                    progress(*step)
+        for step in ray.get(actors[0].told.remote(seen)):  # all nodes tell the same
+            seen += 1
+            if progress is not None:
+                progress(*step)
     return next((code for _, code in sorted(codes.items()) if code), 0)

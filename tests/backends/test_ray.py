@@ -331,8 +331,8 @@ def progress(done, total, note, metrics):
     seen.append(done)
     if kill_at and done >= kill_at and len(seen) == done:
         seen.append(0)
-        trainers = [p for p in psutil.process_iter(["cmdline"]) if "ray::TrainingNode" in str(p.info["cmdline"][:1])]
-        trainers[-1].kill()
+        ours = psutil.Process().parent().children(recursive=True)
+        [one for one in ours if "ray::TrainingNode" in str(one.cmdline()[:1])][-1].kill()
 
 cluster = ClusterParams(kind="ray", address=address)
 report = finetune(model, list(read_jsonl(folder / "examples.jsonl", Example)), folder / "model", cfg,
