@@ -264,16 +264,16 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize(("bench", "stage", "outputs"), STAGES, ids=lambda one: "-".join(one) if one else "")
+@pytest.mark.parametrize(("workbench", "stage", "outputs"), STAGES, ids=lambda one: "-".join(one) if one else "")
 def test_a_stage_killed_on_a_cluster_goes_on_and_ends_with_the_bytes_of_one_without(
     request: pytest.FixtureRequest,
     cluster: Cluster,
     tmp_path: Path,
-    bench: str,
+    workbench: str,
     stage: tuple[str, str],
     outputs: tuple[str, ...],
 ) -> None:
-    made: Workbench = request.getfixturevalue(bench)
+    made: Workbench = request.getfixturevalue(workbench)
     without = made.copy(tmp_path / "without")
     done = made.forks.run(without, *stage)
     assert done.code == 0, done.stderr
