@@ -184,15 +184,27 @@ class EmbeddedWorld:
 
 
 class State(NamedTuple):
-    """The text before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it.
-
-    ``unlisted``: actions that make sense now and have no label, since there are more of them than labels.
-    """
+    """The text before one action: ``pre`` up to the action heading, ``post`` from it on, and the labels in it."""
 
     pre: str
     post: str
     labels: tuple[str, ...]
-    unlisted: int = 0
+
+    @property
+    def unlisted(self) -> int:
+        """Actions that make sense now and have no label, since there are more of them than labels."""
+        return 0
+
+
+class CutState(State):
+    """A state with more actions than labels; it equals the plain state of the same text."""
+
+    without_label = 0
+
+    @property
+    def unlisted(self) -> int:
+        """See ``State``."""
+        return self.without_label
 
 
 class Played(NamedTuple):

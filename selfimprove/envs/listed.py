@@ -27,7 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.interface import AgentEnv, Last, Played, State
+from selfimprove.envs.interface import AgentEnv, CutState, Last, Played, State
 
 ACTION_HEADING = "\nThe actions you can take now is:"  # the original's, grammar included
 
@@ -102,7 +102,9 @@ class ListedText:
         commands = self._valid()
         labelled = self._labelled(commands)
         pre, post = state_text(self._now.first, self._now.path), action_list(labelled.items())
-        return State(pre, post, tuple(labelled), len(commands) - len(labelled))
+        state = CutState(pre, post, tuple(labelled))
+        state.without_label = len(commands) - len(labelled)
+        return state
 
     def commands(self) -> dict[str, str]:
         """The i-th listed action has label i; ``shuffle_action`` permutes the first n, listed by label.
