@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -274,15 +275,15 @@ def test_a_stage_killed_on_a_cluster_goes_on_and_ends_with_the_bytes_of_one_with
     outputs: tuple[str, ...],
 ) -> None:
     made: Workbench = request.getfixturevalue(workbench)
-    without = made.copy(tmp_path / "without")
+    without, folder = (made.copy(tmp_path / name) for name in ("without", "with"))
+    for path in outputs:
+        for copy in (without, folder):
+            subprocess.run(["rm", "-r", str(copy / path)], check=True)
     done = made.forks.run(without, *stage)
     assert done.code == 0, done.stderr
     count = done.log.count("journaled")
 
     there = {"CLUSTER": "ray", "RAY_ADDRESS": cluster.address}
-    folder = made.copy(tmp_path / "with")
-    for path in outputs:
-        subprocess.run(["rm", "-r", str(folder / path)], check=True)
     killed(made, folder, stage, env=there, kill={"at": "journal", "count": 2, "when": "torn"})
     assert kept_by(folder, stage) == 1
     killed(made, folder, stage, env=there, kill={"at": "journal", "count": count - 2, "when": "after"})
@@ -301,8 +302,10 @@ def test_smoke_runs_of_all_methods_end_with_the_bytes_of_runs_without_a_cluster(
 ) -> None:
     command = (sys.executable, "-m", "selfimprove.pipeline.warm", "dvc", "repro")
     without, there = copy_repo(tmp_path / "without"), copy_repo(tmp_path / "there")
-    run(without, *command)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # As under make: Ray's environment first, then the main one, which has the command dvc.
+    main = Path(str(find_spec("dvc").origin)).parents[4] / "bin"  # type: ignore[union-attr]
+    path = os.pathsep.join((str(Path(sys.executable).parent), str(main), os.environ["PATH"]))
+    run(without, *command, PATH=path)
     run(there, *command, CLUSTER="ray", RAY_ADDRESS=cluster.address, PATH=path)
     assert published(there) == published(without)
     assert (there / "dvc.lock").read_bytes() == (without / "dvc.lock").read_bytes()
