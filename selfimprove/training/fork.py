@@ -26,7 +26,6 @@ import torch.distributed
 
 from selfimprove.core.errors import UserError
 from selfimprove.training.progress import Progress
-from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.stopping import SAVING_SECONDS, ask, sigterm_interrupts
 
 ORPHANED = 3
@@ -39,13 +38,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Place:
-    """A process's rank, the number of processes, its threads, and how they find each other and sum."""
+    """A process's rank, the number of processes, its threads, and where they find each other."""
 
     rank: int
     world: int
     threads: int
     meeting: Path
-    sums: SharedSum
 
 
 @dataclass
@@ -61,7 +59,7 @@ def run_forked(
 ) -> T:
     """``work`` by several processes at once; what the first returns.
 
-    They are joined as one torch.distributed group (gloo), and by ``shared_sum.current``.
+    They are joined as one torch.distributed group (gloo).
 
     Args:
         work: called in each process with a function that passes progress on; its result must survive being sent.
@@ -75,7 +73,6 @@ def run_forked(
     meeting.unlink(missing_ok=True)  # a killed run's
     alive, held = os.pipe()
     started: list[_Process] = []
-    sums = SharedSum(processes)
     try:
         with sigterm_interrupts(), log_file.open("wb") as log:
             for rank in range(processes):
@@ -83,7 +80,7 @@ def run_forked(
                 pid = os.fork()
                 if pid == 0:
                     os.close(held)
-                    _become(work, _Place(rank, processes, threads, meeting, sums), sender, alive, log.fileno())
+                    _become(work, _Place(rank, processes, threads, meeting), sender, alive, log.fileno())
                 sender.close()
                 started.append(_Process(rank, pid, receiver))
             return cast(T, _follow(started, progress, log_file))
@@ -196,8 +193,6 @@ def _join_and_do(work: Callable[[Progress], Any], place: _Place, line: Connectio
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # nobody else can connect
     store = torch.distributed.FileStore(str(place.meeting), place.world)
     torch.distributed.init_process_group("gloo", store=store, rank=place.rank, world_size=place.world)
-
-    place.sums.enter(place.rank)
 
     def tell(done: int, total: int, note: str, metrics: Mapping[str, float]) -> None:
         line.send(("step", (done, total, note, dict(metrics))))

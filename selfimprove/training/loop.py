@@ -29,7 +29,7 @@ from transformers.trainer_callback import (
 from transformers.training_args import TrainingArguments
 
 from selfimprove.core.errors import UserError
-from selfimprove.training import flash, shared_sum
+from selfimprove.training import flash
 from selfimprove.training.checkpoints import folders, is_whole, keep_newest, newest_whole, seal
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
@@ -37,7 +37,6 @@ from selfimprove.training.objective import trained_positions
 from selfimprove.training.packing import MicroBatch, Plan, lay_out
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS
-from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.stopping import END, SaveClock, signals_ask
 
 METRICS = "metrics.json"
@@ -197,11 +196,7 @@ class PlannedTrainer(Trainer):
         if self.args.world_size == 1:
             return mine
         total = torch.tensor([float(mine)], device=self.args.device)
-        sums = shared_sum.current()
-        if sums is not None:
-            sums.add_up(total)
-        else:
-            torch.distributed.all_reduce(total)
+        torch.distributed.all_reduce(total)
         return min(END, int(total))
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
@@ -361,12 +356,7 @@ class _EveryStep(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         model = self._trainer.model_wrapped
-        if not isinstance(model, DistributedDataParallel) or not args.use_cpu:
-            return
-        sums = shared_sum.current()
-        if sums is not None:
-            model.register_comm_hook(sums, lambda state, bucket: _mean_through_memory(state, bucket.buffer()))
-        elif args.world_size > 2:
+        if isinstance(model, DistributedDataParallel) and args.use_cpu:
             model.register_comm_hook(None, lambda state, bucket: _mean_in_order(bucket.buffer()))
 
     def on_step_end(
@@ -386,28 +376,17 @@ class _EveryStep(TrainerCallback):
         return control
 
 
-def _mean_through_memory(sums: SharedSum, mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """The processes' gradients added up where all of them are forks of one."""
-    sums.add_up(mine)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(mine.div_(torch.distributed.get_world_size()))
-    return done
-
-
 def _mean_in_order(mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """The processes' gradients added up in their order.
 
     A ring of three or more adds in an order that depends on a gradient's place in its bucket, and DDP lays buckets out
-    anew after the first step: a resumed run would end with other last bits. (Two numbers have only one sum.)
+    anew after the first step: a resumed run would end with other last bits.
     """
     shares = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
     work = torch.distributed.all_gather(shares, mine, async_op=True)
 
     def mean(done: torch.futures.Future[Any]) -> torch.Tensor:
         done.wait()
-        total = shares[0]
-        for share in shares[1:]:
-            total += share
-        return total.div_(len(shares))
+        return sum(shares[1:], start=shares[0]).div_(len(shares))
 
     return work.get_future().then(mean)

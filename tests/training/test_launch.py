@@ -37,7 +37,6 @@ from selfimprove.training.processes import (
     worker_command,
 )
 from selfimprove.training.report import TrainReport
-from selfimprove.training.shared_sum import SharedSum
 from selfimprove.training.trainer import WeightedTrainer
 from selfimprove.training.zero import zero_config
 from tests.support.repo_copy import ROOT
@@ -184,18 +183,6 @@ def test_a_forked_processs_error_is_the_callers_and_the_others_end(
         assert not (tmp_path / "model").exists()
     monkeypatch.undo()
     assert run(tiny, dialogues(25), tmp_path, params(**FORK)).steps == 4
-
-
-def test_forks_add_their_gradients_up_in_shared_memory(
-    tiny: Path, dialogues: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(sums: SharedSum, mine: torch.Tensor) -> None:
-        raise UserError(f"{mine.numel()} gradients came here.")
-
-    monkeypatch.setattr(SharedSum, "add_up", refuse)
-    count = sum(tensor.numel() for tensor in weights(tiny).values())
-    with pytest.raises(UserError, match=rf"^{count} gradients came here\.$"):
-        run(tiny, dialogues(8), tmp_path, params(**FORK))
 
 
 def test_a_process_whose_torch_threads_run_can_fork_others_with_threads(

@@ -9,8 +9,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from selfimprove.training import shared_sum
-
 T = TypeVar("T")
 
 
@@ -18,8 +16,7 @@ class Group:
     """This process among ``world`` that ``fork`` started; alone where it started none."""
 
     def __init__(self) -> None:
-        self._sums = shared_sum.current()
-        self.rank, self.world = (0, 1) if self._sums is None else (dist.get_rank(), dist.get_world_size())
+        self.rank, self.world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     @property
     def first(self) -> bool:
@@ -36,22 +33,20 @@ class Group:
 
     def total(self, mine: float) -> float:
         """The sum of everybody's, rounded once."""
-        everybody = torch.zeros(self.world, dtype=torch.float64)
-        everybody[self.rank] = mine
-        if self._sums is not None:
-            self._sums.add_up(everybody)
-        return math.fsum(everybody.tolist())
+        return math.fsum(self.gather(mine))
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums, added in order of rank: the same bits in every process and every run."""
-        if self._sums is None:
+        if self.world == 1:
             return
         trainable = list(parameters)
         for parameter in trainable:  # a process may have had no work
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = torch.cat([parameter.grad.flatten() for parameter in trainable if parameter.grad is not None])
-        self._sums.add_up(gradients)
+        shares = [torch.empty_like(gradients) for _ in range(self.world)]
+        dist.all_gather(shares, gradients)
+        gradients = sum(shares[1:], start=shares[0])
         at = 0
         for parameter in trainable:
             assert parameter.grad is not None
