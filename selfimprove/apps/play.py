@@ -41,7 +41,7 @@ an action, or its label    do it
 app = typer.Typer(add_completion=False)
 
 
-class Outcome(NamedTuple):
+class PlayOutcome(NamedTuple):
     """How an episode ended. ``ended``: by the game; else the player left, or the cap was reached."""
 
     ended: bool
@@ -133,7 +133,7 @@ class Model:
         return self._runner.run(game.ask(self._engine, key, self._temperature))
 
 
-def play(game: Game, task: int, policy: Policy, console: Console, steps: int = STEPS) -> Outcome:
+def play(game: Game, task: int, policy: Policy, console: Console, steps: int = STEPS) -> PlayOutcome:
     """One episode, shown as it goes; ends when the game, the player or ``steps`` end it.
 
     Raises:
@@ -148,7 +148,7 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
         action = policy(game, step)
         if action is None:
             console.print(_shown(f"left after {step} steps", "yellow"))
-            return Outcome(False, False, step)
+            return PlayOutcome(False, False, step)
         label = game.choices().get(action)
         told = game.act(action)
         console.rule(_shown(f"{action}  {label}" if label else " ".join(action.split())[:100], "bold"))
@@ -156,9 +156,9 @@ def play(game: Game, task: int, policy: Policy, console: Console, steps: int = S
         console.print(_shown(told.score + ("" if told.valid else "  (not understood)"), "cyan"))
         if told.done:
             console.print(_shown(f"{'success' if told.success else 'failure'} after {step + 1} steps", "bold"))
-            return Outcome(True, told.success, step + 1)
+            return PlayOutcome(True, told.success, step + 1)
     console.print(_shown(f"left after {steps} steps", "yellow"))
-    return Outcome(False, False, steps)
+    return PlayOutcome(False, False, steps)
 
 
 def _shown(text: str, style: str = "") -> Text:

@@ -127,7 +127,7 @@ MEANINGS = {
     "revision": "weight of revision trajectories",
     "good": "weight of good trajectories",
     # Reflect-RL.
-    "Agent.kind": "who plays",
+    "AgentParams.kind": "who plays",
     "algorithm": "pg: policy gradient; ppo: proximal policy optimisation",
     "gradient_accumulation_steps": "passes whose gradients are added before an optimiser step",
     "ppo_clip": "PPO's clipping range",

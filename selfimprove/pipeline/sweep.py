@@ -53,7 +53,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One experiment: its name, what it sets, and its params.yaml."""
 
     name: str
@@ -78,7 +78,8 @@ def main(
     with _alone():
         state = _state(method)
         points = [
-            Point(_name(one, state), one, rewritten(text, value)) for one, value in zip(settings, values, strict=True)
+            GridPoint(_name(one, state), one, rewritten(text, value))
+            for one, value in zip(settings, values, strict=True)
         ]
         _remove_others(points)
         _work_off(points, method, shares)
@@ -191,7 +192,7 @@ class _Runs:
         for process in list(self._at_work):
             process.terminate()
 
-    def one(self, point: Point) -> str | None:
+    def one(self, point: GridPoint) -> str | None:
         """Work off one point; a sentence if it failed."""
         share = self._free.get()
         try:
@@ -199,7 +200,7 @@ class _Runs:
         finally:
             self._free.put(share)
 
-    def _run(self, point: Point, share: Mapping[str, str]) -> str | None:
+    def _run(self, point: GridPoint, share: Mapping[str, str]) -> str | None:
         began = time.monotonic()
         said = ", ".join(f"{key}={value}" for key, value in point.settings.items())
         folder = _prepare(point)
@@ -238,7 +239,7 @@ class _Runs:
         return code
 
 
-def _work_off(points: Sequence[Point], method: str, shares: Sequence[dict[str, str]]) -> None:
+def _work_off(points: Sequence[GridPoint], method: str, shares: Sequence[dict[str, str]]) -> None:
     there = {ref.rsplit("/", 1)[1] for ref in _experiments(Path())}
     todo = [point for point in points if point.name not in there]
     print(f"{len(points)} experiments: {len(points) - len(todo)} are there, {len(todo)} to do, {len(shares)} at once.")
@@ -255,7 +256,7 @@ def _work_off(points: Sequence[Point], method: str, shares: Sequence[dict[str, s
     print("`make compare` shows them beside the last commit.")
 
 
-def _prepare(point: Point) -> Path:
+def _prepare(point: GridPoint) -> Path:
     """The point's folder, as an earlier sweep left it, or new."""
     folder = HOME / point.name
     if folder.is_dir():
@@ -287,7 +288,7 @@ def _prepare(point: Point) -> Path:
     return folder
 
 
-def _remove_others(points: Sequence[Point]) -> None:
+def _remove_others(points: Sequence[GridPoint]) -> None:
     """Folders of other grids and of other states of the repository; a run that is still at work in one ends with it."""
     kept = {"lock", *(point.name for point in points), *(f"{point.name}.log" for point in points)}
     for place in HOME.iterdir():

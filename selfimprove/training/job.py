@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from selfimprove.core.errors import UserError
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.packing import Plan, make_plan
+from selfimprove.training.packing import PackingPlan, make_plan
 from selfimprove.training.rows import END_TO_END
 from selfimprove.training.zero import read_tensors_only, zero_config
 
@@ -73,7 +73,7 @@ def join(job: RunJob, **optimiser: Any) -> TrainingArguments:
     return arguments
 
 
-def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_epochs: bool = False) -> Plan:
+def plan_of(job: RunJob, lengths: Sequence[int], *, world_size: int = 1, whole_epochs: bool = False) -> PackingPlan:
     """The steps over items of so many tokens each; the last ones, which are only measured, are in none."""
     params = job.params
     return make_plan(

@@ -34,7 +34,7 @@ from selfimprove.training.checkpoints import folders, is_whole, keep_newest, new
 from selfimprove.training.job import RunJob
 from selfimprove.training.loading import write_adapter
 from selfimprove.training.objective import trained_positions
-from selfimprove.training.packing import MicroBatch, Plan, lay_out
+from selfimprove.training.packing import MicroBatch, PackingPlan, lay_out
 from selfimprove.training.progress import Progress
 from selfimprove.training.rows import END_TO_END, MODEL_INPUTS
 from selfimprove.training.stopping import END, SaveClock, signals_ask
@@ -59,7 +59,7 @@ class PlannedTrainer(Trainer):
         arguments: TrainingArguments,
         job: RunJob,
         lengths: Sequence[int],
-        plan: Plan,
+        plan: PackingPlan,
         progress: Progress | None,
     ) -> None:
         """``lengths``: tokens of every item (example or pair): those of the plan, then ``job.validation`` more."""

@@ -29,7 +29,7 @@ MicroBatch = tuple[Row, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimiserStep:
     """One optimiser step: ``examples`` in draw order, and for each process its micro-batches, equally many.
 
     ``tokens``: of the examples, context included.
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackingPlan:
     """All steps of a run, with what they read.
 
     Attributes:
@@ -49,7 +49,7 @@ class Plan:
         padded_tokens: those plus the padding that rows need to be rectangular.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[OptimiserStep, ...]
     examples: int
     real_tokens: int
     padded_tokens: int
@@ -73,7 +73,7 @@ def make_plan(
     group_by_length: bool = False,
     whole_epochs: bool = False,
     filled: bool = True,
-) -> Plan:
+) -> PackingPlan:
     """Plan a run over examples of the given ``lengths`` (tokens, each at least 1).
 
     Every example comes once an epoch, in an order drawn anew for each (seed, epoch); steps take ``batch_size``
@@ -88,8 +88,8 @@ def make_plan(
     every micro-batch.
     """
     if not lengths:
-        return Plan((), 0, 0, 0)
-    steps: list[Step] = []
+        return PackingPlan((), 0, 0, 0)
+    steps: list[OptimiserStep] = []
     examples = real = padded = 0
     remaining = round(epochs * len(lengths))
     stream = _stream(lengths, seed, batch_size if group_by_length else 0)
@@ -99,12 +99,12 @@ def make_plan(
             size = min(size, len(lengths) - examples % len(lengths))
         batch = tuple(next(stream) for _ in range(size))
         shares = lay_out(batch, lengths, row_tokens, micro_batch_tokens, world_size, filled)
-        steps.append(Step(batch, shares, sum(lengths[i] for i in batch)))
+        steps.append(OptimiserStep(batch, shares, sum(lengths[i] for i in batch)))
         remaining -= size
         examples += size
         real += steps[-1].tokens
         padded += sum(computed_tokens(micro, lengths, filled) for share in shares for micro in share)
-    return Plan(tuple(steps), examples, real, padded)
+    return PackingPlan(tuple(steps), examples, real, padded)
 
 
 def lay_out(

@@ -13,7 +13,7 @@ from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import effective_weight, example_scales, weighted_nll
-from selfimprove.training.packing import MicroBatch, Plan
+from selfimprove.training.packing import MicroBatch, PackingPlan
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
 from selfimprove.training.rows import render
@@ -57,7 +57,7 @@ class WeightedTrainer(PlannedTrainer):
         arguments: TrainingArguments,
         job: SftJob,
         examples: Sequence[EncodedExample],
-        plan: Plan,
+        plan: PackingPlan,
         progress: Progress | None,
     ) -> None:
         self._examples = examples
@@ -84,7 +84,7 @@ class WeightedTrainer(PlannedTrainer):
         )
 
 
-def trained_counts(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
+def trained_counts(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) -> dict[str, Any]:
     """A ``TrainReport``'s counts of examples and tokens, and their weights."""
     read = [index for step in plan.steps for index in step.examples]
     stretched = 0.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from selfimprove.apps.play import Model, Outcome, Person, chance, expert, load_engine, make_policy, play
+from selfimprove.apps.play import Model, Person, PlayOutcome, chance, expert, load_engine, make_policy, play
 from selfimprove.apps.play_games import ENVS, LabelledGame, make_game, plain
 from selfimprove.core.errors import UserError
 from selfimprove.engines.scripted import ScriptedEngine
@@ -82,7 +82,7 @@ def test_play_chance_does_what_is_possible_and_the_same_again(name: Any) -> None
 
 def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "1\npickup passenger\n0\n0. move south\n0.\n move  south \n5\n")
-    assert outcome == Outcome(True, True, 7)
+    assert outcome == PlayOutcome(True, True, 7)
     assert out.count("--- Current State ---") == 8
     assert "Action 4: pickup passenger" in out
     assert "cost -1, so far -0.95" in out
@@ -91,7 +91,7 @@ def test_play_a_person_types_labels_or_commands_and_sees_state_actions_and_cost(
 
 def test_play_a_wrong_action_ends_as_the_environment_says(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "5\n")
-    assert outcome == Outcome(True, False, 1)
+    assert outcome == PlayOutcome(True, False, 1)
     assert "failure after 1 steps" in out
     assert "The episode is over: that action changed nothing, which is dangerous." in out
 
@@ -103,13 +103,13 @@ def test_play_taxi_tells_a_person_the_rules_and_when_the_actions_are_used_up(tax
     assert "An action that changes nothing, as driving into a wall, is dangerous and ends the game." in shown
     assert "You have 15 actions. Type an action's number or its words." in shown
     assert "Thought: why" not in shown
-    assert outcome == Outcome(True, False, 15)
+    assert outcome == PlayOutcome(True, False, 15)
     assert "The episode is over: 15 actions were not enough." in shown
 
 
 def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> None:
     outcome, out = typed(taxi, START, "\n\n9\nfly\n00\n-1\n" + "x" * 10_000 + "\n1\n")
-    assert outcome == Outcome(False, False, 1)
+    assert outcome == PlayOutcome(False, False, 1)
     assert out.count("No such action") == 5
     assert out.count("cost ") == 1
 
@@ -117,7 +117,7 @@ def test_play_what_is_no_action_is_asked_again_and_costs_nothing(taxi: Any) -> N
 @pytest.mark.parametrize("text", ["", ":q\n", ":quit\n1\n", "\x04", "nonsense"])
 def test_play_the_end_of_the_input_leaves(taxi: Any, text: str) -> None:
     outcome, out = typed(taxi, START, text)
-    assert outcome == Outcome(False, False, 0)
+    assert outcome == PlayOutcome(False, False, 0)
     assert "left after 0 steps" in out
 
 
@@ -134,7 +134,7 @@ def test_play_a_person_may_ask_the_expert_and_for_all_actions(taxi: Any) -> None
 def test_play_text_environments_take_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     game = make_game("textcraft", PARAMS)
     outcome, out = typed(game, game.tasks()[0], "inventory\ndance on the [bold red]table[/]\n")
-    assert outcome == Outcome(False, False, 2)
+    assert outcome == PlayOutcome(False, False, 2)
     assert "dance on the [bold red]table[/]" in out  # no markup is read in it
     assert "(not understood)" in out
 
@@ -144,7 +144,7 @@ def test_play_questions_may_be_answered_again(tmp_path: Path) -> None:
     game.begin(0)
     gold = game._problems[0].gold  # type: ignore[attr-defined]
     outcome, out = typed(game, 0, f"I don't know\n-7\n{gold}\n")
-    assert outcome == Outcome(True, True, 3)
+    assert outcome == PlayOutcome(True, True, 3)
     assert out.count("is not right; try again.") == 2
     file = tmp_path / "some.jsonl"
     file.write_text('{"question": "One and one?", "answer": "1 + 1 = 2\\n#### 2"}\n')
@@ -210,7 +210,7 @@ def test_play_models_are_asked_as_their_methods_ask(taxi: Any) -> None:
 
     outcome = play(craft, craft.tasks()[0], Model(ScriptedEngine(reply), 0, 0.0), console, steps=2)
     assert replies == [["system", "user", "assistant", "user"], ["system", *["user", "assistant"] * 2, "user"]]
-    assert outcome == Outcome(False, False, 2)
+    assert outcome == PlayOutcome(False, False, 2)
 
 
 @pytest.mark.parametrize("name", ["taxi", "textcraft", "arithmetic"])

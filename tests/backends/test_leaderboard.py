@@ -36,12 +36,12 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def local() -> harness.Loaded:
+def local() -> harness.LoadedTasks:
     return harness.load_tasks(LOCAL)
 
 
 def evaluate(
-    model: Path, tasks: tuple[LeaderboardTask, ...], loaded: harness.Loaded, folder: Path, **more: Any
+    model: Path, tasks: tuple[LeaderboardTask, ...], loaded: harness.LoadedTasks, folder: Path, **more: Any
 ) -> Results:
     said: Callable[[str], None] = more.pop("say", print)
     settings: dict[str, Any] = {"device": "cpu", "dtype": "auto", "batch_size": 8, "limit": None} | more
@@ -49,19 +49,21 @@ def evaluate(
 
 
 @pytest.fixture(scope="module")
-def found(model_dir: Path, local: harness.Loaded, tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Path]:
+def found(
+    model_dir: Path, local: harness.LoadedTasks, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Results, Path]:
     """The local tasks, all their questions."""
     folder = tmp_path_factory.mktemp("results")
     return evaluate(model_dir, LOCAL, local, folder), folder
 
 
-def choice_rows(local: harness.Loaded) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def choice_rows(local: harness.LoadedTasks) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     data = local.tasks["local_choice"].dataset
     return list(data["train"]), list(data["test"])
 
 
 def test_the_local_choice_is_what_a_plain_forward_pass_finds(
-    model_dir: Path, local: harness.Loaded, found: tuple[Results, Path]
+    model_dir: Path, local: harness.LoadedTasks, found: tuple[Results, Path]
 ) -> None:
     """Of our prompt, scored token by token with transformers: the answer likeliest per character of its text."""
     import torch
@@ -100,7 +102,7 @@ def test_the_file_holds_what_was_found(model_dir: Path, found: tuple[Results, Pa
 
 
 def test_nothing_is_evaluated_twice_and_other_weights_are(
-    model_dir: Path, local: harness.Loaded, found: tuple[Results, Path], tmp_path: Path
+    model_dir: Path, local: harness.LoadedTasks, found: tuple[Results, Path], tmp_path: Path
 ) -> None:
     [path] = found[1].glob("*.json")
     half = found[0].model_copy(update={"tasks": {"local_choice": found[0].tasks["local_choice"]}})
@@ -140,7 +142,7 @@ class Solver:
         return Inner()
 
 
-def test_right_answers_score_one(local: harness.Loaded) -> None:
+def test_right_answers_score_one(local: harness.LoadedTasks) -> None:
     from lm_eval import simple_evaluate
 
     _, test = choice_rows(local)

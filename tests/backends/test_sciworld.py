@@ -22,7 +22,7 @@ from selfimprove.envs.interface import EnvError, Step
 from selfimprove.envs.labels import LABELS
 from selfimprove.envs.listed import ListedText
 from selfimprove.envs.replay import ReplayWorld
-from selfimprove.envs.sciworld.agentgym import SciWorldSlot
+from selfimprove.envs.sciworld.agentgym import RemoteSciWorldSlot
 from selfimprove.envs.sciworld.env import INSTRUCTION, SciWorld, SciWorldWorld, outcome
 from selfimprove.envs.sciworld.games import GAMES, TASKS, TaskVariation
 from selfimprove.envs.sciworld.jvm import JvmPool
@@ -303,7 +303,7 @@ def test_an_episode_on_our_server_goes_by_the_expert_to_score_one(pool: JvmPool,
     actions = [move.action for move in embedded.expert()]
 
     async def episode(url: str) -> ReplayWorld:
-        world: Any = SciWorldSlot.world("sciworld", url, 2, 60.0, INSTRUCTION)
+        world: Any = RemoteSciWorldSlot.world("sciworld", url, 2, 60.0, INSTRUCTION)
         assert isinstance(world, ReplayWorld)
         try:
             state, observation = await world.reset(task_id)

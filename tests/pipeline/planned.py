@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from selfimprove.pipeline.plan.estimate import Estimate
-from selfimprove.pipeline.plan.plan import Plan
+from selfimprove.pipeline.plan.plan import MethodPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "profiles"
@@ -32,6 +32,6 @@ def overlay(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def line(plan: Plan, stage: str) -> Estimate:
+def line(plan: MethodPlan, stage: str) -> Estimate:
     """A stage's line."""
     return next(line for line in plan.lines if line.stage == stage)

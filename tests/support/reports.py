@@ -17,7 +17,7 @@ from selfimprove.core.tracking import TensorBoard
 from selfimprove.methods.agent_r.formats import pair_row
 from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.revise import splice
-from selfimprove.methods.agent_r.selection import Pair as Leaves
+from selfimprove.methods.agent_r.selection import LeafPair
 from selfimprove.methods.agent_r.tree import Node, Tree
 
 HOSTILE = {
@@ -180,7 +180,7 @@ def write_trees(root: Path, trees: Sequence[Tree]) -> None:
     rows = []
     for tree in trees:
         leaves = tree.leaves()
-        pair = Leaves(good=leaves[-1], bad=leaves[0])
+        pair = LeafPair(good=leaves[-1], bad=leaves[0])
         walked = tree.path(pair.bad)[:2]
         judged = [Judgement(verdict="good", text="It helps."), Judgement(verdict="bad", text="It harms.")]
         messages = splice(tree, tree.path(pair.good), walked, "I chose badly.")

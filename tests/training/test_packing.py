@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfimprove.core.seeds import rng
-from selfimprove.training.packing import Plan, computed_tokens, make_plan
+from selfimprove.training.packing import PackingPlan, computed_tokens, make_plan
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=80)
 LAYOUT = st.fixed_dictionaries(
@@ -25,7 +25,7 @@ LAYOUT = st.fixed_dictionaries(
 )
 
 
-def drawn(plan: Plan) -> list[int]:
+def drawn(plan: PackingPlan) -> list[int]:
     return [index for step in plan.steps for index in step.examples]
 
 

@@ -44,14 +44,14 @@ def go_offline_unless_the_hub_answers() -> None:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedTasks:
     """The harness's index of definitions, and its object for each task (for MMLU the group of 57)."""
 
     manager: Any
     tasks: dict[str, Any]
 
 
-def load_tasks(tasks: Sequence[LeaderboardTask]) -> Loaded:
+def load_tasks(tasks: Sequence[LeaderboardTask]) -> LoadedTasks:
     """Read the tasks' definitions and data sets.
 
     Raises:
@@ -80,13 +80,13 @@ def load_tasks(tasks: Sequence[LeaderboardTask]) -> Loaded:
                     "connect this machine to the hub, or ask for TASKS=local."
                 ) from None
             loaded[task.name] = found.get("groups", {}).get(task.name) or found["tasks"][task.name]
-    return Loaded(manager, loaded)
+    return LoadedTasks(manager, loaded)
 
 
 def evaluate(
     model: str,
     tasks: Sequence[LeaderboardTask],
-    loaded: Loaded,
+    loaded: LoadedTasks,
     *,
     device: str | None,
     dtype: str,

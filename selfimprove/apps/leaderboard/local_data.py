@@ -14,7 +14,7 @@ from pathlib import Path
 
 from selfimprove.core.records import write_rows
 from selfimprove.core.seeds import rng
-from selfimprove.envs.math.arithmetic import Difficulty, Problem, generate
+from selfimprove.envs.math.arithmetic import Difficulty, WordProblem, generate
 from selfimprove.envs.math.gsm8k import parse_gold
 
 SEED = 17
@@ -42,7 +42,7 @@ def write_local_data(folder: Path) -> dict[str, dict[str, str]]:
     return files
 
 
-def _choice_row(problem: Problem) -> dict[str, object]:
+def _choice_row(problem: WordProblem) -> dict[str, object]:
     gold = parse_gold(problem.answer)
     assert gold is not None, "the generator's own answers hold a result"
     draws = rng("local_choice", problem.id)

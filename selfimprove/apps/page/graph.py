@@ -198,8 +198,3 @@ def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:
         for stage in found
         if stage.state == "missing"
     ]
-
-
-def lane(stage: StageShown) -> str:
-    """The row in words."""
-    return row_name(stage.method, stage.row) if stage.row else "shared"

@@ -53,7 +53,7 @@ class Phase(Section):
         return self
 
 
-class Recipe(Section):
+class PretrainingRecipe(Section):
     """All that decides the model, but for the versions of the packages and the kind of processor."""
 
     seed: int
@@ -65,9 +65,9 @@ class Recipe(Section):
     phases: list[Phase] = Field(min_length=1, description="one after the other; more may be put before the last")
 
 
-def read_recipe(file: Path) -> Recipe:
+def read_recipe(file: Path) -> PretrainingRecipe:
     """The recipe of a YAML file."""
-    return Recipe.model_validate(read_yaml(file))
+    return PretrainingRecipe.model_validate(read_yaml(file))
 
 
 def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
@@ -104,7 +104,7 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
     return measured
 
 
-def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
+def _train(recipe: PretrainingRecipe, start: Path, scratch: Path) -> list[TrainReport]:
     """Each phase from the weights of the one before, in ``scratch/phase-<number>``; finished ones are kept."""
     from selfimprove.training.trainer import SftJob, train
 
@@ -138,7 +138,7 @@ def _train(recipe: Recipe, start: Path, scratch: Path) -> list[TrainReport]:
     return reports
 
 
-def _key(recipe: Recipe, phase: int, start: Path) -> str:
+def _key(recipe: PretrainingRecipe, phase: int, start: Path) -> str:
     """Names all that decides a phase's result: its settings, those of the phases before it, and what it starts from."""
     settings = recipe.model_copy(update={"phases": recipe.phases[:phase]}).model_dump_json()
     return blake2b(f"{settings}\n{sha256(start / 'model.safetensors')}".encode(), digest_size=12).hexdigest()

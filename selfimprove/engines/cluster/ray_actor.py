@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from selfimprove.engines.base import EngineStats, Request
-    from selfimprove.engines.cluster.worker import Plan
+    from selfimprove.engines.cluster.worker import WorkerSpec
 
 Answer = tuple[int, str, Any]
 """A call's number, its outcome (``worker.Outcome``) and its value."""
@@ -34,11 +34,11 @@ class ReplicaActor:
         self._dropped = 0
         self._some = asyncio.Event()
 
-    async def load(self, plan: Plan, environment: Mapping[str, str]) -> tuple[str, str]:
+    async def load(self, plan: WorkerSpec, environment: Mapping[str, str]) -> tuple[str, str]:
         """Make the engine: ("ready", ""), ("refused", sentence) or ("failed", traceback)."""
         os.environ.update({**environment, **plan.environment})
         from selfimprove.core.errors import UserError
-        from selfimprove.engines.cluster.worker import Answers
+        from selfimprove.engines.cluster.worker import WorkerAnswers
 
         try:
             self._engine: Any = plan.make()
@@ -46,7 +46,7 @@ class ReplicaActor:
             return "refused", str(error)
         except Exception:
             return "failed", traceback.format_exc()
-        self._answers = Answers(self._engine, self._tell)
+        self._answers = WorkerAnswers(self._engine, self._tell)
         gc.freeze()  # collections need not look through what was imported
         return "ready", ""
 

@@ -33,7 +33,7 @@ from selfimprove.engines.cluster.ray_cluster import (
     pinned,
 )
 from selfimprove.engines.cluster.replicas import transformers_replica, vllm_replica, vllm_share
-from selfimprove.engines.cluster.worker import Plan
+from selfimprove.engines.cluster.worker import WorkerSpec
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 
 NODE_SECONDS = 2.0
@@ -87,7 +87,15 @@ class RayEngine(Dispatcher[_Worker]):
     """Implements ``engines.base.Engine`` over actors that each hold an engine."""
 
     def __init__(
-        self, cluster: ClusterParams, plan: Plan, share: Share, chat: ChatFormat, need: Need, *, name: str, remedy: str
+        self,
+        cluster: ClusterParams,
+        plan: WorkerSpec,
+        share: Share,
+        chat: ChatFormat,
+        need: Need,
+        *,
+        name: str,
+        remedy: str,
     ) -> None:
         """Join the cluster; the actors start with the first request.
 

@@ -31,7 +31,7 @@ from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.engines.base import Engine, Request
 from selfimprove.engines.cluster.dispatch import Dispatcher, Replica, Share
-from selfimprove.engines.cluster.worker import ORPHAN_SECONDS, Plan, start_worker
+from selfimprove.engines.cluster.worker import ORPHAN_SECONDS, WorkerSpec, start_worker
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
 from selfimprove.engines.cpu.batching import batch_sizes, stored_parameters
 
@@ -48,7 +48,14 @@ class ReplicatedEngine(Dispatcher[_Worker]):
     """Implements ``engines.base.Engine`` over processes that each hold an engine."""
 
     def __init__(
-        self, plans: Sequence[Plan], share: Share, chat: ChatFormat, *, name: str, remedy: str, start: str = "spawn"
+        self,
+        plans: Sequence[WorkerSpec],
+        share: Share,
+        chat: ChatFormat,
+        *,
+        name: str,
+        remedy: str,
+        start: str = "spawn",
     ) -> None:
         """Start the workers and wait until each has loaded the model.
 
@@ -173,7 +180,7 @@ def replicated_transformers(
     )
 
 
-def transformers_replica(cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> tuple[Plan, Share]:
+def transformers_replica(cfg: TransformersEngineConfig, model_dir: Path, *, threads: int) -> tuple[WorkerSpec, Share]:
     """One replica of ``cfg.replicas``: its share of the slots and of the threads, of which it has at least one."""
     slots, rows = batch_sizes(cfg, stored_parameters(model_dir))
     slots //= cfg.replicas
@@ -181,7 +188,7 @@ def transformers_replica(cfg: TransformersEngineConfig, model_dir: Path, *, thre
     own = cfg.model_copy(update={"replicas": 1, "slots": slots, "prefill_rows": rows})
     threads = max(1, threads // cfg.replicas)
     # So many ahead also fill the prefill passes.
-    return Plan(partial(_transformers, own, model_dir, threads), cpus=threads), Share(slots, rows, cfg.context)
+    return WorkerSpec(partial(_transformers, own, model_dir, threads), cpus=threads), Share(slots, rows, cfg.context)
 
 
 def replicated_vllm(
@@ -210,14 +217,14 @@ def vllm_share(cfg: VllmEngineConfig) -> Share:
     return Share(cfg.max_sequences, ahead=max(1, cfg.max_sequences // 4), context=cfg.context)
 
 
-def vllm_replica(cfg: VllmEngineConfig, model_dir: Path, *, cpus: int = 1) -> Plan:
+def vllm_replica(cfg: VllmEngineConfig, model_dir: Path, *, cpus: int = 1) -> WorkerSpec:
     """One vLLM engine, on whichever GPUs or CPU threads its process is given."""
-    return Plan(partial(_vllm, cfg, model_dir), cpus=cpus)
+    return WorkerSpec(partial(_vllm, cfg, model_dir), cpus=cpus)
 
 
 def vllm_plans(
     cfg: VllmEngineConfig, model_dir: Path, *, replicas: int, gpus: Sequence[str], threads: int
-) -> list[Plan]:
+) -> list[WorkerSpec]:
     """What each process of ``replicated_vllm`` is: its GPUs in the order of ``gpus``, and its share of the threads."""
     width, own_threads = cfg.tensor_parallel, str(max(1, threads // replicas))
     plans = []
@@ -225,7 +232,7 @@ def vllm_plans(
         environment = {"OMP_NUM_THREADS": own_threads, "MKL_NUM_THREADS": own_threads}
         if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[index * width : (index + 1) * width])
-        plans.append(Plan(partial(_vllm, cfg, model_dir), environment, has_children=width > 1))
+        plans.append(WorkerSpec(partial(_vllm, cfg, model_dir), environment, has_children=width > 1))
     return plans
 
 

@@ -32,7 +32,7 @@ LINES: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
-class Plan:
+class WorkerSpec:
     """What one worker is.
 
     Attributes:
@@ -48,7 +48,7 @@ class Plan:
     cpus: int = 1
 
 
-def start_worker(method: str, plan: Plan) -> tuple[BaseProcess, Connection]:
+def start_worker(method: str, plan: WorkerSpec) -> tuple[BaseProcess, Connection]:
     """Start a process ("fork" or "spawn") and return it with the connection to it.
 
     It first sends ("ready", ""), ("refused", sentence) or ("failed", traceback); then, for every (number, request) that
@@ -70,7 +70,7 @@ def _break_lines() -> None:
         line.close()
 
 
-def _work(line: Connection, parent: int, plan: Plan) -> None:
+def _work(line: Connection, parent: int, plan: WorkerSpec) -> None:
     """The worker process: load the engine, report that, answer until the connection breaks."""
     try:
         os.environ.update(plan.environment)
@@ -92,7 +92,7 @@ def _work(line: Connection, parent: int, plan: Plan) -> None:
         os._exit(1)  # without the exit handlers that a fork has inherited
 
 
-class Answers:
+class WorkerAnswers:
     """Runs requests on an engine; ``tell`` gets (number, outcome, value) of each, in the order in which they end."""
 
     def __init__(self, engine: Engine, tell: Callable[[int, Outcome, Any], None]) -> None:
@@ -125,7 +125,7 @@ class Answers:
 
 
 async def _answer_all(line: Connection, engine: Any) -> None:
-    answers = Answers(engine, lambda number, outcome, value: line.send((number, outcome, value, engine.stats)))
+    answers = WorkerAnswers(engine, lambda number, outcome, value: line.send((number, outcome, value, engine.stats)))
 
     def take() -> None:
         try:

@@ -110,7 +110,7 @@ def _world_class() -> type[Any]:
     translate = pddl.fast_downward.pddl2sas
     pddl.fast_downward.pddl2sas = lru_cache(maxsize=2 * KNOWN)(translate)
 
-    class World(PddlEnv):  # type: ignore[misc]
+    class GameInPlay(PddlEnv):  # type: ignore[misc]
         """One game in play."""
 
         def __init__(self) -> None:
@@ -140,7 +140,7 @@ def _world_class() -> type[Any]:
             state["_valid_commands"] = [filled(action, names) for action in actions]
             state["admissible_commands"] = sorted(set(state["_valid_commands"]))
 
-    return World
+    return GameInPlay
 
 
 def _world() -> Any:

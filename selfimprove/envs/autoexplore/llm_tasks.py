@@ -85,7 +85,7 @@ class Excerpt(NamedTuple):
     text: str
 
 
-class Pair(NamedTuple):
+class QuestionAnswer(NamedTuple):
     """A question and its answer."""
 
     query: str
@@ -127,7 +127,7 @@ _LABEL = re.compile(
 )
 
 
-def parse_pairs(text: str) -> list[Pair]:
+def parse_pairs(text: str) -> list[QuestionAnswer]:
     """The pairs in a model's answer, each question once, in order.
 
     A QUERY counts with the ANSWER that follows it next; one without, an empty one, and one that is too long are left
@@ -136,11 +136,11 @@ def parse_pairs(text: str) -> list[Pair]:
     marks = list(_LABEL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     parts = [(mark[1].upper(), _plain(text[mark.end() : end])) for mark, end in zip(marks, ends, strict=False)]
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, QuestionAnswer] = {}
     for (label, query), (next_label, answer) in pairwise(parts):
         paired = (label, next_label) == ("QUERY", "ANSWER") and query and answer
         if paired and len(query) <= QUESTION_LIMIT and len(answer) <= ANSWER_LIMIT:
-            pairs.setdefault(_same(query), Pair(query, answer))
+            pairs.setdefault(_same(query), QuestionAnswer(query, answer))
     return list(pairs.values())
 
 
@@ -243,7 +243,7 @@ async def ask_about(engine: Engine, repo: Repo, excerpt: Excerpt, cfg: Asking, *
     return Asked([_task(repo, excerpt.path, pair, model) for pair in fair[: cfg.pairs]], counts)
 
 
-def _task(repo: Repo, path: str, pair: Pair, model: str) -> Task:
+def _task(repo: Repo, path: str, pair: QuestionAnswer, model: str) -> Task:
     return Task(
         question=pair.query,
         answer=pair.answer,

@@ -66,7 +66,7 @@ class Difficulty(Section):
 
 
 @dataclass(frozen=True)
-class Problem:
+class WordProblem:
     """One problem in GSM8K's format. ``id`` and ``split`` follow from the question's text alone."""
 
     question: str
@@ -97,7 +97,9 @@ def split_of(question: str) -> Split:
     raise AssertionError("SHARES must add up to 100")
 
 
-def generate(count: int, *, seed: int, split: Split, difficulty: Difficulty, annotations: bool = True) -> list[Problem]:
+def generate(
+    count: int, *, seed: int, split: Split, difficulty: Difficulty, annotations: bool = True
+) -> list[WordProblem]:
     """``count`` different problems of one split; the first k of a longer list are the list of k.
 
     ``annotations``: put GSM8K's calculator notes (``<<7*12=84>>``) into the answers.
@@ -106,7 +108,7 @@ def generate(count: int, *, seed: int, split: Split, difficulty: Difficulty, ann
         UserError: the difficulty does not leave room for so many different problems.
     """
     draws = rng("arithmetic", seed, split)
-    found: dict[str, Problem] = {}
+    found: dict[str, WordProblem] = {}
     fruitless = 0
     while len(found) < count:
         problem = _draw(draws, difficulty, annotations)
@@ -148,7 +150,7 @@ class _Step:
     unit: str
 
 
-def _draw(draws: Random, difficulty: Difficulty, annotations: bool) -> Problem | None:
+def _draw(draws: Random, difficulty: Difficulty, annotations: bool) -> WordProblem | None:
     """One candidate, or None when the numbers drawn do not fit (a negative or broken count, too large a value)."""
     scene = draws.choice(SCENES)
     pieces = _plot(draws, scene, _pick(draws, difficulty.steps))
@@ -165,7 +167,7 @@ def _draw(draws: Random, difficulty: Difficulty, annotations: bool) -> Problem |
         sentence, value = told
         sentences.append(sentence)
     lines = [_line(steps, first, last, annotations) for first, last in _lines(draws, steps, difficulty.per_line)]
-    return Problem(" ".join(sentences), "\n".join([*lines, f"#### {steps[-1].value}"]))
+    return WordProblem(" ".join(sentences), "\n".join([*lines, f"#### {steps[-1].value}"]))
 
 
 def _pick(draws: Random, distribution: dict[int, float]) -> int:

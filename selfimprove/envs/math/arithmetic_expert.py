@@ -18,13 +18,13 @@ from random import Random
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.math.arithmetic import Problem
+from selfimprove.envs.math.arithmetic import WordProblem
 
 _LINE = re.compile(r"(?P<expression>[-+*/() 0-9]+) = (?:<<[^<>]*>>)?(?P<value>\d+) (?P<unit>[^=]+)")
 _NUMBER = re.compile(r"\d+")
 
 
-def solution(problem: Problem) -> str:
+def solution(problem: WordProblem) -> str:
     """The expert's written attempt without error: the gold steps, and the answer in a box.
 
     Raises:
@@ -34,7 +34,7 @@ def solution(problem: Problem) -> str:
     return _attempt(lines, gold)
 
 
-def expert(problem: Problem, *, error_rate: float, key: object) -> str:
+def expert(problem: WordProblem, *, error_rate: float, key: object) -> str:
     """The scripted teacher's attempt: right, or with probability ``error_rate`` one arithmetic slip carried through.
 
     ``key`` names the attempt (a ``SeedKey``): the same key gives the same text. A wrong attempt never ends on the gold
@@ -59,7 +59,7 @@ def expert(problem: Problem, *, error_rate: float, key: object) -> str:
     return _attempt(last, last[-1][1])
 
 
-def _read(problem: Problem) -> tuple[list[tuple[str, int, str]], int]:
+def _read(problem: WordProblem) -> tuple[list[tuple[str, int, str]], int]:
     """The solution's lines as (expression, value, unit), and the gold number."""
     *steps, last = problem.answer.split("\n")
     found = [_LINE.fullmatch(line) for line in steps]

@@ -205,7 +205,7 @@ class Gsm8k:
 
     def teach(self, problem: Problem, error_rate: float, key: object) -> str:
         """See ``Teaches``: an error is one slip in the working, carried through."""
-        return expert(arithmetic.Problem(problem.question, problem.answer), error_rate=error_rate, key=key)
+        return expert(arithmetic.WordProblem(problem.question, problem.answer), error_rate=error_rate, key=key)
 
     def slip(self, problem: Problem, *key: object) -> str:
         """The gold steps with a wrong final number, in the box and where it was last written."""

@@ -28,7 +28,7 @@ from selfimprove.core.seeds import rng
 from selfimprove.envs.qa import encyclopedia_words as words
 from selfimprove.envs.qa.base import Paragraph, Question, Split, content_id
 from selfimprove.envs.qa.encyclopedia_words import Comparison, Relation
-from selfimprove.envs.qa.encyclopedia_world import SHARES, Entry, World, build_world, most_people, named
+from selfimprove.envs.qa.encyclopedia_world import SHARES, Entry, FictionalWorld, build_world, most_people, named
 from selfimprove.envs.qa.experts import Lookup, Quest
 
 _PATIENCE = 500  # draws for one question, before the world counts as used up
@@ -95,7 +95,7 @@ def make_encyclopedia(params: EncyclopediaParams, counts: Mapping[Split, int], *
 class _Writer:
     """Draws the questions of one split."""
 
-    def __init__(self, world: World, params: EncyclopediaParams, split: Split, draws: Random) -> None:
+    def __init__(self, world: FictionalWorld, params: EncyclopediaParams, split: Split, draws: Random) -> None:
         self._world, self._params, self._split, self._draws = world, params, split, draws
         self._of: dict[str, list[Entry]] = {}
         for entry in world.asked[split]:

@@ -37,7 +37,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class World:
+class FictionalWorld:
     """All entries by title, those nobody is asked about (distractors) too, and the paragraphs in the corpus's order."""
 
     entries: dict[str, Entry]
@@ -50,7 +50,7 @@ def most_people() -> int:
     return len(words.ADJECTIVES) * len(words.NOUNS) * 3 // 4
 
 
-def build_world(people: int, distractors: int, draws: Random) -> World:
+def build_world(people: int, distractors: int, draws: Random) -> FictionalWorld:
     """A world of ``people`` people, as many works, a third as many organisations and, as names suffice, events.
 
     ``distractors``: so many more people, with their works, whose names are of the same words and whom no question is
@@ -76,7 +76,7 @@ def build_world(people: int, distractors: int, draws: Random) -> World:
         entries += _made(draws, None, towns, *rest)
     draws.shuffle(entries)
     paragraphs = tuple(Paragraph(title=entry.title, text=_sentence(draws, entry)) for entry in entries)
-    return World({entry.title: entry for entry in entries}, paragraphs, asked)
+    return FictionalWorld({entry.title: entry for entry in entries}, paragraphs, asked)
 
 
 def _names(draws: Random, firsts: Sequence[str], lasts: Sequence[str], count: int) -> list[str]:

@@ -132,13 +132,3 @@ def hotpotqa_quest(question: Question) -> Quest:
         thought = draw.choice(_NEXT if number else _FIRST).format(title=title)
         lookups.append(Lookup(thought, title, title))
     return Quest(question, tuple(lookups), draw.choice(_LAST).format(gold=question.gold))
-
-
-def trajectory_text(rounds: Sequence[Round]) -> str:
-    """The rounds as lines, the last without an observation and without a newline at its end."""
-    lines = []
-    for part in rounds:
-        lines += [f"Thought: {part.thought}", f"Action: {part.action}"]
-        if part.observation is not None:
-            lines.append(f"Observation: {part.observation}")
-    return "\n".join(lines)

@@ -20,7 +20,7 @@ from random import Random
 from selfimprove.core.seeds import rng
 from selfimprove.envs.passages import Passage
 from selfimprove.envs.qa import encyclopedia_words as words
-from selfimprove.envs.qa.encyclopedia_world import YEARS, World, build_world, named
+from selfimprove.envs.qa.encyclopedia_world import YEARS, FictionalWorld, build_world, named
 
 _WORLDS = 400
 _PEOPLE = 60
@@ -50,7 +50,7 @@ def paragraphs(draws: Random) -> list[Passage]:
 
 
 @lru_cache(maxsize=_WORLDS)
-def _world(number: int) -> World:
+def _world(number: int) -> FictionalWorld:
     return build_world(_PEOPLE, 0, rng("encyclopedia pages", number))
 
 

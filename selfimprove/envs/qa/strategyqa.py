@@ -19,7 +19,6 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
-PREFIX = "Yes or no: "
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 

@@ -155,7 +155,7 @@ class _SciWorldStepped(Answer):
     done: bool
 
 
-class SciWorldSlot(RemoteSlot):
+class RemoteSciWorldSlot(RemoteSlot):
     """ScienceWorld's dialect. ``score`` (0 to 100, -100 after a fatal mistake) counts, ``reward`` is its change."""
 
     async def reset(self, task_id: int) -> str:

@@ -48,9 +48,9 @@ class SciWorldParams(TextParams):
 
     @classmethod
     def agentgym(cls) -> AgentGym:
-        from selfimprove.envs.sciworld.agentgym import SCIWORLD, SciWorldSlot
+        from selfimprove.envs.sciworld.agentgym import SCIWORLD, RemoteSciWorldSlot
 
-        return AgentGym(SCIWORLD, SciWorldSlot.world)
+        return AgentGym(SCIWORLD, RemoteSciWorldSlot.world)
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from selfimprove.envs.textcraft.files import Recipe, Slot, item_name
+from selfimprove.envs.textcraft.files import Ingredient, Recipe, item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
 BRANCHES = 2000  # looked at before the best plan so far is taken; the books at hand need at most about 1,000
@@ -141,7 +141,7 @@ def _ways(book: RecipeBook, item: str) -> Iterator[Making]:
                 yield making
 
 
-def _fillings(book: RecipeBook, slot: Slot) -> list[str]:
+def _fillings(book: RecipeBook, slot: Ingredient) -> list[str]:
     names = book.members[slot.name] if slot.is_tag else [slot.name]
     return [name for name in names if name in book.depths]
 

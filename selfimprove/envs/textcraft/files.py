@@ -35,7 +35,7 @@ def item_id(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Slot:
+class Ingredient:
     """``count`` of an item, or of any one item that bears a tag (``is_tag``)."""
 
     name: str
@@ -49,7 +49,7 @@ class Recipe:
 
     output: str
     count: int
-    inputs: tuple[Slot, ...]
+    inputs: tuple[Ingredient, ...]
     tag: str | None = None
 
     @cached_property
@@ -103,7 +103,7 @@ class _Reader:
         tag = None if group is None else self._id(group, "group")
         return Recipe(output, count, tuple(inputs), tag)
 
-    def _shaped(self, row: Any) -> list[Slot]:
+    def _shaped(self, row: Any) -> list[Ingredient]:
         """One slot a symbol of the key, counted in the pattern."""
         pattern = "".join(self._each(self._field(row, "pattern", list), str, "pattern"))
         key = self._field(row, "key", dict)
@@ -115,16 +115,16 @@ class _Reader:
             if len(symbol) != 1 or symbol not in pattern:
                 raise UserError(f"{self.where}, key 'key': {symbol!r} does not stand in the pattern; delete it.")
             name, is_tag = self._ingredient(choice, "key")
-            slots.append(Slot(name, pattern.count(symbol), is_tag))
+            slots.append(Ingredient(name, pattern.count(symbol), is_tag))
         return self._some(slots, "key")
 
-    def _shapeless(self, row: Any) -> list[Slot]:
+    def _shapeless(self, row: Any) -> list[Ingredient]:
         """One slot a name, counted, in the order of the first mention."""
         counts: dict[tuple[str, bool], int] = {}
         for choice in self._field(row, "ingredients", list):
             name, is_tag = self._ingredient(choice, "ingredients")
             counts[name, is_tag] = counts.get((name, is_tag), 0) + 1
-        return self._some([Slot(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
+        return self._some([Ingredient(name, count, is_tag) for (name, is_tag), count in counts.items()], "ingredients")
 
     def _ingredient(self, choice: Any, key: str) -> tuple[str, bool]:
         """(id, whether it is a tag); of alternatives the first is taken."""
@@ -175,7 +175,7 @@ class _Reader:
             raise UserError(f"{self.where}, key {key!r}: has a part of the wrong type ({_short(values)}); fix it.")
         return values
 
-    def _some(self, slots: list[Slot], key: str) -> list[Slot]:
+    def _some(self, slots: list[Ingredient], key: str) -> list[Ingredient]:
         if not slots:
             raise UserError(f"{self.where}, key {key!r}: a recipe needs an input; add one or delete the recipe.")
         return slots

@@ -18,7 +18,7 @@ from collections import Counter
 from random import Random
 
 from selfimprove.envs.passages import Passage
-from selfimprove.envs.textcraft.files import Recipe, Slot, item_id, item_name
+from selfimprove.envs.textcraft.files import Ingredient, Recipe, item_id, item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
 
@@ -83,7 +83,7 @@ def carrying(draws: Random) -> list[Passage]:
 def _renumbered(draws: Random, recipe: Recipe) -> Recipe:
     if draws.random() < 0.5:
         return recipe
-    inputs = tuple(Slot(slot.name, draws.randint(1, 9), slot.is_tag) for slot in recipe.inputs)
+    inputs = tuple(Ingredient(slot.name, draws.randint(1, 9), slot.is_tag) for slot in recipe.inputs)
     return Recipe(recipe.output, draws.randint(1, 6), inputs, recipe.tag)
 
 

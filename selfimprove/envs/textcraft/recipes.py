@@ -14,7 +14,7 @@ from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.textcraft.book import embedded_recipes
-from selfimprove.envs.textcraft.files import Recipe, Slot, read_json, read_recipe
+from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_json, read_recipe
 
 DISTRACTORS = 10  # lines shown that the goal does not need, at most
 
@@ -103,7 +103,9 @@ class RecipeBook:
         lone = {slot.name for recipe in self._all() for slot in recipe.inputs if slot.is_tag} - crafted
 
         def as_item(recipe: Recipe) -> Recipe:
-            inputs = tuple(Slot(slot.name, slot.count, slot.is_tag and slot.name not in lone) for slot in recipe.inputs)
+            inputs = tuple(
+                Ingredient(slot.name, slot.count, slot.is_tag and slot.name not in lone) for slot in recipe.inputs
+            )
             return Recipe(recipe.output, recipe.count, inputs, recipe.tag)
 
         self.recipes = {item: [as_item(recipe) for recipe in recipes] for item, recipes in self.recipes.items()}
@@ -142,7 +144,7 @@ class RecipeBook:
         """Whether ``get`` finds the item."""
         return item in self.items and item not in self.tags and not self.is_craftable(item)
 
-    def bears(self, item: str | None, slot: Slot) -> bool:
+    def bears(self, item: str | None, slot: Ingredient) -> bool:
         """Whether the item may be put into the slot."""
         if item is None:
             return False

@@ -27,7 +27,7 @@ from selfimprove.methods.agent_r.judge_prompt import VERDICTS, Judgement
 from selfimprove.methods.agent_r.mixing import GENERAL_OFF, mixed
 from selfimprove.methods.agent_r.params import ConvertParams
 from selfimprove.methods.agent_r.revise import branch_point, choose_thought, splice, whole
-from selfimprove.methods.agent_r.selection import Counts, Pair, nothing_kept, select_all
+from selfimprove.methods.agent_r.selection import Counts, LeafPair, nothing_kept, select_all
 from selfimprove.methods.agent_r.tree import Tree
 from selfimprove.methods.agent_r.validate import replay
 
@@ -52,7 +52,7 @@ class Revision:
     """One pair's revision trajectory. ``messages`` None: dropped, ``why`` says for what."""
 
     tree: Tree
-    pair: Pair
+    pair: LeafPair
     transition: Transition
     messages: list[Message] | None
     why: str = ""
@@ -89,7 +89,7 @@ async def convert(
     if cfg.data_type == "centric":
         pairs = [(i, pair) for i, selection in enumerate(selections) for pair in selection.pairs]
 
-        async def one(job: tuple[int, Pair]) -> Revision:
+        async def one(job: tuple[int, LeafPair]) -> Revision:
             return await _revise(trees[job[0]], job[0], job[1], asked, world, cfg, seed)
 
         if progress:
@@ -175,7 +175,7 @@ class _Asked:
 async def _revise(
     tree: Tree,
     place: int,
-    pair: Pair,
+    pair: LeafPair,
     asked: _Asked,
     world: World | Mapping[str, World] | None,
     cfg: ConvertParams,
@@ -216,7 +216,7 @@ def _trained_part(messages: Sequence[Message]) -> list[Message]:
     return list(messages[: last + 1])
 
 
-def _source(tree: Tree, pair: Pair) -> str:
+def _source(tree: Tree, pair: LeafPair) -> str:
     return f"{tree.id}:{pair.bad}>{pair.good}"
 
 

@@ -20,13 +20,13 @@ from selfimprove.core.records import Example, Message, Record, Role
 from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.revise import whole
-from selfimprove.methods.agent_r.selection import Pair
+from selfimprove.methods.agent_r.selection import LeafPair
 from selfimprove.methods.agent_r.tree import Tree
 
 
 def pair_row(
     tree: Tree,
-    pair: Pair,
+    pair: LeafPair,
     walked: Sequence[int],
     judgements: Sequence[Judgement],
     trajectory: Sequence[Message],

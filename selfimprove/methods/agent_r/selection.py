@@ -20,7 +20,7 @@ from selfimprove.methods.agent_r.tree import Tree
 
 
 @dataclass(frozen=True)
-class Pair:
+class LeafPair:
     """Two leaves of one tree, by node index."""
 
     good: int
@@ -53,7 +53,7 @@ class Selection:
     """One tree's good leaves, best first, and its pairs, in order of their good, then their bad leaf's rank."""
 
     good: list[int]
-    pairs: list[Pair]
+    pairs: list[LeafPair]
     counts: Counts
 
 
@@ -72,7 +72,7 @@ def select(tree: Tree, cfg: ConvertParams, seed: int) -> Selection:
     good = [leaf for leaf in leaves if _above(tree.nodes[leaf].value, cfg.alpha, cfg.inclusive)]
     mean = {leaf: q_value(tree.nodes[leaf]) for leaf in leaves}
     pairs = [
-        Pair(high, low)
+        LeafPair(high, low)
         for high in good
         for low in leaves
         if low != high and _above(mean[high] - mean[low], cfg.beta, cfg.inclusive)

@@ -23,14 +23,14 @@ from selfimprove.engines.base import Engine, EngineError, Request
 from selfimprove.envs.interface import EnumeratedEnv, EnvError
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import Playing, RLEpisode, RLStep
-from selfimprove.methods.reflect_rl.params import Agent as AgentParams
+from selfimprove.methods.reflect_rl.params import AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
 
 REFLECT, ACT = 0, 1
 """Sample indices of a step's two answers."""
 
 
-class Decision(NamedTuple):
+class AgentChoice(NamedTuple):
     """An agent's thought and choice; ``label`` "": it named no label that is listed."""
 
     reflection: str | None
@@ -40,7 +40,7 @@ class Decision(NamedTuple):
 class Agent(Protocol):
     """Chooses an action in one state of an episode."""
 
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
         """The next action. Raises: EngineError."""
         ...
 
@@ -52,8 +52,8 @@ class Agent(Protocol):
 class RandomAgent:
     """Chance."""
 
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
-        return Decision(None, rng("random agent", key).choice(env.state().labels))
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
+        return AgentChoice(None, rng("random agent", key).choice(env.state().labels))
 
     def begin(self) -> RandomAgent:
         return self
@@ -62,8 +62,8 @@ class RandomAgent:
 class ExpertAgent:
     """The oracle; where it knows no path, the first label."""
 
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
-        return Decision(None, oracle_label(env) or env.state().labels[0])
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
+        return AgentChoice(None, oracle_label(env) or env.state().labels[0])
 
     def begin(self) -> ExpertAgent:
         return self
@@ -79,20 +79,20 @@ class ChatAgent:
     def begin(self) -> ChatAgent:
         return ChatAgent(self._engine, self._cfg)
 
-    async def act(self, env: EnumeratedEnv, key: SeedKey) -> Decision:
+    async def act(self, env: EnumeratedEnv, key: SeedKey) -> AgentChoice:
         state = env.state()
         system = Message(role="system", content=SYSTEM)
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
         if self._cfg.kind == "direct":
             asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]
-            return Decision(None, read_label(await self._ask(asked, key.at(ACT)), state.labels) or "")
+            return AgentChoice(None, read_label(await self._ask(asked, key.at(ACT)), state.labels) or "")
         before = self._dialogue if self._cfg.kind == "react" else []
         asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
         reflection = await self._ask(asked, key.at(REFLECT))
         turns = [*asked, Message(role="assistant", content=reflection), Message(role="user", content=actions)]
         answer = await self._ask(turns, key.at(ACT))
         self._dialogue = [*turns, Message(role="assistant", content=answer)]
-        return Decision(reflection, read_label(answer, state.labels) or "")
+        return AgentChoice(reflection, read_label(answer, state.labels) or "")
 
     async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> str:
         cfg = self._cfg

@@ -129,7 +129,7 @@ class ReportParams(Section):
         return self
 
 
-class Agent(Section):
+class AgentParams(Section):
     """A player without trained weights: chance, the oracle, or a chat model (docs/reflect-rl.md, L47)."""
 
     kind: Literal["random", "expert", "direct", "react", "chat"]
@@ -140,7 +140,7 @@ class Agent(Section):
     eval_reps: int | None = Field(default=None, ge=1, le=10_000, description="null: as evaluate.eval_reps")
 
     @model_validator(mode="after")
-    def _asks_somebody(self) -> Agent:
+    def _asks_somebody(self) -> AgentParams:
         if (self.engine is None) != (self.kind in ("random", "expert")):
             need = "asks no engine; remove it" if self.engine else "needs an engine; name one of engines"
             raise ValueError(f"kind {self.kind!r} {need}")
@@ -162,7 +162,7 @@ class ReflectRLParams(Trained):
     models: dict[str, SupervisedModel] = Field(min_length=1)
     iterations: dict[str, Iteration] = Field(min_length=1)
     rows: dict[str, EvaluatedRow] = Field(min_length=1, description="the models and runs that are evaluated")
-    agents: dict[str, Agent] = Field(default={}, description="players without trained weights; may be empty")
+    agents: dict[str, AgentParams] = Field(default={}, description="players without trained weights; may be empty")
     evaluate: EvaluateParams = EvaluateParams()
     report: ReportParams = ReportParams()
 

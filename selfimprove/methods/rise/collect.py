@@ -16,7 +16,7 @@ from selfimprove.engines.base import Completion, Engine, EngineError, Request
 from selfimprove.envs.interface import AnswerEnv, CarriesOut, EnvError, Problem
 from selfimprove.methods.omissions import cut_completions, shortened_prompts
 from selfimprove.methods.rise.params import EvaluateParams, GenerateParams
-from selfimprove.methods.rise.prompts import Pair, degenerate, feedback, limit_dialogue, opening, visible
+from selfimprove.methods.rise.prompts import Exchange, degenerate, feedback, limit_dialogue, opening, visible
 
 RESAMPLE_STRIDE = 1000
 """Sample indices of a second draw start here, so that it has noise of its own."""
@@ -46,7 +46,7 @@ async def collect(problem: Problem, engines: Mapping[str, Engine], play: Play, c
     whole run in the released code.)
     """
     start = opening(problem.question, play.few_shot)
-    pairs: list[Pair] = []
+    pairs: list[Exchange] = []
     turns: list[Turn] = []
     for turn in range(cfg.max_turns):
         model = cfg.models[turn]
@@ -83,7 +83,7 @@ async def evaluate(problem: Problem, engine: Engine, play: Play, cfg: EvaluatePa
     one with the best reward: choosing by reward, as the released code does, uses the oracle.
     """
     start = opening(problem.question, play.few_shot)
-    pairs: list[Pair] = []
+    pairs: list[Exchange] = []
     turns: list[Turn] = []
     first: list[Attempt] = []
     for turn in range(cfg.max_turns):
@@ -179,7 +179,7 @@ def _request(
 
 def _prompt(
     start: Sequence[Message],
-    pairs: Sequence[Pair],
+    pairs: Sequence[Exchange],
     engine: Engine,
     cfg: GenerateParams | EvaluateParams,
 ) -> list[Message]:
@@ -191,7 +191,7 @@ def _prompt(
     return dialogue
 
 
-def _omitted(start: Sequence[Message], pairs: Sequence[Pair], dialogue: Sequence[Message]) -> int:
+def _omitted(start: Sequence[Message], pairs: Sequence[Exchange], dialogue: Sequence[Message]) -> int:
     return len(start) + 2 * len(pairs) - len(dialogue)
 
 
@@ -215,7 +215,7 @@ def _reward(attempt: Attempt) -> float:
     return float("-inf") if attempt.reward is None else attempt.reward
 
 
-def _pair(turn: Turn) -> Pair:
+def _pair(turn: Turn) -> Exchange:
     attempt = turn.attempt
     return (
         Message(role="assistant", content=attempt.text, token_ids=attempt.token_ids, finish=attempt.finish),

@@ -29,7 +29,7 @@ EXAMPLE_ANSWER = (
     "The answer is \\boxed{17}."
 )
 
-Pair = tuple[Message, Message]
+Exchange = tuple[Message, Message]
 """An attempt (assistant) and the feedback on it (user)."""
 
 
@@ -59,7 +59,7 @@ def feedback(reward: float | None, question: str, *, forced_negative: bool = Fal
     return FAILURE.format_map({"question": question})
 
 
-def visible(opening: Sequence[Message], pairs: Sequence[Pair], window: int | None = None) -> list[Message]:
+def visible(opening: Sequence[Message], pairs: Sequence[Exchange], window: int | None = None) -> list[Message]:
     """The prompt of the next turn when ``window`` turns may be seen, the current one included (None: all).
 
     At turn t (0-based, t = len(pairs)): the opening, then the last min(t, window - 1) pairs. Window 1 shows no earlier

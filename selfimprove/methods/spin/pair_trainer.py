@@ -30,7 +30,7 @@ from selfimprove.training.job import RunJob, check_vocabulary, join, own_threads
 from selfimprove.training.loading import load_model
 from selfimprove.training.loop import PlannedTrainer
 from selfimprove.training.objective import trained_positions
-from selfimprove.training.packing import MicroBatch, Plan
+from selfimprove.training.packing import MicroBatch, PackingPlan
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import PairReport, PairTiming
 from selfimprove.training.rows import render
@@ -93,7 +93,7 @@ class PairTrainer(PlannedTrainer):
         arguments: TrainingArguments,
         job: PairJob,
         pairs: Sequence[EncodedPair],
-        plan: Plan,
+        plan: PackingPlan,
         progress: Progress | None,
     ) -> None:
         self._pairs, self._sequences = pairs, sequences_of(pairs)

@@ -18,7 +18,7 @@ from selfimprove.pipeline.plan.hardware import (
     parse_nodes,
     parse_price,
 )
-from selfimprove.pipeline.plan.plan import Plan, faults, plans
+from selfimprove.pipeline.plan.plan import MethodPlan, faults, plans
 from selfimprove.pipeline.plan.table import cluster_overview, overview, show, show_total
 from selfimprove.pipeline.profiles import names
 
@@ -44,7 +44,7 @@ def main(
         raise UserError(f"METHOD={method!r} is no method; there are {', '.join(METHODS)}.")
     machines = parse_nodes(nodes)
 
-    def planned(count: int, *, wide: bool = False) -> list[Plan]:
+    def planned(count: int, *, wide: bool = False) -> list[MethodPlan]:
         return [
             plan
             for name in (names() if profile == "all" else [profile])

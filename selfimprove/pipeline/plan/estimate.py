@@ -13,9 +13,9 @@ from selfimprove.engines.vllm.checks import check_gpu_memory
 from selfimprove.pipeline.plan import formulas as f
 from selfimprove.pipeline.plan import inference, training
 from selfimprove.pipeline.plan.hardware import Hardware
-from selfimprove.pipeline.plan.inference import Loaded, engine_seconds, loaded_engine
+from selfimprove.pipeline.plan.inference import LoadedEngine, engine_seconds, loaded_engine
 from selfimprove.pipeline.plan.shapes import shape_of
-from selfimprove.pipeline.plan.training import Trained, trained_model
+from selfimprove.pipeline.plan.training import TrainingEstimate, trained_model
 from selfimprove.pipeline.plan.work import Work
 
 TEXT_BYTES = 10
@@ -115,7 +115,7 @@ def estimate(
     )
 
 
-def _serving(loaded: Mapping[str, Loaded]) -> Memory:
+def _serving(loaded: Mapping[str, LoadedEngine]) -> Memory:
     total = Memory()
     for one in loaded.values():
         if one.gpus:
@@ -123,7 +123,7 @@ def _serving(loaded: Mapping[str, Loaded]) -> Memory:
     return total
 
 
-def _learning(trained: Trained) -> Memory:
+def _learning(trained: TrainingEstimate) -> Memory:
     if not trained.gpus:
         return Memory()
     states = trained.states
@@ -133,7 +133,7 @@ def _learning(trained: Trained) -> Memory:
     return max(learning, scoring, key=lambda part: part.total)
 
 
-def _kept(work: Work, shape: f.Shape, trained: Trained | None) -> float:
+def _kept(work: Work, shape: f.Shape, trained: TrainingEstimate | None) -> float:
     if work.base:
         return shape.parameters * shape.stored
     if work.training is None:
@@ -153,8 +153,8 @@ def _remote(work: Work, engines: Mapping[str, EngineConfig]) -> dict[str, tuple[
 
 def _hours(
     work: Work,
-    loaded: Mapping[str, Loaded],
-    trained: Trained | None,
+    loaded: Mapping[str, LoadedEngine],
+    trained: TrainingEstimate | None,
     shapes: Mapping[str, f.Shape],
     machine: Hardware,
 ) -> tuple[float | None, str]:
@@ -173,7 +173,7 @@ def _hours(
 
 
 def _problems(
-    loaded: Mapping[str, Loaded], trained: Trained | None, peak: Memory, machine: Hardware
+    loaded: Mapping[str, LoadedEngine], trained: TrainingEstimate | None, peak: Memory, machine: Hardware
 ) -> tuple[str, ...]:
     found = [problem for one in loaded.values() for problem in one.problems]
     vllm = {name: one.cfg for name, one in loaded.items() if isinstance(one.cfg, VllmEngineConfig)}

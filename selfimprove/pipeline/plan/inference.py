@@ -33,7 +33,7 @@ KEPT_BLOCKS = 256 * 2**20
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedEngine:
     """An engine with its model. Bytes are on each of its ``gpus`` (0: it runs on the CPU); ``host``: in the machine's
     memory; ``room``: sequences (transformers) or tokens (vLLM) that the KV cache holds, all replicas together."""
 
@@ -56,7 +56,7 @@ def loaded_engine(
     shape: f.Shape,
     machine: Hardware,
     held_dtype: str | None = None,
-) -> Loaded:
+) -> LoadedEngine:
     """An engine over a model of ``shape``; ``held_dtype``: it decodes over a trainer's own weights, whose keys and
     values have this precision (``engines/cpu/slots.py``)."""
     problems = _context_problems(place, cfg, shape)
@@ -73,7 +73,7 @@ def _context_problems(place: str, cfg: TransformersEngineConfig | VllmEngineConf
 
 def _transformers(
     place: str, cfg: TransformersEngineConfig, shape: f.Shape, problems: list[str], held_dtype: str | None
-) -> Loaded:
+) -> LoadedEngine:
     """Rows of ``context`` tokens for slots and prefill, in the model's precision, and the prefix cache."""
     token = f.kv_bytes(shape, held_dtype or cfg.dtype)
     rows, prefill_rows = batch_sizes(cfg, shape.parameters)
@@ -86,12 +86,14 @@ def _transformers(
     remedy = f"lower {place}.slots or {place}.context"
     if cfg.device == "cpu":
         host = weights + kv + cfg.replicas * (activations + PROCESS_CPU)
-        return Loaded(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, rows, remedy, tuple(problems))
+        return LoadedEngine(cfg, 0, cfg.replicas, 0.0, 0.0, 0.0, 0.0, host, rows, remedy, tuple(problems))
     process = (0.0, 0.0) if held_dtype else (PROCESS_GPU, PROCESS_HOST)
-    return Loaded(cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, rows, remedy, tuple(problems))
+    return LoadedEngine(
+        cfg, 1, 1, weights, activations, kv, process[0], process[1] + weights, rows, remedy, tuple(problems)
+    )
 
 
-def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> Loaded:
+def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, problems: list[str]) -> LoadedEngine:
     """vLLM takes ``gpu_memory`` of each GPU: weights, its largest pass, and KV cache in what is left."""
     parallel = cfg.tensor_parallel
     replicas = 1
@@ -119,13 +121,13 @@ def _vllm(place: str, cfg: VllmEngineConfig, shape: f.Shape, machine: Hardware, 
         )
     kv = max(kv, 0.0)
     gpus = min(replicas * parallel, machine.count)
-    return Loaded(
+    return LoadedEngine(
         cfg, gpus, replicas, weights, activations, kv, PROCESS_GPU, PROCESS_HOST * replicas * parallel,
         replicas * kv / token, f"lower {place}.gpu_memory", tuple(problems),
     )  # fmt: skip
 
 
-def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardware) -> float:
+def engine_seconds(call: Calls, engine: LoadedEngine, shape: f.Shape, machine: Hardware) -> float:
     """Prefill of all prompts, then decoding, with as many sequences at once as there are and as fit. vLLM's replicas
     stand on every machine."""
     if isinstance(engine.cfg, VllmEngineConfig):
@@ -151,7 +153,7 @@ def engine_seconds(call: Calls, engine: Loaded, shape: f.Shape, machine: Hardwar
     return reading + max(call.written / (rows * engine.replicas), call.new) * step
 
 
-def _fitting(call: Calls, engine: Loaded) -> float:
+def _fitting(call: Calls, engine: LoadedEngine) -> float:
     if isinstance(engine.cfg, TransformersEngineConfig):
         return engine.room
     most = engine.replicas * engine.cfg.max_sequences

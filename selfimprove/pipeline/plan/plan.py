@@ -28,7 +28,7 @@ SCHEMAS = {"rise": "RiseParams", "agent_r": "AgentRParams", "reflect_rl": "Refle
 
 
 @dataclass(frozen=True)
-class Plan:
+class MethodPlan:
     """One method of a profile. ``parameters``: of its model; ``notes``: bounds that stand in for what data decides;
     ``merged``: bytes of LoRA rows with full weights, in scratch; ``problems``: what does not
     fit."""
@@ -101,12 +101,12 @@ class Plan:
         return found
 
 
-def disk_of(found: Sequence[Plan]) -> float:
+def disk_of(found: Sequence[MethodPlan]) -> float:
     """Bytes on disk that several methods need, run one after the other."""
     return sum(plan.kept for plan in found) + max(plan.while_running for plan in found)
 
 
-def faults(found: Sequence[Plan]) -> list[str]:
+def faults(found: Sequence[MethodPlan]) -> list[str]:
     """What does not fit, of each method, and the disk for all of them together."""
     said = [problem for plan in found for problem in plan.problems]
     disk, needed = found[0].machine.disk, disk_of(found)
@@ -130,7 +130,7 @@ def plans(
     hourly: float | None = None,
     wide: bool = False,
     folder: Path = FOLDER,
-) -> list[Plan]:
+) -> list[MethodPlan]:
     """The plans of a profile's methods, or of one method.
 
     Args:
@@ -185,7 +185,7 @@ def make_plan(
     hourly: float | None = None,
     wide: bool = False,
     folder: Path = FOLDER,
-) -> Plan:
+) -> MethodPlan:
     """Of one method under the params ``values``."""
     where = f"{folder}/{profile}.yaml"
     base = getattr(load_section(values, "base", BaseSection, where), method)
@@ -202,7 +202,7 @@ def make_plan(
     factor = stored_copies()
     lines = [replace(line, kept=line.kept * factor) for line in lines]
     merged = merged_bytes((work.training for work in works if work.training is not None), shape)
-    return Plan(profile, method, machine, shape.parameters, lines, told.NOTES, merged)
+    return MethodPlan(profile, method, machine, shape.parameters, lines, told.NOTES, merged)
 
 
 def widened(work: Work, machine: Hardware) -> Work:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.envs.autoexplore.world import AutoExploreParams
-from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams, Iteration, ReflectRLParams
+from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.rows import NONE, START
 from selfimprove.pipeline.plan.work import Calls, Training, Work, ask, grow, room, supervised
@@ -152,7 +152,7 @@ def _evaluation(reflect_rl: ReflectRLParams, splits: dict[str, int], *, advised:
     return _acting(reflect_rl, cfg, steps, cfg.concurrency, advised=advised, policy=cfg.engine)
 
 
-def _agent(reflect_rl: ReflectRLParams, splits: dict[str, int], agent: Agent) -> tuple[Calls, ...]:
+def _agent(reflect_rl: ReflectRLParams, splits: dict[str, int], agent: AgentParams) -> tuple[Calls, ...]:
     """A chat model as a player: one request a step, or two with an analysis before. Others need no engine."""
     if agent.engine is None:
         return ()

@@ -11,13 +11,13 @@ from rich.table import Table
 
 from selfimprove.pipeline.plan.estimate import Estimate
 from selfimprove.pipeline.plan.hardware import GB
-from selfimprove.pipeline.plan.plan import Plan, disk_of
+from selfimprove.pipeline.plan.plan import MethodPlan, disk_of
 
 STYLE: dict[str, Any] = {"box": box.SIMPLE_HEAD, "padding": 0, "pad_edge": False, "show_edge": False}
 PARTS = ("weights", "gradients", "optimiser", "activations", "kv", "other")
 
 
-def show(plan: Plan, console: Console, *, detail: bool = False) -> None:
+def show(plan: MethodPlan, console: Console, *, detail: bool = False) -> None:
     """Print one method's plan."""
     machine = plan.machine
     console.print()
@@ -42,7 +42,7 @@ def show(plan: Plan, console: Console, *, detail: bool = False) -> None:
         console.print(f"- {note}", highlight=False, style="dim")
 
 
-def show_total(found: Sequence[Plan], console: Console) -> None:
+def show_total(found: Sequence[MethodPlan], console: Console) -> None:
     """Print what several methods take, one after the other."""
     lines = [line for plan in found for line in plan.lines]
     used = [plan.hours for plan in found if plan.hours is not None]
@@ -54,7 +54,7 @@ def show_total(found: Sequence[Plan], console: Console) -> None:
     )
 
 
-def _lines(plan: Plan) -> Table:
+def _lines(plan: MethodPlan) -> Table:
     table = Table(**STYLE, show_footer=True)
     gpu_lines = [line for line in plan.lines if line.gpus]
     total = plan.kept + plan.while_running
@@ -80,7 +80,7 @@ def _lines(plan: Plan) -> Table:
     return table
 
 
-def _memory(plan: Plan) -> Table:
+def _memory(plan: MethodPlan) -> Table:
     table = Table(title="GB on each GPU", **STYLE, title_justify="left")
     table.add_column("stage", no_wrap=True)
     for head in ("weights", "grads", "optim.", "activ.", "KV", "other", "all"):
@@ -92,7 +92,7 @@ def _memory(plan: Plan) -> Table:
     return table
 
 
-def _disk(plan: Plan) -> Table:
+def _disk(plan: MethodPlan) -> Table:
     table = Table(title="GB on disk", **STYLE, title_justify="left")
     table.add_column("stage", no_wrap=True)
     table.add_column("outputs, cache", justify="right")
@@ -102,7 +102,7 @@ def _disk(plan: Plan) -> Table:
     return table
 
 
-def _remote(plan: Plan) -> Table:
+def _remote(plan: MethodPlan) -> Table:
     price = plan.machine.price
     table = Table(title="Endpoints, at most", **STYLE, title_justify="left")
     table.add_column("stage", no_wrap=True)
@@ -116,7 +116,7 @@ def _remote(plan: Plan) -> Table:
     return table
 
 
-def _legend(plan: Plan) -> list[str]:
+def _legend(plan: MethodPlan) -> list[str]:
     notes = ["Counts are upper bounds; requests repeated because an answer was of no use are not counted."]
     if any(line.gpus for line in plan.lines):
         notes.append(
@@ -146,7 +146,7 @@ def _legend(plan: Plan) -> list[str]:
     return notes
 
 
-def cluster_overview(one: Sequence[Plan], several: Sequence[Plan], wide: Sequence[Plan]) -> str:
+def cluster_overview(one: Sequence[MethodPlan], several: Sequence[MethodPlan], wide: Sequence[MethodPlan]) -> str:
     """A Markdown table: each GPU profile's hours on one machine, on several, and on several with all training over all
     of them; what takes the most of the second, and what that costs."""
     machine = several[0].machine
@@ -167,7 +167,7 @@ def cluster_overview(one: Sequence[Plan], several: Sequence[Plan], wide: Sequenc
     return "\n".join(rows)
 
 
-def overview(found: Sequence[Plan]) -> str:
+def overview(found: Sequence[MethodPlan]) -> str:
     """A Markdown table: one line a method of a profile, its totals and whether it fits."""
     rows = [
         "| profile | GPUs | GB a GPU | host GB | disk GB | tokens read | written | teacher tokens | GPU hours | fits |",
@@ -188,7 +188,7 @@ def overview(found: Sequence[Plan]) -> str:
     return "\n".join(rows)
 
 
-def short(line: Estimate, plan: Plan) -> str:
+def short(line: Estimate, plan: MethodPlan) -> str:
     """A stage without its method's name, which stands above the table."""
     return "base" if line.stage == f"base@{plan.method}" else line.stage.removeprefix(f"{plan.method}-")
 

@@ -26,7 +26,7 @@ gathering); stage 3's parameters that are gathered at once (``stage3_max_live_pa
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingEstimate:
     """A training run with its model. Bytes on each of its ``gpus`` (0: it runs on the CPU); ``output``: the published
     model; ``checkpoints``: on disk while it runs; ``held_dtype``: of embeddings, and so of a KV cache made like
     them."""
@@ -61,7 +61,7 @@ class Trained:
         return f"set {self.place}.launcher to deepspeed over several GPUs, or add {self.place}.lora"
 
 
-def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
+def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> TrainingEstimate:
     """What one training run needs."""
     params, launcher = work.params, work.params.launcher
     on_gpu = params.device == "cuda"
@@ -84,7 +84,7 @@ def trained_model(work: Training, shape: f.Shape, machine: Hardware) -> Trained:
     host += loading_bytes(params, shape) + states.host / launcher.nodes
     if not on_gpu:
         host += launcher.processes * (states.total + activations)
-    return Trained(
+    return TrainingEstimate(
         place=work.place,
         params=params,
         gpus=launcher.processes if on_gpu else 0,

@@ -23,7 +23,7 @@ from selfimprove.training.encode import EncodedExample
 from selfimprove.training.job import check_vocabulary, plan_of
 from selfimprove.training.loading import load_config
 from selfimprove.training.objective import example_scales
-from selfimprove.training.packing import Plan
+from selfimprove.training.packing import PackingPlan
 from selfimprove.training.processes import reason, save_encoded, watch, worker_command, worker_environment
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import Timing, TrainReport
@@ -105,7 +105,7 @@ def environment_python() -> Path:
     return python
 
 
-def lay_out(plan: Plan, examples: Sequence[EncodedExample], job: SftJob) -> Layout:
+def lay_out(plan: PackingPlan, examples: Sequence[EncodedExample], job: SftJob) -> Layout:
     """Deal each step's examples to processes and micro-batches, longest first, so that those of a moment are alike.
 
     Raises:
@@ -169,7 +169,7 @@ def _root() -> Path:
 
 def _report(
     job: SftJob,
-    plan: Plan,
+    plan: PackingPlan,
     layout: Layout,
     examples: Sequence[EncodedExample],
     losses: Sequence[float],

@@ -21,7 +21,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Request
 from selfimprove.engines.cluster.dispatch import Share
 from selfimprove.engines.cluster.replicas import ReplicatedEngine
-from selfimprove.engines.cluster.worker import Plan, start_worker
+from selfimprove.engines.cluster.worker import WorkerSpec, start_worker
 from selfimprove.engines.scripted import ScriptedEngine
 from tests.support.tiny import train_tokenizer
 
@@ -33,7 +33,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
     return ChatFormat.load(folder)
 
 
-def replicated(plans: list[Plan], chat: ChatFormat) -> ReplicatedEngine:
+def replicated(plans: list[WorkerSpec], chat: ChatFormat) -> ReplicatedEngine:
     return ReplicatedEngine(plans, Share(slots=1, ahead=1, context=64), chat, name="vllm", remedy="replicas")
 
 
@@ -63,7 +63,9 @@ def test_each_worker_has_an_environment_of_its_own(chat: ChatFormat, monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
 
     async def work() -> set[str]:
-        plans = [Plan(partial(tells, "CUDA_VISIBLE_DEVICES"), {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in ("2", "5")]
+        plans = [
+            WorkerSpec(partial(tells, "CUDA_VISIBLE_DEVICES"), {"CUDA_VISIBLE_DEVICES": gpu}) for gpu in ("2", "5")
+        ]
         engine = replicated(plans, chat)
         requests = [Request([Message(role="user", content="?")], SeedKey(1, f"t{i}")) for i in range(12)]
         answers = await asyncio.gather(*map(engine.generate, requests))
@@ -76,7 +78,7 @@ def test_each_worker_has_an_environment_of_its_own(chat: ChatFormat, monkeypatch
 
 def test_an_engine_with_processes_of_its_own_can_be_a_worker(chat: ChatFormat) -> None:
     async def work() -> str:
-        engine = replicated([Plan(with_child, has_children=True)], chat)
+        engine = replicated([WorkerSpec(with_child, has_children=True)], chat)
         [completion] = await engine.generate(Request([Message(role="user", content="?")], SeedKey(1, "t")))
         await engine.close()
         return completion.text
@@ -86,14 +88,14 @@ def test_an_engine_with_processes_of_its_own_can_be_a_worker(chat: ChatFormat) -
 
 def test_a_worker_that_dies_while_the_others_still_load_is_told_at_once(chat: ChatFormat) -> None:
     with pytest.raises(UserError, match="engine vllm: worker process 2 of 2 ended with exit code 3"):
-        replicated([Plan(loads_forever), Plan(dies)], chat)
+        replicated([WorkerSpec(loads_forever), WorkerSpec(dies)], chat)
 
 
 def test_a_worker_that_loads_does_not_outlive_a_parent_that_is_killed() -> None:
     ours, theirs = multiprocessing.Pipe()
 
     def parent() -> None:
-        process, _line = start_worker("spawn", Plan(loads_forever))
+        process, _line = start_worker("spawn", WorkerSpec(loads_forever))
         theirs.send(process.pid)
         threading.Event().wait()
 
@@ -112,10 +114,10 @@ def test_a_worker_that_loads_does_not_outlive_a_parent_that_is_killed() -> None:
 def test_a_stage_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
     """Python waits at its end for processes that are no daemons, as workers with children are not."""
     code = (
-        "from selfimprove.engines.cluster.worker import Plan, start_worker\n"
+        "from selfimprove.engines.cluster.worker import WorkerSpec, start_worker\n"
         "from tests.engines.cluster.test_worker import with_child\n"
         "if __name__ == '__main__':\n"
-        "    process, line = start_worker('spawn', Plan(with_child, has_children=True))\n"
+        "    process, line = start_worker('spawn', WorkerSpec(with_child, has_children=True))\n"
         "    print(line.recv()[0])\n"
     )
     (tmp_path / "stage.py").write_text(code, encoding="utf-8")

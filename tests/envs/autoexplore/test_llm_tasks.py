@@ -20,7 +20,7 @@ from selfimprove.envs.autoexplore.llm_tasks import (
     PROMPTS,
     Asked,
     Asking,
-    Pair,
+    QuestionAnswer,
     excerpts,
     gather,
     kind_of,
@@ -118,7 +118,7 @@ def test_at_most_so_many_files_are_drawn_by_the_seed(make_folder: Callable[[str,
     ],
 )
 def test_answers_are_read_whole_and_once(text: Any, pairs: Any) -> None:
-    assert parse_pairs(text) == [Pair(*pair) for pair in pairs]
+    assert parse_pairs(text) == [QuestionAnswer(*pair) for pair in pairs]
 
 
 line = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=40)
@@ -133,7 +133,7 @@ def test_what_a_model_writes_in_the_form_is_read_back(pairs: Any, form: str) -> 
     wanted: dict[str, Any] = {}
     for query, answer in pairs:
         plain = " ".join(f"q{query}q".split())
-        wanted.setdefault(plain.casefold(), Pair(plain, " ".join(f"a{answer}a".split())))
+        wanted.setdefault(plain.casefold(), QuestionAnswer(plain, " ".join(f"a{answer}a".split())))
     assert {pair.query.casefold() for pair in parse_pairs(text)} <= set(wanted)
     assert all(pair in wanted.values() for pair in parse_pairs(text))
     assert len(parse_pairs(text)) == len({query.rstrip("?.! ") for query in wanted})

@@ -16,7 +16,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.math.arithmetic import (
     SHARES,
     Difficulty,
-    Problem,
+    WordProblem,
     generate,
     split_of,
 )
@@ -33,7 +33,7 @@ def boxed(text: str) -> int:
     return int(found[0])
 
 
-def gold(problem: Problem) -> int:
+def gold(problem: WordProblem) -> int:
     last = problem.answer.rsplit("\n", 1)[1]
     assert re.fullmatch(r"#### \d+", last), problem.answer
     return int(last[5:])
@@ -222,4 +222,4 @@ def test_the_expert_refuses_what_it_cannot_read() -> None:
     with pytest.raises(UserError, match="between 0 and 1"):
         expert(problem, error_rate=1.5, key="k")
     with pytest.raises(UserError, match="only solve generated problems"):
-        solution(Problem("How many?", "He has 3+4=7 apples.\n#### 7"))
+        solution(WordProblem("How many?", "He has 3+4=7 apples.\n#### 7"))

@@ -15,7 +15,7 @@ from selfimprove.envs.qa.base import duplicates
 from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.encyclopedia import EncyclopediaParams, make_encyclopedia
 from selfimprove.envs.qa.encyclopedia_world import build_world, most_people
-from selfimprove.envs.qa.experts import demonstrate, trajectory_text
+from selfimprove.envs.qa.experts import demonstrate
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
 COUNTS = {"train": 900, "dev": 120, "test": 500}
@@ -147,9 +147,7 @@ def test_questions_and_thoughts_come_in_several_wordings_and_paragraphs_stay_sho
     assert max(len(quest.question.gold.split()) for quest in quests) <= 3
     rounds = {len(demonstrate(quest, search).rounds) for quest in quests}
     assert rounds == {2, 3, 4}
-    text = trajectory_text(demonstrate(quests[0], search).rounds)
-    assert text.startswith("Thought: ")
-    assert text.splitlines()[-1] == f"Action: finish[{quests[0].question.gold}]"
+    assert demonstrate(quests[0], search).rounds[-1].action == f"finish[{quests[0].question.gold}]"
     assert "[" not in "".join(paragraph.title + paragraph.text for paragraph in world.paragraphs)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from selfimprove.core.errors import UserError
 from selfimprove.envs.textcraft.book import embedded_recipes
 from selfimprove.envs.textcraft.env import TextCraft
-from selfimprove.envs.textcraft.files import Slot, item_id, item_name, read_recipe
+from selfimprove.envs.textcraft.files import Ingredient, item_id, item_name, read_recipe
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,7 +47,7 @@ def goals(book: RecipeBook) -> dict[str, int]:
 
 def test_a_shaped_recipe_counts_its_symbols_and_takes_the_first_alternative() -> None:
     recipe: Any = read_recipe(LADDER, "ladder.json")
-    assert recipe.inputs == (Slot("minecraft:pole", 6), Slot("minecraft:cord", 1, is_tag=True))
+    assert recipe.inputs == (Ingredient("minecraft:pole", 6), Ingredient("minecraft:cord", 1, is_tag=True))
     assert (recipe.output, recipe.count, recipe.tag) == ("minecraft:long_ladder", 3, "minecraft:ladder")
     assert recipe.command == "craft 3 long ladder using 6 pole, 1 cord"
 

@@ -15,7 +15,7 @@ from selfimprove.envs.registry import listed_env
 from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
-from selfimprove.methods.reflect_rl.params import Agent, EvaluateParams
+from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
 
 ENV = listed_env().make()
@@ -23,7 +23,7 @@ KEY = SeedKey(1, "61--0")
 
 
 def played(kind: Any, answer: Any = None, env: Any = ENV, task: int = 61, episode: int = 0) -> RLEpisode:
-    cfg = Agent(kind=kind, engine="chat" if answer else None)
+    cfg = AgentParams(kind=kind, engine="chat" if answer else None)
     agent = make_agent(cfg, ScriptedEngine(answer) if answer else None)
     return asyncio.run(play_agent(task, env, agent, KEY, "full", episode=episode))
 
@@ -38,7 +38,7 @@ def test_the_expert_succeeds_where_max_turns_allows() -> None:
 def test_chance_is_named_by_the_key_and_nothing_else() -> None:
     one, same = played("random"), played("random")
     assert one == same
-    agent = make_agent(Agent(kind="random"), None)
+    agent = make_agent(AgentParams(kind="random"), None)
     others = {asyncio.run(play_agent(61, ENV, agent, SeedKey(1, str(i)), "full")).steps[0].label for i in range(30)}
     assert others == set(ENV.labels)
 
@@ -88,7 +88,7 @@ def test_chat_asks_each_step_anew() -> None:
 
 def test_an_answer_without_a_label_is_an_invalid_action() -> None:
     env = listed_env(name="alfworld", max_turns=3).make()
-    cfg = Agent(kind="direct", engine="chat")
+    cfg = AgentParams(kind="direct", engine="chat")
     agent = make_agent(cfg, ScriptedEngine(lambda request, sample: "I am not sure."))
     one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))
     assert [(step.label, step.valid, step.command) for step in one.steps] == [("", False, None)] * 3
