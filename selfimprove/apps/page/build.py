@@ -124,7 +124,10 @@ class _Report:
     def write(self) -> None:
         """All views. The overview is last: by then every file has been read, and what is damaged is known."""
         data, scorer = self.folder / "data", Scorer(self.run, self.stages, self.logprobs)
-        libraries = {method: write_library(self.run, method, data, scorer.extend) for method in self.run.methods}
+        trained = graph.trained_on(self.stages)
+        libraries = {
+            method: write_library(self.run, method, data, scorer.extend, trained) for method in self.run.methods
+        }
         for method in libraries:
             scorer.write_vocabulary(method, data)
         for method in METHODS:
@@ -132,7 +135,7 @@ class _Report:
         with_episodes = [(name, method_name(name)) for name, one in libraries.items() if one.sets]
         self._view("episodes.html", "Episodes", libraries=with_episodes)
         self._view("trees.html", "Trees", {"tree": trees.drawing()}, iterations=trees.write_trees(self.run, data))
-        sets = pairs.write_pairs(self.run, data, scorer.margin)
+        sets = pairs.write_pairs(self.run, data, scorer.margin, trained)
         self._view("pairs.html", "Pairs", sets=sets, scored=scorer.scored)
         self._view("compare.html", "Compare", runs=[compare.shown(self.run, other) for other in self.others])
         if self.views is not VIEWS:

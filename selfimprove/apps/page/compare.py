@@ -182,4 +182,6 @@ def _changed(method: str, row: str, metric: str, mine: Sequence[Outcome], theirs
         link = f"episodes.html#method={method}&set={row}/evaluation&q={one.id}"
         task = {"id": one.id, "before": f"{old:g}", "after": f"{now:g}", "link": link}
         sides["up" if now > old else "down"].append(task)
-    return {"title": f"{row_name(method, row)}, {metric_name(metric)}", **sides}
+    name = row_name(method, row)
+    of = "" if name.startswith(method_name(method)) else f"{method_name(method)}, "
+    return {"title": f"{of}{name}: {metric_name(metric)}", **sides}

@@ -72,10 +72,11 @@ def _distributions(method: str, library: Library) -> Drawn:
         ("turns", "n", "Turns of an episode"),
         ("invalid actions", "x", "Invalid actions of an episode"),
         ("reward", "r", "Reward of an episode"),
+        ("tokens", "w", "Tokens that the model wrote in an episode"),
     ]
     drawn: Drawn = []
     for x, key, title in wanted:
-        values = {one["row"]: _column(one, key) for one in sets}
+        values = library.lengths if key == "w" else {one["row"]: _column(one, key) for one in sets}
         named = [value for column in values.values() for value in column]
         if len(set(named)) < 2:
             continue

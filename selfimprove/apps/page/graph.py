@@ -98,7 +98,8 @@ def stages(run: Run) -> list[StageShown]:
             StageShown(
                 one["name"], one["what"], method, kind, row, one["needs"], one["after"],
                 [path for path in one["inputs"] if not path.startswith(CODE)], outputs, one["params"],
-                "done" if all(out["there"] for out in outputs) else "missing", one["column"], _timing(run, one["name"]),
+                "done" if all(out["there"] for out in outputs) else "missing", one["column"],
+                _timing(run, one["name"], outputs),
             )
         )  # fmt: skip
     return found
@@ -121,6 +122,17 @@ def hashes_of(lock: dict[str, Any]) -> dict[str, str]:
     """Output -> hash of a ``dvc.lock``'s content."""
     entries = (lock.get("stages") or {}).values()
     return {out["path"]: str(out.get("md5", "")) for entry in entries for out in entry.get("outs") or []}
+
+
+def trained_on(found: list[StageShown]) -> dict[str, str]:
+    """File of training examples -> the first row that was trained on it."""
+    rows: dict[str, str] = {}
+    for stage in found:
+        if any(out["path"] == f"models/{stage.method}/{stage.row}" for out in stage.outputs):
+            for path in stage.inputs:
+                if "/train/" in path and path.startswith("data/"):
+                    rows.setdefault(path, stage.row)
+    return rows
 
 
 def graph_charts(found: list[StageShown]) -> dict[str, Spec]:
@@ -183,12 +195,16 @@ def _kind_and_row(name: str) -> tuple[str, str]:
     return kind, item
 
 
-def _timing(run: Run, name: str) -> dict[str, float]:
+def _timing(run: Run, name: str, outputs: list[dict[str, Any]]) -> dict[str, float]:
     """Seconds and tokens of the stage's last run; {} if it was restored."""
     path = run.root / ".scratch" / "timing" / f"{name}.json"
     if not path.is_file():
         return {}
-    return {key: value for key, value in run.json(path).items() if isinstance(value, int | float)}
+    trained = [run.json(run.root / out["path"]) for out in outputs if out["path"].endswith("train.json")]
+    found = run.json(path)
+    if tokens := sum(one.get("real_tokens", 0) for one in trained):
+        found["tokens_read_in_training"] = tokens
+    return {key: value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def missing(found: list[StageShown]) -> list[tuple[str, list[str]]]:

@@ -16,6 +16,9 @@ from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
+PAIRED = ("pairs", "outcome", "_centric")
+"""How the names of files of pairs end: they have a view of their own (``pairs.py``)."""
+
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
 
 
@@ -45,10 +48,17 @@ class Library:
     tasks: dict[str, list[str]] = field(default_factory=dict)
     runs: dict[str, int] = field(default_factory=lambda: {"": 0})
     sets: list[dict[str, Any]] = field(default_factory=list)
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    """Row -> tokens that its model wrote in each evaluated episode, as far as their ids were kept."""
 
 
-def sources(run: Run, method: str) -> list[Source]:
-    """The sets of a method, evaluations first."""
+def sources(run: Run, method: str, trained: Mapping[str, str]) -> list[Source]:
+    """The sets of a method, evaluations first.
+
+    Args:
+        trained: file of training examples -> the row that learnt from it; files that no row learns from are no sets.
+            Empty: the graph of stages is unknown, and each file belongs to the row that it was made for.
+    """
     results, data = run.root / "results" / method, run.root / "data" / method
     rows = run.rows(method)
     found = [Source(row, "evaluation", results / row / "episodes.jsonl") for row in rows]
@@ -57,22 +67,27 @@ def sources(run: Run, method: str) -> list[Source]:
     found.append(Source("teacher", "demonstrations", data / "trajectories.jsonl"))
     for row in rows:
         for path in sorted((data / row / "train").glob("*.jsonl")):
-            if path.stem == "examples" or path.stem.startswith("sft"):
-                phase = "training" if path.stem == "examples" else f"training ({path.stem.replace('_', ' ')})"
-                found.append(Source(row, phase, path))
-    return [one for one in found if one.path.is_file()]
+            learner = trained.get(run.name(path), "") if trained else row
+            if learner and not path.stem.endswith(PAIRED):
+                named = "" if trained or path.stem == "examples" else f" ({path.stem.replace('_', ' ')})"
+                found.append(Source(learner, f"training{named}", path))
+    return [one for one in found if one.path.is_file() and one.path.stat().st_size]
 
 
-def write_library(run: Run, method: str, folder: Path, extend: Extend | None = None) -> Library:
-    """Write a method's episodes and their index to ``folder``; returns the index."""
+def write_library(
+    run: Run, method: str, folder: Path, extend: Extend | None = None, trained: Mapping[str, str] | None = None
+) -> Library:
+    """Write a method's episodes and their index to ``folder``; returns the index. ``trained``: see ``sources``."""
     library = Library(method)
-    for number, source in enumerate(sources(run, method)):
+    for number, source in enumerate(sources(run, method, trained or {})):
         columns: dict[str, list[Any]] = {key: [] for key in ("t", "r", "n", "x", "u", "l", "p")}
         letters: list[str] = []
 
         def records(source: Source = source, columns: Any = columns, letters: Any = letters) -> Any:
             count = counted(source.path)
             for line, raw, record in episodes.read(run.lines(source.path), run.name(source.path), run.tell):
+                if source.phase == "evaluation" and (length := _length(record)):
+                    library.lengths.setdefault(source.row, []).append(length)
                 if extend is not None:
                     extend(method, source, count, raw, record)
                 task = library.tasks.setdefault(
@@ -110,6 +125,10 @@ def write_library(run: Run, method: str, folder: Path, extend: Extend | None = N
     }  # fmt: skip
     write_chunk(folder, f"{method}-index", index)
     return library
+
+
+def _length(record: Mapping[str, Any]) -> int:
+    return sum(len(part[2] or ()) for said in record["m"] for part in said["p"])
 
 
 def _short(columns: dict[str, list[Any]]) -> dict[str, Any]:

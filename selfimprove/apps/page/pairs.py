@@ -25,9 +25,6 @@ from selfimprove.apps.page.library import counted
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
-PAIRS = 400
-"""So many pairs of a file are shown, evenly spread."""
-
 WORDS = 3000
 """Longer sides are shown without marks: comparing them would take too long."""
 
@@ -36,21 +33,27 @@ Said = tuple[str, str]
 """Role and text."""
 
 Margin = Callable[[str, str, Mapping[str, Any], int], list[float] | None]
-"""(method, row, pair, pairs that the page shows of its file) -> its margins before and after training."""
+"""(method, row, pair, lines of its file) -> its margins before and after training."""
 
 
-def write_pairs(run: Run, folder: Path, margin: Margin | None = None) -> list[tuple[str, str]]:
-    """Write every set of pairs and their index; returns (key, label) of the sets that have any."""
+def write_pairs(
+    run: Run, folder: Path, margin: Margin | None = None, trained: Mapping[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """Write every pair, a set a file, with an index of each set; returns (key, label) of the sets that have any.
+
+    Args:
+        trained: file -> the row that learnt from it, whose margins are computed (``graph.trained_on``).
+    """
     sets: list[dict[str, Any]] = []
     for method in run.methods:
-        for key, label, source, total in _sources(run, method, margin):
+        for key, label, source in _sources(run, method, margin, trained or {}):
             found: dict[str, list[Any]] = {"ids": [], "texts": [], "margins": []}
             same: list[str] = []
 
             def records(source: Any = source, found: Any = found, same: Any = same) -> Iterator[Json]:
                 for pair in source():
                     found["ids"].append(pair["i"])
-                    found["texts"].append(pair["q"][-160:])
+                    found["texts"].append(_gist(pair["q"]))
                     found["margins"].append(pair.get("margin"))
                     same.append("i" if pair["same"] else "d")
                     yield pair
@@ -58,56 +61,55 @@ def write_pairs(run: Run, folder: Path, margin: Margin | None = None) -> list[tu
             name = f"pairs-{len(sets)}"
             starts = write_records(folder, name, records())
             if same:
-                kind = {"key": key, "label": label, "file": name, "starts": starts, "total": total}
-                sets.append({**kind, "same": "".join(same), **found})
+                write_chunk(folder, f"{name}-index", {"starts": starts, "same": "".join(same), **found})
+                sets.append({"key": key, "label": label, "file": name})
     write_chunk(folder, "pairs-index", {"sets": sets})
     return [(str(one["key"]), str(one["label"])) for one in sets]
 
 
 def _sources(
-    run: Run, method: str, margin: Margin | None
-) -> Iterator[tuple[str, str, Callable[[], Iterator[Json]], int]]:
+    run: Run, method: str, margin: Margin | None, trained: Mapping[str, str]
+) -> Iterator[tuple[str, str, Callable[[], Iterator[Json]]]]:
     data = run.root / "data" / method
     for row in run.rows(method):
         for path in sorted((data / row / "train").glob("*.jsonl")):
             if path.stem in ("pairs", "outcome"):
-                what = "what it was trained on" if path.stem == "pairs" else "outcome pairs"
-                total = counted(path)
-                label = f"{row_name(method, row)}: {what}"
-                yield f"{method}/{row}/{path.stem}", label, _of_pairs(run, method, row, path, total, margin), total
+                learner = trained.get(run.name(path), "") if trained else row
+                what = "what it was trained on" if learner else f"{path.stem}, which no row was trained on"
+                label = f"{row_name(method, learner or row)}: {what}"
+                read = _of_pairs(run, method, learner, path, margin if learner else None)
+                yield f"{method}/{row}/{path.stem}", label, read
             elif path.stem.endswith("_centric"):
-                label = f"{row_name(method, row)}: good and bad paths"
-                total = counted(path)
-                yield f"{method}/{row}/paths", label, _of_logs(run, path, total), total
+                label = f"{row_name(method, row)}: good and bad paths, {path.stem.removesuffix('_centric')}"
+                yield f"{method}/{row}/{path.stem}", label, _of_logs(run, path)
     path = data / "trajectories.jsonl"
     if path.is_file():
         label = f"{method_name(method)}: the teacher's trajectories and its negatives"
-        yield f"{method}/negatives", label, lambda: _of_trajectories(run, path), 0
+        yield f"{method}/negatives", label, lambda: _of_trajectories(run, path)
 
 
-def _of_pairs(
-    run: Run, method: str, row: str, path: Path, total: int, margin: Margin | None
-) -> Callable[[], Iterator[Json]]:
+def _of_pairs(run: Run, method: str, row: str, path: Path, margin: Margin | None) -> Callable[[], Iterator[Json]]:
     def read() -> Iterator[Json]:
-        for number, line in run.lines(path, spread(total)):
+        total = counted(path)
+        for number, line in run.lines(path):
             try:
                 prompt = "\n".join(one["content"] for one in line["prompt"])
                 pair = to_page(line["id"], prompt, _said(line["real"]), _said(line["generated"]))
             except (KeyError, TypeError) as error:
                 run.tell(f"{run.name(path)}, line {number}: not a pair ({type(error).__name__}: {error}).")
                 continue
-            if margin is not None and (values := margin(method, row, line, min(total, PAIRS))) is not None:
+            if margin is not None and (values := margin(method, row, line, total)) is not None:
                 pair["margin"] = values
             yield pair
 
     return read
 
 
-def _of_logs(run: Run, path: Path, total: int) -> Callable[[], Iterator[Json]]:
+def _of_logs(run: Run, path: Path) -> Callable[[], Iterator[Json]]:
     """Agent-R's pair logs: what both paths say after the opening."""
 
     def read() -> Iterator[Json]:
-        for number, line in run.lines(path, spread(total)):
+        for number, line in run.lines(path):
             try:
                 good, bad = _said(line["high_log"]), _said(line["low_log"])
                 prompt = str(line["task_description"])
@@ -121,7 +123,7 @@ def _of_logs(run: Run, path: Path, total: int) -> Callable[[], Iterator[Json]]:
 
 
 def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
-    """Reflect-RL's negatives, each beside the right trajectory of the same start."""
+    """Reflect-RL's negatives, each beside the right trajectory of the same start, if there is one."""
     right: dict[tuple[Any, Any], list[Said]] = {}
     wrong: dict[tuple[Any, Any], list[tuple[str, list[Said]]]] = defaultdict(list)
     for number, line in run.lines(path):
@@ -137,15 +139,15 @@ def _of_trajectories(run: Run, path: Path) -> Iterator[Json]:
                 wrong[start].append((line["id"], steps))
         except (KeyError, TypeError) as error:
             run.tell(f"{run.name(path)}, line {number}: not a trajectory ({type(error).__name__}: {error}).")
-    made = [(name, start, steps) for start, several in wrong.items() if start in right for name, steps in several]
-    for place in range(min(PAIRS, len(made))):
-        name, start, steps = made[place * len(made) // min(PAIRS, len(made))]
-        yield to_page(name, f"start {start[0]}, {start[1]}", right[start], steps)
+    for start, several in wrong.items():
+        for name, steps in several:
+            yield to_page(name, f"start {start[0]}, {start[1]}", right.get(start, []), steps)
 
 
-def spread(total: int) -> set[int] | None:
-    """The numbers of ``PAIRS`` of ``total`` lines with equal distances; None: all."""
-    return None if total <= PAIRS else {1 + place * total // PAIRS for place in range(PAIRS)}
+def _gist(prompt: str) -> str:
+    """The end of what is asked, without the template's headings."""
+    lines = [line for line in prompt.splitlines() if line.strip() and not line.startswith("#")]
+    return lines[-1][-160:] if lines else ""
 
 
 def to_page(name: str, prompt: str, real: Sequence[Said], generated: Sequence[Said]) -> Json:

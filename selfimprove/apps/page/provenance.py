@@ -7,13 +7,20 @@ import platform
 import re
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, PROFILE_MARK, composed
+
+NAMED = 8
+"""So many of the files that differ from the commit are named."""
+
+AVX2 = frozenset({"avx2", "fma"})
+AVX512 = AVX2 | {"avx512f", "avx512vl", "avx512bw", "avx512dq"}
 
 SHOWN = ("torch", "transformers", "numpy", "tokenizers", "dvc", "peft", "vllm")
 
@@ -30,17 +37,19 @@ def facts(run: Run) -> list[tuple[str, str]]:
     """(what, value) of the run."""
     changed = git(run, "status", "--porcelain", "--untracked-files=no").splitlines()
     commit = git(run, "log", "-1", "--format=%h %cs %s")
-    versions = [f"{name} {found}" for name in SHOWN if (found := _version(name))]
+    names = [line[2:].strip() for line in changed]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    packages = _packages(run)
     return [
         ("commit", commit or "not a Git repository"),
-        ("files that differ from the commit", ", ".join(line[2:].strip() for line in changed) or "none"),
+        ("files that differ from the commit", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
         ("profile", profile(run)),
         ("seed", str((run.params.get("run") or {}).get("seed", "not set"))),
         ("threads", str((run.params.get("run") or {}).get("threads", "not set"))),
-        ("processor", _processor()),
-        ("kernels", os.environ.get("ATEN_CPU_CAPABILITY", "torch's choice for this processor")),
-        ("versions", ", ".join(versions)),
-        ("Python", platform.python_version()),
+        ("versions", ", ".join(f"{name} {packages[name]}" for name in SHOWN if name in packages)),
+        ("processor, where this page was made", _processor()),
+        ("its kernels", _kernels()),
+        ("its Python", platform.python_version()),
     ]
 
 
@@ -72,17 +81,31 @@ def _said(values: Mapping[str, Any], key: str) -> str:
     return str(values[key]) if key in values else "–"
 
 
-def _version(package: str) -> str:
+def _packages(run: Run) -> dict[str, str]:
+    """Package -> version, as the run's stages had them; of this environment, if no stage has run."""
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+        lines = (run.root / "data/code/environment.txt").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return {one.metadata["Name"]: one.version for one in distributions()}
+    return {name: number for name, _, number in (line.partition("==") for line in lines)}
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
+    names = _cpuinfo("model name")
     return f"{names[0]}, {len(names)} threads" if names else platform.machine()
+
+
+def _kernels() -> str:
+    """Those that torch chooses, which takes seconds to ask: by its own variable, or the widest of the processor."""
+    flags = set(" ".join(_cpuinfo("flags")[:1]).split())
+    wide = "avx512" if flags >= AVX512 else "avx2" if flags >= AVX2 else "default"
+    return os.environ.get("ATEN_CPU_CAPABILITY", wide)
+
+
+def _cpuinfo(key: str) -> list[str]:
+    """A value for each processor; [] where Linux does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(key)]

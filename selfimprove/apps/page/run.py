@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,8 @@ class Run:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def lines(self, path: Path, only: Container[int] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(line number, object) of a JSONL file, or of ``only`` some lines; damaged ones are left out and said."""
+    def lines(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(line number, object) of a JSONL file; damaged lines are left out and said."""
         try:
             only_regular(path)
             file = path.open("rb")
@@ -135,8 +135,6 @@ class Run:
         with file:
             name = self.name(path)
             for number, raw in enumerate(file, start=1):
-                if only is not None and number not in only:
-                    continue
                 try:
                     row = parse_row(raw, f"{name}, line {number}")
                 except UserError as error:

@@ -77,8 +77,8 @@ class Scorer:
         ids = self._ids.setdefault(method, set())
         ids.update(*(part[2] or () for said in record["m"] for part in said["p"]))
 
-    def margin(self, method: str, row: str, line: Mapping[str, Any], shown: int) -> list[float] | None:
-        """log p(real) − log p(generated) of a pair, before and after training."""
+    def margin(self, method: str, row: str, line: Mapping[str, Any], count: int) -> list[float] | None:
+        """log p(real) − log p(generated) of a pair of a file of ``count``, before and after training."""
         chat = self.chat(method)
         if chat is None:
             return None
@@ -87,7 +87,7 @@ class Scorer:
             sides = [_encoded(chat, [*pair.prompt, *side], len(pair.prompt)) for side in (pair.real, pair.generated)]
         except (UserError, ValidationError):
             return None
-        if not self._turn(method, f"{row}/pairs", shown):
+        if not self._turn(method, f"{row}/pairs", count):
             return None
         both = [self._both(method, row, ids) for ids, _ in sides]
         if not all(both):

@@ -81,10 +81,10 @@ def rows_chart(method: str, summary: Mapping[str, Any]) -> Spec:
         "scale": {"domain": [method_name(method), "base, controls and agents"], "range": [COLOURS[0], "#777777"]},
         "legend": {"orient": "top", "symbolType": "circle"},
     }  # fmt: skip
-    title = f"{metric_name(metric)} on held-out tasks (± standard error)"
-    x = {"type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}}
+    title = f"{metric_name(metric)} ± standard error"
+    x = {"type": "quantitative", "title": title, "scale": {"zero": False, "nice": True}, "axis": {"tickCount": 6}}
     return _spec(
-        f"{method_name(method)}: every row",
+        f"{method_name(method)}: every row on held-out tasks",
         {
             "data": {"values": values},
             "height": {"step": ROW_HEIGHT},
@@ -150,7 +150,12 @@ def lines_chart(
     if not values:
         return None
     encoding = {
-        "x": {"field": "x", "type": "quantitative", "title": x, "axis": {"grid": False}},
+        "x": {
+            "field": "x",
+            "type": "quantitative",
+            "title": x,
+            "axis": {"grid": False, "tickMinStep": 1, "labelOverlap": True},
+        },
         "y": {"field": "y", "type": "quantitative", "title": y, "scale": {"zero": False}},
         "color": _legend(method, list(series)),
         "tooltip": _tips("row", "x", "y"),

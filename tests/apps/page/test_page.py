@@ -19,14 +19,14 @@ from selfimprove.apps.page.__main__ import main
 from selfimprove.apps.page.build import build
 from selfimprove.apps.page.chunks import write_records
 from selfimprove.apps.page.episodes import CUT, clip, to_page
-from selfimprove.apps.page.graph import StageShown
-from selfimprove.apps.page.library import Source
+from selfimprove.apps.page.graph import StageShown, trained_on
+from selfimprove.apps.page.library import Source, write_library
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.report.words import row_name
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Attempt, Episode, Message, Turn, read_rows
+from selfimprove.core.records import Attempt, Episode, Message, Turn, read_rows, write_rows
 from tests.support.reports import HOSTILE, make_tree, write_pairs, write_reinforcement, write_rise, write_trees
 from tests.support.tiny import make_tiny_model
 
@@ -388,12 +388,73 @@ def test_a_damaged_tree_is_named(tmp_path: Path) -> None:
 def test_pairs_mark_the_words_that_differ(tmp_path: Path) -> None:
     write_pairs(tmp_path / "run", [("finish[red cheese]", "finish[blue cheese]"), ("the same", "the same")])
     build(tmp_path / "run", tmp_path / "out")
-    [index] = chunk(tmp_path / "out", "pairs-index")["sets"]
-    assert index["same"] == "di"
-    first, second = chunk(tmp_path / "out", f"{index['file']}-0")
+    [named] = chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert chunk(tmp_path / "out", f"{named['file']}-index")["same"] == "di"
+    first, second = chunk(tmp_path / "out", f"{named['file']}-0")
     assert first["real"] == [["assistant", [[0, "finish["], [1, "red"], [0, " cheese]"]]]]
     assert first["generated"] == [["assistant", [[0, "finish["], [1, "blue"], [0, " cheese]"]]]]
     assert second["real"] == [["assistant", [[0, "the same"]]]]
+
+
+def test_every_pair_is_in_the_page(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "run", [(f"finish[{number}]", "finish[]") for number in range(1000)])
+    steps = [{"command": "move east", "reflection": "So."}]
+    lines = [
+        {"id": f"{task}-{kind}", "task_id": task, "level": "full", "steps": steps, "info": kind, "env": "taxi"}
+        for task, kind in [*((0, kind) for kind in ("positive", "negative_1", "negative_2")), (1, "negative_3")]
+    ]
+    (tmp_path / "run/results/reflect_rl").mkdir(parents=True)
+    (tmp_path / "run/data/reflect_rl").mkdir(parents=True)
+    write_rows(tmp_path / "run/data/reflect_rl/trajectories.jsonl", lines)
+    build(tmp_path / "run", tmp_path / "out")
+    negatives, pairs = chunk(tmp_path / "out", "pairs-index")["sets"]
+    assert chunk(tmp_path / "out", f"{pairs['file']}-index")["ids"] == [f"iter0-question-{n}" for n in range(1000)]
+    assert chunk(tmp_path / "out", f"{negatives['file']}-index")["ids"] == [
+        "0-negative_1",
+        "0-negative_2",
+        "1-negative_3",
+    ]
+    shown = chunk(tmp_path / "out", f"{negatives['file']}-0")
+    assert [bool(one["real"]) for one in shown] == [
+        True,
+        True,
+        False,
+    ]  # no right trajectory starts as the last one does
+
+
+def finetune(method: str, row: str, file: str, before: str) -> StageShown:
+    """A stage that trains ``row`` on a file, from the model of ``before``."""
+    return StageShown(
+        f"{method}-finetune@{row}", "", method, "finetune", row, [], [],
+        [f"data/{method}/{file}.jsonl", f"models/{method}/{before}"],
+        [{"path": f"models/{method}/{row}", "there": True}], [], "done",
+    )  # fmt: skip
+
+
+def test_a_file_of_examples_belongs_to_the_row_that_learnt_from_it(tmp_path: Path) -> None:
+    """Reflect-RL's SFT: reflections and actions are learnt by two models, each with log-probabilities of its own."""
+    files = {"policy": "sft_policy", "reflector": "sft_reflection", "more_sft": "sft_policy"}
+    stages = [finetune("reflect_rl", row, f"base/train/{file}", "start") for row, file in files.items()]
+    train = tmp_path / "data/reflect_rl/base/train"
+    train.mkdir(parents=True)
+    for file in ("sft_policy", "sft_reflection", "sft_policy_positive"):
+        write_rows(train / f"{file}.jsonl", [TRAINED | {"id": file}])
+    for row in ("start", *files):
+        make_tiny_model(tmp_path / "models/reflect_rl" / row, seed=len(row))
+        (tmp_path / "results/reflect_rl" / row).mkdir(parents=True)
+    trained = trained_on(stages)
+    run = Run(tmp_path)
+    scorer = Scorer(run, stages, "auto")
+    found = write_library(run, "reflect_rl", tmp_path / "data", scorer.extend, trained)
+    assert [one["name"] for one in found.sets] == ["policy/training", "reflector/training"]
+    for place, row in enumerate(("policy", "reflector")):
+        [record] = chunk(tmp_path, f"{found.sets[place]['file']}-0")
+        _, _, ids, after, before = record["m"][1]["p"][0]
+        prompt = [Message(role="user", content="one")]
+        for values, model in ((after, row), (before, "start")):
+            wanted = log_probs(tmp_path / "models/reflect_rl" / model, prompt, ids)
+            assert values == pytest.approx(wanted, abs=2e-3)
+        assert after != before
 
 
 @pytest.fixture
@@ -402,10 +463,7 @@ def scorers(tmp_path: Path) -> Callable[[Wanted], Scorer]:
     for row in ("base", "iter1"):
         make_tiny_model(tmp_path / "models/rise" / row)
         (tmp_path / "results/rise" / row).mkdir(parents=True)
-    stage = StageShown(
-        "rise-finetune@iter1", "", "rise", "finetune", "iter1", [], [], ["models/rise/base"],
-        [{"path": "models/rise/iter1", "there": True}], [], "done",
-    )  # fmt: skip
+    stage = finetune("rise", "iter1", "iter1/train/examples", "base")
     return lambda wanted: Scorer(Run(tmp_path), [stage], wanted)
 
 

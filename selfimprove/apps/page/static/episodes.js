@@ -108,7 +108,7 @@
       const [id, text] = index ? index.tasks[cell(set.t, place)] : ["", ""];
       const letter = set.s[place];
       const badge = !NAMES[letter] ? null : el("span", { class: `badge ${letter === "s" ? "good" : letter === "b" ? "bad" : ""}` }, NAMES[letter]);
-      const run = index?.runs[cell(set.u, place)];
+      const run = letter === "e" ? `line ${line(set, place)}` : index?.runs[cell(set.u, place)];
       const link = el("a", { href: `#${new URLSearchParams({ ...values(), at: String(place) })}`, "aria-current": String(place) === current ? "true" : null },
         el("span", { class: "id" }, el("span", {}, visible(run ? `${id} · ${run}` : id)), badge),
         el("span", { class: "preview" }, visible(text.slice(-160))));

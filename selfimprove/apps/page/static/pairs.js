@@ -8,35 +8,38 @@
   const form = /** @type {HTMLFormElement} */ (byId("filters"));
   const ROLES = /** @type {Record<string, string>} */ ({ assistant: "model", environment: "environment", reflector: "reflection" });
 
-  /** @typedef {{key: string, label: string, file: string, starts: number[], total: number, same: string, ids: string[], texts: string[], margins: ([number, number] | null)[]}} Set */
+  /** @typedef {{key: string, label: string, file: string}} Named */
+  /** @typedef {Named & {starts: number[], same: string, ids: string[], texts: string[], margins: ([number, number] | null)[]}} Set */
 
-  /** @type {Set[]} */
+  /** @type {Named[]} */
   let sets = [];
+  /** @type {Set} */
+  let set;
   /** @type {number[]} */
   let found = [];
   let at = 0;
 
   /** @param {string} name @returns {HTMLSelectElement} */
   const select = (name) => /** @type {any} */ (form.elements.namedItem(name));
-  const chosen = () => sets.find((set) => set.key === select("set").value) ?? sets[0];
 
   function values() {
     return Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, String(value)]).filter(([, value]) => value !== ""));
   }
 
   function list() {
-    const set = chosen();
     const q = select("q").value.trim().toLowerCase();
     const show = select("show").value;
     found = set.ids.map((_, place) => place).filter((place) => {
       const margin = set.margins[place];
       if (show === "different" && set.same[place] === "i") return false;
       if (show === "identical" && set.same[place] !== "i") return false;
+      if (show === "scored" && !margin) return false;
       if (show === "worse" && !(margin && margin[1] < margin[0])) return false;
       return !q || set.ids[place].toLowerCase().includes(q) || set.texts[place].toLowerCase().includes(q);
     });
     at = Math.min(at, Math.max(0, Math.floor((found.length - 1) / PAGE) * PAGE));
-    const of = set.total > set.ids.length ? ` (of ${set.total.toLocaleString("en")} in the file, evenly spread)` : "";
+    const scored = set.margins.filter(Boolean).length;
+    const of = scored ? `; margins were computed of ${scored.toLocaleString("en")}` : "";
     byId("count").textContent = `${found.length.toLocaleString("en")} of ${set.ids.length.toLocaleString("en")} pairs${of}`;
     byId("list").replaceChildren(...found.slice(at, at + PAGE).map((place) => {
       const margin = set.margins[place];
@@ -61,7 +64,6 @@
   }
 
   async function read() {
-    const set = chosen();
     const place = state().at === undefined ? -1 : Number(state().at);
     if (!(place >= 0 && place < set.ids.length)) {
       byId("reader").replaceChildren(el("p", { class: "empty" }, "Choose a pair."));
@@ -73,7 +75,7 @@
     const facts = el("p", { class: "facts" }, el("span", {}, set.label));
     if (pair.margin) {
       const [before, after] = pair.margin.map((/** @type {number} */ value) => dialogue.signed(value));
-      facts.append(el("span", {}, `margin log p(left) − log p(right): before training ${before}, after ${after}`),
+      facts.append(el("span", {}, `margin log p(preferred) − log p(other): before training ${before}, after ${after}`),
         el("span", { class: pair.margin[1] >= pair.margin[0] ? "good" : "bad" }, change(pair.margin)));
     }
     const prompt = el("div", { class: "message user" }, el("div", { class: "who" }, el("b", {}, "prompt")), el("div", { class: "text" }, visible(pair.q)));
@@ -86,6 +88,8 @@
     const wanted = state();
     if (wanted.set && sets.some((set) => set.key === wanted.set)) select("set").value = wanted.set;
     for (const name of ["show", "q"]) select(name).value = wanted[name] ?? "";
+    const named = sets.find((one) => one.key === select("set").value) ?? sets[0];
+    if (set?.key !== named.key) set = { ...named, ...(await load(`${named.file}-index`)) };
     list();
     await read();
   }
@@ -93,8 +97,8 @@
   form.addEventListener("input", (event) => {
     at = 0;
     go(values());
-    list();
-    if (/** @type {HTMLInputElement} */ (event.target).name === "set") read().catch(page.failed);
+    if (/** @type {HTMLInputElement} */ (event.target).name === "set") open().catch(page.failed);
+    else list();
   });
   form.addEventListener("submit", (event) => event.preventDefault());
   byId("previous").addEventListener("click", () => { at -= PAGE; list(); });
