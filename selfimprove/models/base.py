@@ -16,6 +16,9 @@ from selfimprove.models.scratch import ScratchArch
 SMOLLM2 = "models/smollm2"
 """The folder that ``make models/smollm2`` writes; params may name it before it is there."""
 
+ALL = "all"
+"""Whose texts train the tokenizer, where that is not one method's own."""
+
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
 
@@ -36,6 +39,11 @@ class BaseParams(Section):
         default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"
     )
     arch: ScratchArch = ScratchArch()
+    texts: str | None = Field(
+        default=None,
+        description="whose texts train a tokenizer from scratch: the method's own (its name, or null), or all: those "
+        "of all four methods, which then start from one model with one tokenizer",
+    )
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseParams:
@@ -53,6 +61,13 @@ class BaseSection(Section):
     agent_r: BaseParams
     reflect_rl: BaseParams
     spin: BaseParams
+
+    @model_validator(mode="after")
+    def _texts(self) -> BaseSection:
+        for method, base in self:
+            if base.texts not in (None, method, ALL):
+                raise ValueError(f"{method}.texts: {base.texts!r} is given; choose {method}, its own, or {ALL}")
+        return self
 
 
 def resolve_model(params: BaseParams) -> Path:

@@ -41,7 +41,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         report = learn(job, progress.reach)
     mark_environment(out, env)
     stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
-    metrics = report.model_dump(exclude={"seconds", "play_seconds", "resumed_at"})
+    stage.timing |= {"rollout_generated_tokens": report.generated_tokens}
+    metrics = report.model_dump(exclude={"seconds", "play_seconds", "generated_tokens", "resumed_at"})
     write_json(
         stage.output(f"results/reflect_rl/{name}/train.json"),
         {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},

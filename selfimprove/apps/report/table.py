@@ -18,7 +18,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
+from selfimprove.apps.report.words import figure_text, signed_text
 from selfimprove.methods.omissions import OMISSIONS
 from selfimprove.pipeline.params import METHODS
 
@@ -41,6 +43,9 @@ def main() -> None:
     draw(summaries, OUT)
     if len(summaries) > 1:
         tables.append(overview(summaries))
+    compared = arena(Path(), read_summaries([]), TIMING)
+    if compared is not None:
+        tables += arena_tables(compared)
     for table in tables:
         for part in fitted(table, console):
             console.print(part)
@@ -184,25 +189,6 @@ def draw(summaries: dict[str, Any], folder: Path) -> None:
         for curve in summary.get("curves") or [summary["curve"]]:
             name = f"{method}-{curve['title'].replace(' ', '-')}.png"
             write_png(curve_chart(method, curve, summary["solid"]), folder / name)
-
-
-def figure_text(figure: dict[str, float], column: str) -> str:
-    """Mean ± standard error."""
-    return f"{_short(figure['mean'], column)}±{_short(figure['se'], column)}"
-
-
-def signed_text(figure: dict[str, float], column: str) -> str:
-    """A difference ± its standard error; * marks more than three of them."""
-    mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
-    sign = "-" if figure["mean"] < 0 else "+"
-    return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
-
-
-def _short(value: float, column: str) -> str:
-    """A share as .123; a score, which counts to 100, as 12.3."""
-    if column.endswith("score"):
-        return f"{value:.1f}"
-    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"
 
 
 def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""Methods, rows and metrics in words, as legends and tables say them: ``rise``, ``iter2`` is "RISE, iteration 2"."""
+"""Methods, rows and metrics in words, as legends and tables say them: ``rise``, ``iter2`` is "RISE, iteration 2"; and
+their values."""
 
 from __future__ import annotations
 
@@ -28,3 +29,22 @@ def row_name(method: str, row: str) -> str:
 def metric_name(metric: str) -> str:
     """``m1@t5`` stays; ``invalid_actions`` -> "invalid actions"."""
     return {"em": "exact match", "f1": "F1"}.get(metric, metric.replace("_", " "))
+
+
+def figure_text(figure: dict[str, float], column: str) -> str:
+    """Mean ± standard error."""
+    return f"{_short(figure['mean'], column)}±{_short(figure['se'], column)}"
+
+
+def signed_text(figure: dict[str, float], column: str) -> str:
+    """A difference ± its standard error; * marks more than three of them."""
+    mark = "*" if figure["se"] and abs(figure["mean"]) > 3 * figure["se"] else " "
+    sign = "-" if figure["mean"] < 0 else "+"
+    return f"{sign}{_short(abs(figure['mean']), column)}±{_short(figure['se'], column)}{mark}"
+
+
+def _short(value: float, column: str) -> str:
+    """A share as .123; a score, which counts to 100, as 12.3."""
+    if column.endswith("score"):
+        return f"{value:.1f}"
+    return f"{value:.3f}".lstrip("0") if value < 0.9995 else f"{value:.2f}"

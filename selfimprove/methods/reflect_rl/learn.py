@@ -87,7 +87,8 @@ class RLJob:
 
 
 class RLReport(BaseModel):
-    """The report of a run. Everything but ``seconds`` and ``resumed_at`` is the same on every run.
+    """The report of a run. Everything from ``seconds`` on differs between runs; ``generated_tokens``: since it was
+    resumed, labels and reflections.
 
     ``shortened_prompts``, ``cut_completions``: of ``decisions``, those whose prompt (or the reflector's) lost its left
     side, or whose reflection the token limit ended. ``update_tokens``: read forwards and backwards, every pass;
@@ -107,6 +108,7 @@ class RLReport(BaseModel):
     reflector_hash: str | None
     seconds: float = 0.0
     play_seconds: float = 0.0
+    generated_tokens: int = 0
     resumed_at: int = 0
 
 
@@ -243,6 +245,8 @@ class _Run:
         if self._group.first:
             self._policy.write(self._job.out_dir, self._job.checkpoints)
         update, played = self._learner.tokens, self._totals["rollout_tokens"]
+        engines = [self._engine, *([] if self._reflector is None else [self._reflector.engine])]
+        generated = sum(self._group.gather(sum(engine.stats.generated_tokens for engine in engines)))
         return RLReport(
             iterations=self._done,
             **self._totals,
@@ -251,6 +255,7 @@ class _Run:
             reflector_hash=frozen,
             seconds=time.monotonic() - began,
             play_seconds=self._play_seconds,
+            generated_tokens=generated,
             resumed_at=resumed,
         )
 

@@ -11,6 +11,8 @@ from typing import Literal
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.envs.listed import ListedText
+from selfimprove.envs.splits import draw_splits
 from selfimprove.methods.reflect_rl.params import TaskParams
 
 Split = Literal["train", "dev", "test"]
@@ -21,14 +23,20 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
     """The three splits, disjoint, in an order drawn by the seed.
 
     Without counts 7:2:1 of all, as round(.7 n), round(.2 n) and the rest (the original's draws are unseeded, and not of
-    one shuffle). Where the environment has splits of its own (ALFWorld), dev and test are drawn from ``valid``.
+    one shuffle). Where the environment has splits of its own (ALFWorld), dev and test are drawn from ``valid``. Of
+    another that is acted in by text (``ListedText``), dev and test are those of the other methods, if as many are asked
+    for.
 
     Raises:
         UserError: more tasks are asked for than there are, or a split would be empty.
     """
     learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
     splits: dict[Split, list[int]] = {}
-    if learn == judge:
+    if learn == judge and isinstance(env, ListedText):
+        counts: dict[str, int] = dict(zip(SPLITS, _sizes(cfg, len(learn)), strict=True))
+        drawn = draw_splits(env.name, learn, counts, seed=seed, where="reflect_rl.tasks")
+        splits = {name: drawn[name] for name in SPLITS}
+    elif learn == judge:
         rng("reflect_rl panels", seed, env.name).shuffle(learn)
         sizes = _sizes(cfg, len(learn))
         _enough(env.name, sum(sizes), len(learn))

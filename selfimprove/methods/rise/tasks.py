@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from hashlib import blake2b
+from os.path import commonprefix
 from pathlib import Path
+from typing import Any
 
 from selfimprove.core.records import Example, Message
 from selfimprove.envs.interface import AnswerEnv, CarriesOut, Problem
@@ -62,17 +64,29 @@ def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) 
     ]
 
 
-def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, str]]:
-    """Texts that the small tokenizer is trained on: each problem as it is asked, asked again, and solved."""
-    told = asyncio.run(_told(problems, env)) if isinstance(env, CarriesOut) else [None] * len(problems)
+def texts(problems: Sequence[Problem], env: AnswerEnv) -> list[dict[str, Any]]:
+    """Texts that the small tokenizer is trained on: each problem as it is asked, asked again, and solved.
+
+    What the questions of an environment that carries attempts out begin with, its instruction, is one token.
+    """
+    asked = [opening(problem.question, few_shot=False)[-1].content for problem in problems]
+    if not isinstance(env, CarriesOut):
+        told: list[str | None] = [None] * len(problems)
+        fixed = ""
+    else:
+        told = list(asyncio.run(_told(problems, env)))
+        fixed = commonprefix(asked).rpartition("\n")[0] if len(asked) > 1 else ""  # noqa: RUF071
     return [
-        {"text": text}
-        for problem, happened in zip(problems, told, strict=True)
-        for text in (
-            *(message.content for message in opening(problem.question, few_shot=False)),
-            feedback(0.0, problem.question, told=happened),
-            env.demonstration(problem),
-        )
+        *([{"text": fixed, "fixed": True}] if fixed else []),
+        *(
+            {"text": text.removeprefix(fixed)}
+            for problem, question, happened in zip(problems, asked, told, strict=True)
+            for text in (
+                question,
+                feedback(0.0, problem.question, told=happened),
+                env.demonstration(problem),
+            )
+        ),
     ]
 
 

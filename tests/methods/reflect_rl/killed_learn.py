@@ -68,7 +68,7 @@ def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
     try:
         params = RLParams.model_validate(run["params"], strict=False)
         report = learn.learn(make_job(Path(run["model"]), Path(run["out"]), params, reflector=True), progress)
-        times = {"seconds", "play_seconds", "resumed_at"}
+        times = {"seconds", "play_seconds", "generated_tokens", "resumed_at"}
         (Path(run["out"]) / "report.json").write_text(report.model_dump_json(exclude=times))
         code = 0
     except BaseException:

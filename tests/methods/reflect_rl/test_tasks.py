@@ -14,6 +14,7 @@ from selfimprove.envs.alfworld.kitchen_games import TRAIN, VALID
 from selfimprove.envs.autoexplore.playable import playable_tasks, write_tasks
 from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.registry import listed_env
+from selfimprove.envs.splits import draw_splits
 from selfimprove.methods.reflect_rl.params import TaskParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.methods.splits import load_split, to_rows
@@ -56,6 +57,22 @@ def test_kitchens_to_be_tested_in_are_other_kitchens() -> None:
     splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=1)
     assert set(splits["train"]) <= set(TRAIN)
     assert set(splits["dev"]) | set(splits["test"]) <= set(VALID)
+
+
+def test_an_environment_that_is_acted_in_has_the_other_methods_split() -> None:
+    """Whoever draws as many tasks for dev and test gets these, so that methods can be compared."""
+    env = listed_env(name="textcraft").make()
+    splits = build_splits(TaskParams(train=30, dev=10, test=20), env, seed=3)
+    others = draw_splits(
+        "textcraft", env.task_ids(), {"test": 20, "dev": 10, "train": 18, "demonstrations": 12}, seed=3
+    )
+    assert (splits["test"], splits["dev"]) == (others["test"], others["dev"])
+    assert splits["train"] == others["train"] + others["demonstrations"]
+    assert {name: len(ids) for name, ids in build_splits(TaskParams(), env, seed=3).items()} == {
+        "train": 867, "dev": 248, "test": 123
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"reflect_rl.tasks.train: 1300 tasks of textcraft are asked for"):
+        build_splits(TaskParams(train=1300, dev=10, test=20), env, seed=3)
 
 
 def test_too_many_tasks_are_refused() -> None:

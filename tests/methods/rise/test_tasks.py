@@ -14,6 +14,8 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_rows
 from selfimprove.envs.math.world import make_env
+from selfimprove.envs.plans import RULE, Plans
+from selfimprove.envs.registry import answer_env
 from selfimprove.methods.rise.params import TaskParams
 from selfimprove.methods.rise.prompts import opening
 from selfimprove.methods.rise.tasks import SPLITS, build_splits, demonstrate, load_split, split_hash, texts, to_row
@@ -99,6 +101,18 @@ def test_the_tokenizer_s_texts_hold_questions_feedback_and_solutions(tmp_path: P
     assert len(made) == 3
     assert all(problem.question in text for text in made[:2])
     assert made[2] == GSM8K.demonstration(problem)
+
+
+def test_an_instruction_is_a_token_and_stands_in_no_other_text() -> None:
+    env = answer_env(name="textcraft").make()
+    assert isinstance(env, Plans)
+    problems = env.problems({"demonstrations": 5}, seed=1)["demonstrations"]
+    fixed, *others = texts(problems, env)
+    assert fixed["fixed"]
+    assert RULE in fixed["text"]
+    assert all(opening(problem.question, False)[0].content.startswith(fixed["text"]) for problem in problems)
+    assert not any(row.get("fixed") or RULE in row["text"] for row in others)
+    assert len(others) == 3 * len(problems)
 
 
 def test_own_files_are_divided_and_the_test_file_is_the_test_split_s_alone(tmp_path: Path) -> None:

@@ -1,0 +1,257 @@
+"""The arena: methods that were tested on the same tasks in one table, each against its own base and against the others.
+
+Profiles ``arena-…`` give all methods one environment, one split, one model to start from and as many training tokens;
+``make repro`` and ``make report`` then end with this table. It is shown wherever two methods share their test tasks.
+
+What it compares is a method's last row with its warm start, with more SFT of as many tokens, and with the other
+methods' last rows, all paired by task. Metrics are 1 for a task that is solved, and each method plays in its own way:
+
+==========  =========================================================================================================
+RISE        the headline of its own table: the majority of the attempts of one run without an oracle; an attempt is
+            carried out from a reset
+Agent-R     success: the episode's last score is the maximum
+Reflect-RL  success, with the reflection model; it chooses among the actions that make sense
+SPIN        em: the episode's reward is 1
+==========  =========================================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from selfimprove.apps.report.words import figure_text, method_name, signed_text
+from selfimprove.core.outcomes import Outcome, paired_difference
+from selfimprove.core.records import mean_and_error, read_jsonl
+from selfimprove.core.yaml import read_yaml
+from selfimprove.methods.rows import NONE, START
+from selfimprove.models.base import ALL, BaseParams
+from selfimprove.models.tokenizer import TokenizerParams
+from selfimprove.pipeline.params import METHODS
+
+MORE = "more_sft"
+METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
+"""What counts a solved task as 1; RISE's is its headline."""
+COLLECTED = {"rise": "samples", "agent_r": "leaves", "spin": "em"}
+"""The count of collected episodes in an iteration's generate.json; Reflect-RL's is in a run's train.json."""
+
+Arena = dict[str, Any]
+"""What the tables show, as JSON: env, tasks, same_start, methods (name -> what was measured, or ``missing``: why
+nothing was), between (``a-b`` -> difference of the last rows)."""
+
+
+def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | None:
+    """The comparison of the methods of a run; None where no two of them were tested on the same tasks.
+
+    Args:
+        root: the run's folder.
+        summaries: method -> its summary, of those that have one.
+        timing: where the stages left how long they took.
+    """
+    metrics = {method: METRICS.get(method) or _headline(summary) for method, summary in summaries.items()}
+    solved = {method: _solved(root, method, one["last"], metrics[method]) for method, one in summaries.items()}
+    shared = _largest_group(solved)
+    if len(shared) < 2:
+        return None
+    params = read_yaml(root / "params.yaml")
+    first = solved[shared[0]]
+    methods: dict[str, Any] = {}
+    for method in METHODS:
+        if method in shared:
+            methods[method] = _measured(root, method, summaries[method], metrics[method], params, timing)
+        elif method in solved:
+            methods[method] = {"missing": f"was tested on other tasks than {_name(first)}'s {len(first)}"}
+        else:
+            methods[method] = {"missing": f"no results yet; run `make repro METHOD={method}`"}
+    between = {f"{a}-{b}": paired_difference(solved[a], solved[b]) for a, b in combinations(shared, 2)}
+    return {
+        "env": _name(first),
+        "tasks": len(first),
+        "same_start": same_start(params, shared),
+        "methods": methods,
+        "between": between,
+    }
+
+
+def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
+    """Whether methods start from one model: the same named one, or one from scratch of one size with one tokenizer."""
+    starts: list[object] = []
+    for method in methods:
+        base = BaseParams.model_validate(params["base"][method])
+        tokenizer = TokenizerParams.model_validate(params["tokenizer"][method])
+        if base.model is not None:
+            starts.append((base.model, base.revision, base.adapter_of))
+        elif base.texts == ALL:  # the template is how a method writes a dialogue, not what the model is
+            starts.append((base.arch, tokenizer.model_copy(update={"template": "plain"})))
+        else:
+            starts.append(method)
+    return all(start == starts[0] for start in starts)
+
+
+def _largest_group(solved: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """The most methods that have the same tasks."""
+    groups = [[other for other in solved if solved[other].keys() == solved[one].keys()] for one in solved]
+    return max(groups, key=len, default=[])
+
+
+def _name(solved: Mapping[str, float]) -> str:
+    """The environment, of which a task's id says the name: ``textcraft-867``."""
+    return next(iter(solved)).rpartition("-")[0]
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    return str(summary.get("headline", summary["columns"][0]))
+
+
+def _solved(root: Path, method: str, row: str, metric: str) -> dict[str, float]:
+    """Task -> the metric, of one row."""
+    rows = read_jsonl(root / "results" / method / row / "outcomes.jsonl", Outcome)
+    return {one.id: one.values[metric] for one in rows if metric in one.values}
+
+
+def _measured(
+    root: Path, method: str, summary: Mapping[str, Any], metric: str, params: Mapping[str, Any], timing: Path
+) -> dict[str, Any]:
+    """A method's part: metrics of three rows, their differences, and what the last one took."""
+    last, order = summary["last"], summary["order"]
+    iterations = params[method]["iterations"]
+    lineage = _lineage(iterations, last)
+    base = iterations[lineage[0]]["init"]  # the warm start: base, or the policy that reinforcement starts from
+    rows = {"base": base, "more": MORE, "last": last}
+    solved = {kind: _solved(root, method, row, metric) for kind, row in rows.items() if row in order}
+    warm = [base]
+    if method == "reflect_rl" and iterations[last]["reflector"] != NONE:
+        warm.append(iterations[last]["reflector"])
+    trained = {row: _json(root / "results" / method / row / "train.json") for row in [*warm, *lineage]}
+    found: dict[str, Any] = {
+        "metric": metric,
+        "rows": rows,
+        "values": {kind: mean_and_error(values.values()) for kind, values in solved.items()},
+        "minus": {kind: paired_difference(solved["last"], values) for kind, values in solved.items() if kind != "last"},
+        "warm_tokens": sum(trained[row]["real_tokens"] for row in warm if row != START),
+        "tokens": sum(trained[row]["real_tokens"] for row in lineage),
+        "episodes": sum(_episodes(root, method, row) for row in lineage),
+    }
+    if MORE in solved:
+        found["more_tokens"] = summary["rows"][MORE]["training_tokens"]
+    return found | _took(timing, method, warm, lineage)
+
+
+def _lineage(iterations: Mapping[str, Any], last: str) -> list[str]:
+    """The last iteration and those that it goes on from, oldest first."""
+    chain = [last]
+    while iterations[chain[0]]["init"] in iterations:
+        chain.insert(0, iterations[chain[0]]["init"])
+    return chain
+
+
+def _episodes(root: Path, method: str, row: str) -> int:
+    """Episodes that an iteration played to learn from: attempts, leaves of trees, episodes."""
+    if method == "reflect_rl":
+        return int(_json(root / "results" / method / row / "train.json")["episodes"])
+    count = _json(root / "results" / method / row / "generate.json")[COLLECTED[method]]
+    return int(count["n"] if isinstance(count, dict) else count)
+
+
+def _took(timing: Path, method: str, warm: Sequence[str], lineage: Sequence[str]) -> dict[str, Any]:
+    """Seconds of the stages that made the last row, and tokens that the models wrote for it; None where a stage of it
+    was restored from the cache instead of run."""
+    steps = ["generate", "convert", "finetune"] if method != "reflect_rl" else ["reinforce"]
+    names = [f"{method}-finetune@{row}" for row in warm]
+    names += [f"{method}-{step}@{row}" for row in lineage for step in steps]
+    names += [f"{method}-generate", f"{method}-convert"] if method == "reflect_rl" else []
+    files = [timing / f"{name}.json" for name in names]
+    if not all(file.is_file() for file in files):
+        return {"seconds": None, "generated": None}
+    ran = [_json(file) for file in files]
+    written = [value for one in ran for key, value in one.items() if key.endswith("_generated_tokens")]
+    return {"seconds": round(sum(one["seconds"] for one in ran), 1), "generated": int(sum(written))}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+# As tables
+
+HEADS = (
+    "method", "metric", "base", "more SFT", "last", "Δ base", "Δ more SFT", "warm start", "tokens", "episodes",
+    "generated", "seconds",
+)  # fmt: skip
+NOTE = (
+    "Δ: the last row minus the base, and minus more SFT that read as many tokens, task by task; * more than three "
+    "standard errors. warm start, tokens: read in training before and by the method; episodes: played to learn from; "
+    "generated: tokens written meanwhile; seconds: of the stages that made the last row (- if restored)"
+)
+
+
+def rows_of(found: Arena) -> list[list[str]]:
+    """The cells under ``HEADS``; of a method that is missing its name and why."""
+    rows = []
+    for method, one in found["methods"].items():
+        if "missing" in one:
+            rows.append([method_name(method), one["missing"]])
+            continue
+        values, minus, metric = one["values"], one["minus"], one["metric"]
+        cells = [figure_text(values[kind], metric) if kind in values else "-" for kind in ("base", "more", "last")]
+        cells += [signed_text(minus[kind], metric).strip() if kind in minus else "-" for kind in ("base", "more")]
+        cells += [f"{one[key] / 1000:.0f}k" for key in ("warm_tokens", "tokens")]
+        cells.append(str(one["episodes"]))
+        cells.append("-" if one["generated"] is None else f"{one['generated'] / 1000:.0f}k")
+        cells.append("-" if one["seconds"] is None else f"{one['seconds']:.0f}")
+        rows.append([method_name(method), metric, *cells])
+    return rows
+
+
+def between_of(found: Arena) -> list[list[str]]:
+    """Method -> its last row minus each other method's; the first row holds the names."""
+    names = [method for method, one in found["methods"].items() if "missing" not in one]
+    lines = [["", *(f"− {method_name(other)}" for other in names)]]
+    for one in names:
+        cells = []
+        for other in names:
+            if f"{one}-{other}" in found["between"]:
+                cells.append(signed_text(found["between"][f"{one}-{other}"], "").strip())
+            elif f"{other}-{one}" in found["between"]:
+                there = found["between"][f"{other}-{one}"]
+                cells.append(signed_text({**there, "mean": -there["mean"]}, "").strip())
+            else:
+                cells.append("")
+        lines.append([method_name(one), *cells])
+    return lines
+
+
+def basis(found: Arena) -> str:
+    """What all rows have in common, in a sentence."""
+    start = "one model and one tokenizer" if found["same_start"] else "models or tokenizers that differ"
+    return f"{found['env']}, {found['tasks']} test tasks, mean ± standard error; all start from {start}"
+
+
+def arena_tables(found: Arena) -> list[Table]:
+    """The comparison, and the differences between methods."""
+    table = Table(title=f"arena: {basis(found)}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for place, head in enumerate(HEADS):
+        table.add_column(head, no_wrap=True, justify="left" if place < 2 else "right")
+    missing = []
+    for row in rows_of(found):
+        if len(row) == len(HEADS):
+            table.add_row(*row)
+        else:
+            missing.append(": ".join(row))
+    table.caption = "\n".join([NOTE, *missing])
+    names, *lines = between_of(found)
+    matrix = Table(title="arena: last row of a method minus that of another, paired", box=box.SIMPLE)
+    for place, cell in enumerate(names):
+        matrix.add_column(cell, no_wrap=True, justify="right" if place else "left")
+    for cells in lines:
+        matrix.add_row(*cells)
+    for made in (table, matrix):
+        made.title_justify = made.caption_justify = "left"
+    return [table, matrix]

@@ -1,0 +1,186 @@
+"""The table that compares methods which share their test tasks, from outputs written by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from selfimprove.apps.report.arena import Arena, arena, arena_tables, between_of, rows_of, same_start
+from selfimprove.apps.report.table import SUMMARIES, fitted, read_summaries
+from selfimprove.core.outcomes import Outcome
+from selfimprove.core.publish import write_json, write_text
+from selfimprove.core.records import write_jsonl
+from tests.support.profiles import profile
+
+TIMING = Path("timing")
+ARENAS = ("arena-textcraft",)
+METRIC = {"rise": "m1@t3", "agent_r": "success", "reflect_rl": "success", "spin": "em"}
+ROWS = {
+    "rise": ("base", "more_sft", "iter1", "iter2"),
+    "agent_r": ("base", "more_sft", "iter1", "iter2"),
+    "reflect_rl": ("policy", "more_sft", "reflect_rl"),
+    "spin": ("base", "more_sft", "iter0", "iter1"),
+}
+SOLVED = {
+    "rise": ([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]),
+    "agent_r": ([0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]),
+    "reflect_rl": ([0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]),
+    "spin": ([1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]),
+}
+"""Of base, more SFT and last, whether each of four tasks was solved."""
+
+
+def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), env: str = "textcraft") -> None:
+    """What the method's stages leave, of a small run: 1,000 tokens of warm start, 250 an iteration."""
+    base, *_, last = ROWS[method]
+    results, metric = root / "results" / method, METRIC[method]
+    for row in (*ROWS[method], *(["reflector"] if method == "reflect_rl" else [])):
+        (results / row).mkdir(parents=True)
+        solved = SOLVED[method][{base: 0, "more_sft": 1, "reflector": 0}.get(row, 2)]
+        write_jsonl(
+            results / row / "outcomes.jsonl",
+            [Outcome(id=f"{env}-{task}", values={metric: float(one)}) for task, one in zip(tasks, solved, strict=True)],
+        )
+        tokens = {base: 1000, "more_sft": 500, "reflector": 400}.get(row, 250)
+        write_json(results / row / "train.json", {"real_tokens": tokens, "episodes": 40})
+        write_json(results / row / "generate.json", {"samples": 31, "leaves": 32, "em": {"mean": 0.5, "n": 33}})
+        for step in ("generate", "convert", "finetune", "reinforce"):
+            write_json(
+                root / TIMING / f"{method}-{step}@{row}.json",
+                {"seconds": 2.0, "actor_generated_tokens": 500, "teacher_generated_tokens": 0},
+            )
+    for step in ("generate", "convert"):
+        write_json(root / TIMING / f"{method}-{step}.json", {"seconds": 1.0})
+    summary = {
+        "columns": [metric], "order": list(ROWS[method]), "last": last,
+        "rows": {row: {"metrics": {}, "training_tokens": 500} for row in ROWS[method]},
+    }  # fmt: skip
+    write_json(root / SUMMARIES / f"{method}.json", summary)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / SUMMARIES).mkdir(parents=True)
+    (tmp_path / TIMING).mkdir()
+    write_text(tmp_path / "params.yaml", json.dumps(profile("arena-textcraft")))
+    return tmp_path
+
+
+def found(root: Path) -> Arena:
+    one = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
+    assert one is not None
+    return one
+
+
+def estimate(values: Mapping[str, Any]) -> tuple[float, int]:
+    return round(values["mean"], 4), values["n"]
+
+
+def test_differences_are_of_the_same_tasks_whatever_order_they_were_played_in(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "reflect_rl")
+    other = root / "results/reflect_rl/reflect_rl/outcomes.jsonl"
+    other.write_text("".join(reversed(other.read_text().splitlines(keepends=True))))
+    one = found(root)
+    rise = one["methods"]["rise"]
+    assert {kind: estimate(value) for kind, value in rise["values"].items()} == {
+        "base": (0.25, 4), "more": (0.5, 4), "last": (0.75, 4)
+    }  # fmt: skip
+    assert {kind: estimate(value) for kind, value in rise["minus"].items()} == {"base": (0.5, 4), "more": (0.25, 4)}
+    # (1, 1, 1, 0) - (0, 1, 1, 1), task by task: (1, 0, 0, -1), whose error is that of the pairs.
+    assert one["between"]["rise-reflect_rl"] == {"mean": 0.0, "se": pytest.approx((2 / 3 / 4) ** 0.5), "n": 4}
+    assert between_of(one)[1][2].startswith("+.000±.408")
+
+
+def test_tokens_episodes_and_seconds_are_of_everything_that_made_the_last_row(root: Path) -> None:
+    for method in ROWS:
+        write_method(root, method)
+    methods = found(root)["methods"]
+    assert {name: one["warm_tokens"] for name, one in methods.items()} == {
+        "rise": 1000, "agent_r": 1000, "reflect_rl": 1400, "spin": 1000
+    }  # fmt: skip
+    assert {name: one["tokens"] for name, one in methods.items()} == {
+        "rise": 500, "agent_r": 500, "reflect_rl": 250, "spin": 500
+    }  # fmt: skip
+    assert {name: one["episodes"] for name, one in methods.items()} == {
+        "rise": 62, "agent_r": 64, "reflect_rl": 40, "spin": 66
+    }  # fmt: skip
+    # Base and two iterations of three stages; teaching, two supervised models, and reinforcement.
+    assert {name: (one["seconds"], one["generated"]) for name, one in methods.items()} == {
+        "rise": (14.0, 3500), "agent_r": (14.0, 3500), "reflect_rl": (8.0, 1500), "spin": (14.0, 3500)
+    }  # fmt: skip
+
+
+def test_what_was_restored_has_no_seconds(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "spin")
+    (root / TIMING / "spin-convert@iter0.json").unlink()
+    rows = {row[0]: row[-2:] for row in rows_of(found(root)) if len(row) > 2}
+    assert rows == {"RISE": ["4k", "14"], "SPIN": ["-", "-"]}
+
+
+def test_a_method_without_results_and_one_with_other_tasks_say_so_in_a_row(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "agent_r")
+    write_method(root, "reflect_rl", env="taxi")
+    one = found(root)
+    assert one["methods"]["reflect_rl"] == {"missing": "was tested on other tasks than textcraft's 4"}
+    assert one["methods"]["spin"] == {"missing": "no results yet; run `make repro METHOD=spin`"}
+    console = Console(width=100, file=StringIO(), record=True)
+    for table in arena_tables(one):
+        for part in fitted(table, console):
+            console.print(part)
+    text = console.export_text()
+    assert "Reflect-RL: was tested on other tasks" in text
+    assert "SPIN: no results yet" in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
+
+
+def test_methods_that_share_no_test_tasks_are_not_compared(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "agent_r", tasks=(7, 3, 5, 8))
+    assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
+
+
+def test_a_row_that_was_not_trained_is_left_out_of_the_comparison(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "spin")
+    file = root / SUMMARIES / "spin.json"
+    summary = json.loads(file.read_text())
+    summary["order"].remove("more_sft")
+    write_json(file, summary)
+    assert found(root)["methods"]["spin"]["minus"].keys() == {"base"}
+    assert [row[3] for row in rows_of(found(root)) if row[0] == "SPIN"] == ["-"]
+
+
+@pytest.mark.parametrize("name", ARENAS)
+def test_an_arena_s_methods_share_environment_tasks_start_and_tokens(name: str) -> None:
+    params = profile(name)
+    methods = list(METRIC)
+    assert same_start(params, methods)
+    assert len({params[method]["env"]["name"] for method in methods}) == 1
+    tasks = [params[method]["tasks"] for method in methods]
+    for split in ("dev", "test"):
+        assert len({one[split] for one in tasks}) == 1
+    assert len({one["train"] + one.get("demonstrations", 0) for one in tasks}) == 1
+    rows = [params[method]["rows"] for method in ("rise", "agent_r", "spin")]
+    warm = {one["base"]["train"]["max_train_tokens"] for one in rows}
+    models = params["reflect_rl"]["models"]
+    warm.add(sum(models[key]["train"]["max_train_tokens"] for key in ("policy", "reflector")))
+    assert len(warm) == 1
+    learnt = [[one[key]["train"]["max_train_tokens"] for key in one if key.startswith("iter")] for one in rows]
+    assert len({sum(tokens) for tokens in learnt}) == 1
+
+
+def test_the_default_s_methods_start_from_models_of_their_own() -> None:
+    assert not same_start(profile("default"), list(METRIC))
+    other = profile("arena-textcraft")
+    other["base"]["spin"]["arch"]["layers"] = 2
+    assert not same_start(other, list(METRIC))
+    assert same_start(other, ["rise", "agent_r", "reflect_rl"])

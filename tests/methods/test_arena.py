@@ -1,0 +1,91 @@
+"""The methods of an arena at smoke size: one environment, one model to start from, one table at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.apps.report.arena import arena
+from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.core.records import read_rows
+from selfimprove.models.base import ALL
+from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.profiles import merge
+from tests.methods.cells import STAGES, overlay
+from tests.pipeline.workbench import Forks, copy_code, write_params
+from tests.support.profiles import profile
+
+FIRST = {"reflect_rl": ("data", "generate", "convert")}
+"""Stages before the base; ("data",) elsewhere."""
+SPLIT = {"demonstrations": 8, "train": 4, "dev": 1, "test": 3}
+WHOLE = {"train": 12, "dev": 1, "test": 3}
+
+
+def params_of(env: dict[str, Any]) -> dict[str, Any]:
+    params: dict[str, Any] = {"tokenizer": {}, "base": {}}
+    for method in METHODS:
+        more: dict[str, Any] = {"tasks": SPLIT if method in ("rise", "agent_r") else WHOLE}
+        merge(params, overlay(method, env, **more))
+        merge(params, {"base": {method: {"texts": ALL}}})
+        params["tokenizer"][method] = {"vocab_size": 512, "phrases": False, "names": False, "texts": 40000}
+    return params
+
+
+@pytest.fixture(scope="module")
+def folder(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the stages of all four have run."""
+    folder = tmp_path_factory.mktemp("arena")
+    copy_code(folder)
+    write_params(folder, params_of({"name": "textcraft"}))
+
+    def run(script: str, item: str = "") -> None:
+        ran = forks.run(folder, script, item)
+        assert ran.code == 0, ran.stderr
+
+    for method in METHODS:
+        for name in FIRST.get(method, ("data",)):
+            run(f"{method}.{name}")
+    run("texts")
+    for method in METHODS:
+        for one in STAGES[method].split():
+            name, _, item = one.partition("@")
+            if name not in FIRST.get(method, ("data",)):
+                run(name if name == "base" else f"{method}.{name}", method if name == "base" else item)
+    return folder
+
+
+def test_all_four_start_from_the_same_bytes(folder: Path) -> None:
+    for file in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert len({(folder / f"models/{method}/start" / file).read_bytes() for method in METHODS}) == 1
+
+
+def test_the_tokenizer_reads_of_every_method_from_the_first_texts_on(folder: Path) -> None:
+    texts = [row for _, row in read_rows(folder / "data/all/texts.jsonl")]
+    fixed = [row["text"] for row in texts if row.get("fixed")]
+    assert len(fixed) == len(set(fixed))
+    assert texts[: len(fixed)] == [{"text": text, "fixed": True} for text in fixed]
+    for method in METHODS:
+        own = [row["text"] for _, row in read_rows(folder / f"data/{method}/texts.jsonl")]
+        assert set(own) <= {row["text"] for row in texts}
+        first = next(text for text in own if text not in fixed)
+        assert first in [row["text"] for row in texts[: len(fixed) + len(METHODS)]]
+
+
+def test_one_table_compares_them_on_the_same_tasks(folder: Path) -> None:
+    found = arena(folder, read_summaries([], folder / SUMMARIES), folder / TIMING)
+    assert found is not None
+    assert (found["env"], found["tasks"], found["same_start"]) == ("textcraft", 3, True)
+    assert list(found["methods"]) == list(METHODS)
+    assert len(found["between"]) == 6
+    for method, one in found["methods"].items():
+        assert one["values"].keys() >= ({"last"} if method == "reflect_rl" else {"base", "last"})
+        assert one["tokens"] > 0
+        assert one["episodes"] > 0
+        assert one["generated"] > 0
+        assert one["seconds"] > 0
+
+
+def test_the_profile_s_default_reads_its_own_texts_alone() -> None:
+    assert [profile("default")["base"][method]["texts"] for method in METHODS] == list(METHODS)
