@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,6 +17,9 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import LARGEST_SEED, Section
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EmbeddedWorld, EnumeratedEnv, World
 from selfimprove.envs.labels import LABELS, LabelSet, Spelling
+
+if TYPE_CHECKING:
+    from selfimprove.engines.base import Engine
 
 T = TypeVar("T")
 
@@ -140,6 +143,25 @@ class TextParams(EnvParams):
         return [self.make() for _ in range(count)]
 
 
+class Asking(Section):
+    """The form of a request to a language model that asks about files. ``pairs``: of one file, at most."""
+
+    pairs: int = Field(default=2, ge=1, description="questions about a file, at most")
+    temperature: float = Field(default=0.7, ge=0)
+    top_p: float = Field(default=0.9, gt=0, le=1)
+    max_tokens: int = Field(default=600, ge=1)
+
+
+class AskedTeacher(NamedTuple):
+    """Who makes tasks, and how. ``model``: how the tasks name it; ``progress``: called with answers so far, and all."""
+
+    engine: Engine
+    form: Asking
+    seed: int
+    model: str
+    progress: Callable[[int, int], object]
+
+
 class ListedParams(EnvParams):
     """An environment whose actions are listed by label (docs/reflect-rl.md, L29 to L44)."""
 
@@ -194,6 +216,21 @@ class ListedParams(EnvParams):
             UserError: what the environment needs is missing or wrong.
         """
         raise NotImplementedError
+
+    def most_tasks(self, per_file: int | None = None) -> int:
+        """Training tasks there can be at most; ``per_file``: questions about a file, where a teacher is asked."""
+        return len(self.make().task_ids("train"))
+
+    async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
+        """Write into the folder what ``make`` reads there; sentences about tasks that were left out.
+
+        Args:
+            file: of tasks, where ``takes_task_file``; ``asked``: a teacher that makes them instead.
+
+        Raises:
+            UserError: no task is left, or the file is missing or malformed.
+        """
+        return []
 
     def instruction(self) -> str:
         """The text before a state that is reflected on, without making the environment."""

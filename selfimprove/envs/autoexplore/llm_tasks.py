@@ -32,7 +32,6 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Engine, EngineError, Request
-from selfimprove.envs.autoexplore.asking import Asking
 from selfimprove.envs.autoexplore.questions import (
     DATA_LINES,
     MAX_FILES,
@@ -45,6 +44,7 @@ from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import unquoted
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
 from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, Cut, first_tokens
+from selfimprove.envs.params import Asking
 
 MAX_TOKENS = 2000  # of an excerpt
 QUESTION_LIMIT, ANSWER_LIMIT = 400, 800  # characters; a model that rambles asks nothing

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.autoexplore.tasks import Task, Unplayable, filter_tasks, read_tasks, unplayable
-from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.envs.labels import LABELS
 
 
@@ -23,10 +22,10 @@ class Playable(NamedTuple):
     dropped: Mapping[Unplayable, int] = MappingProxyType({})
 
 
-def playable_tasks(env: AutoExploreParams, file: Path | None = None, asked: Sequence[Task] | None = None) -> Playable:
+def playable_tasks(env: Any, file: Path | None = None, asked: Sequence[Task] | None = None) -> Playable:
     """A teacher's tasks (``asked``) or a file's, filtered and merged; without either, made from templates.
 
-    A given task that cannot be played is dropped and counted, as in the original.
+    A given task that cannot be played is dropped and counted, as in the original. ``env``: an ``AutoExploreParams``.
 
     Raises:
         UserError: nothing to explore, no task is left, or the file is missing or malformed.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from selfimprove.core.publish import write_json
 from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import LABELS
-from selfimprove.envs.params import ListedParams
+from selfimprove.envs.params import AskedTeacher, ListedParams
 
 if TYPE_CHECKING:
     from selfimprove.envs.autoexplore.env import AutoExplore
@@ -63,6 +64,40 @@ class AutoExploreParams(ListedParams):
         game, _ = self._game(None, 0.0)
         game.instruction = ACTED
         return game
+
+    def most_tasks(self, per_file: int | None = None) -> int:
+        return self.packages * min(self.files_per_repo, self.max_files) * (per_file or self.per_file)
+
+    async def prepare(self, folder: Path, file: Path | None = None, asked: AskedTeacher | None = None) -> list[str]:
+        """See ``ListedParams``: repositories, tasks, and counts of what the teacher said and what was dropped."""
+        from selfimprove.envs.autoexplore.inventory import inventory
+        from selfimprove.envs.autoexplore.listed import TASKS_FILE
+        from selfimprove.envs.autoexplore.llm_tasks import make_llm_tasks
+        from selfimprove.envs.autoexplore.playable import playable_tasks, write_tasks
+
+        repos, made, said = self.repositories(), None, []
+        write_json(folder / "repos.json", [row.model_dump(mode="json") for row in inventory(repos)])
+        if asked is not None:
+            made = await make_llm_tasks(
+                asked.engine, repos, asked.seed, asked.form,
+                model=asked.model, max_files=self.files_per_repo, max_level=self.max_level, progress=asked.progress,
+            )  # fmt: skip
+            write_json(folder / "asked.json", dict(sorted(made.counts.items())))
+            if made.counts["failed"]:
+                said.append(
+                    f"the teacher failed at {made.counts['failed']} of {made.counts['files']} files, which have no "
+                    f"tasks; the first: {' '.join(str(made.error).split())}"
+                )
+        found = playable_tasks(self, file, made.tasks if made else None)
+        write_tasks(folder / TASKS_FILE, found.tasks)
+        if found.dropped:
+            write_json(folder / "dropped.json", found.dropped)
+            reasons = ", ".join(f"{count} {reason}" for reason, count in found.dropped.items())
+            said.append(
+                f"{sum(found.dropped.values())} of {found.read} tasks of {file or 'the teacher'} cannot be played and "
+                f"were dropped: {reasons}."
+            )
+        return said
 
     def _game(self, tasks: Path | None, leaveout_prob: float) -> tuple[AutoExplore, list[Task]]:
         """The environment, and its tasks."""

@@ -16,7 +16,7 @@ from selfimprove.engines.config import (
     VllmEngineConfig,
     check_own_model,
 )
-from selfimprove.envs.autoexplore.asking import Asking
+from selfimprove.envs.params import Asking
 from selfimprove.envs.registry import ListedSection
 from selfimprove.methods.lineage import check_known, check_names, check_split, lineage
 from selfimprove.methods.reflect_rl.prompts import MarkerStyle

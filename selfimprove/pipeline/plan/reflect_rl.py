@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
-from selfimprove.envs.autoexplore.world import AutoExploreParams
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.rows import NONE, START
@@ -66,10 +65,7 @@ def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:
     if tasks.train is not None:
         sizes = {"train": tasks.train, "dev": tasks.dev or 0, "test": tasks.test or 0}
     else:
-        if isinstance(env, AutoExploreParams):
-            every = _files(env) * (tasks.asking.pairs if tasks.teacher else env.per_file)
-        else:
-            every = len(env.make().task_ids("train"))
+        every = env.most_tasks(tasks.asking.pairs if tasks.teacher else None)
         train, dev = round(0.7 * every), round(0.2 * every)
         sizes = {"train": train, "dev": dev, "test": every - train - dev}
     if tasks.few_data:
@@ -77,16 +73,11 @@ def _splits(reflect_rl: ReflectRLParams) -> dict[str, int]:
     return sizes
 
 
-def _files(env: AutoExploreParams) -> int:
-    return env.packages * min(env.files_per_repo, env.max_files)
-
-
 def _questions(reflect_rl: ReflectRLParams) -> tuple[Calls, ...]:
     """The teacher is asked once a file."""
-    env, asking, teacher = reflect_rl.env, reflect_rl.tasks.asking, reflect_rl.tasks.teacher
-    assert isinstance(env, AutoExploreParams)
+    asking, teacher = reflect_rl.tasks.asking, reflect_rl.tasks.teacher
     assert teacher is not None
-    files = _files(env)
+    files = reflect_rl.env.most_tasks(per_file=1)
     return (ask(reflect_rl.engines, teacher, files, EXCERPT, asking.max_tokens, at_once=files),)
 
 
