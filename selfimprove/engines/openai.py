@@ -20,26 +20,23 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Finish, Message
+from selfimprove.core.records import Message
 from selfimprove.engines.api_key import DEFAULT_NAME, find_key
-from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request, first_stop
+from selfimprove.engines.base import AnsweredLate, Completion, EngineError, EngineStats, Request
 from selfimprove.engines.config import OpenAiEngineConfig
+from selfimprove.engines.openai_answers import Passing, completion_of, count_of, error_of, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import httpx
     from tenacity import RetryCallState
-
-LONGEST_RETRY_AFTER = 3600.0
-"""Seconds: an endpoint that asks for a longer pause is not waited for longer than this."""
 
 LONGEST_ANSWER = 32 << 20
 """Bytes of an answer, decompressed: more is no answer of ``n_per_call`` samples but a fault, and fills memory."""
@@ -153,7 +150,7 @@ class OpenAiEngine:
 
         def wait(state: RetryCallState) -> float:
             error = state.outcome.exception() if state.outcome else None
-            asked = error.retry_after if isinstance(error, _Passing) else 0.0
+            asked = error.retry_after if isinstance(error, Passing) else 0.0
             return max(min(backoff(state) + jitter(state), cfg.backoff_max), asked)
 
         def count(_: RetryCallState) -> None:
@@ -163,13 +160,13 @@ class OpenAiEngine:
             async for attempt in tenacity.AsyncRetrying(
                 stop=tenacity.stop_after_attempt(cfg.tries),
                 wait=wait,
-                retry=tenacity.retry_if_exception_type(_Passing),
+                retry=tenacity.retry_if_exception_type(Passing),
                 before_sleep=count,
                 reraise=True,
             ):
                 with attempt:
                     return await self._call(body, request)
-        except _Passing as error:
+        except Passing as error:
             raise EngineError(f"{self._url}: {error} ({cfg.tries} tries)") from None
         raise AssertionError("unreachable: the loop returns or raises")
 
@@ -196,15 +193,15 @@ class OpenAiEngine:
                 raise AnsweredLate(late[: body["n"]]) from None
             raise
         except TimeoutError:
-            raise _Passing(f"no answer within {self._cfg.timeout:g} s") from None
+            raise Passing(f"no answer within {self._cfg.timeout:g} s") from None
         except httpx.ConnectError as error:
             if not self._answered:
                 raise UserError(
                     f"no endpoint answers at {self._url} ({self._clean(str(error))}); start it or fix base_url."
                 ) from None
-            raise _Passing(f"cannot connect ({self._clean(str(error))})") from None
+            raise Passing(f"cannot connect ({self._clean(str(error))})") from None
         except httpx.RequestError as error:  # broken connections and undecodable bodies
-            raise _Passing(f"the connection broke ({type(error).__name__})") from None
+            raise Passing(f"the connection broke ({type(error).__name__})") from None
         self._answered = True
         self._check_status(response)
         completions = self._read(response, request)
@@ -233,7 +230,7 @@ class OpenAiEngine:
             async for part in response.aiter_bytes(1 << 16):
                 body += part
                 if len(body) > LONGEST_ANSWER:
-                    raise _Passing(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
+                    raise Passing(f"the answer is larger than {LONGEST_ANSWER >> 20} MiB")
         headers = {name: value for name, value in response.headers.items() if name.lower() != "content-encoding"}
         return httpx.Response(response.status_code, headers=headers, content=bytes(body))
 
@@ -257,7 +254,7 @@ class OpenAiEngine:
                 f"{self._url} does not serve chat completions of model {cfg.model!r} (status {status}); "
                 "fix base_url or model."
             )
-        words, code = _error(response)
+        words, code = error_of(response)
         said = self._clean(words)
         if status in (402, 429) and code in _QUOTA:
             name = cfg.api_key_env or DEFAULT_NAME
@@ -268,24 +265,24 @@ class OpenAiEngine:
         if status in (301, 308) and not self._served:
             raise UserError(f"{self._url} has moved for good (status {status}); correct base_url.")
         if 300 <= status < 400:
-            raise _Passing(f"a redirect (status {status}), which is not followed; if it stays, correct base_url")
+            raise Passing(f"a redirect (status {status}), which is not followed; if it stays, correct base_url")
         if status in (408, 409, 425, 429) or status >= 500:
-            raise _Passing(f"status {status}{said and ': ' + said}", _retry_after(response.headers))
+            raise Passing(f"status {status}{said and ': ' + said}", retry_after(response.headers))
         raise EngineError(f"{self._url}: the endpoint refuses the request, status {status}{said and ': ' + said}")
 
     def _read(self, response: httpx.Response, request: Request) -> list[Completion]:
         try:
             body = json.loads(response.content)
         except (ValueError, RecursionError):
-            raise _Passing("the body is not JSON") from None
+            raise Passing("the body is not JSON") from None
         if not isinstance(body, dict) or body.get("error"):
-            raise _Passing(f"an error in the body: {self._clean(_error(response)[0])}")
+            raise Passing(f"an error in the body: {self._clean(error_of(response)[0])}")
         choices = body.get("choices")
         if not isinstance(choices, list) or not choices or not all(isinstance(c, dict) for c in choices):
-            raise _Passing("the body holds no choices")
+            raise Passing("the body holds no choices")
         if all(isinstance(c.get("index"), int) for c in choices):
             choices = sorted(choices, key=lambda choice: choice["index"])
-        completions = [self._without_key(_completion(choice, request.stop)) for choice in choices]
+        completions = [self._without_key(completion_of(choice, request.stop)) for choice in choices]
         self._count(body.get("usage"))
         return completions
 
@@ -294,10 +291,10 @@ class OpenAiEngine:
             self.stats.notes["calls_without_usage"] = self.stats.notes.get("calls_without_usage", 0) + 1
             return
         details = usage.get("prompt_tokens_details")
-        self.stats.prompt_tokens += _number(usage.get("prompt_tokens"))
-        self.stats.generated_tokens += _number(usage.get("completion_tokens"))
+        self.stats.prompt_tokens += count_of(usage.get("prompt_tokens"))
+        self.stats.generated_tokens += count_of(usage.get("completion_tokens"))
         if isinstance(details, dict):
-            self.stats.cached_prompt_tokens += _number(details.get("cached_tokens"))
+            self.stats.cached_prompt_tokens += count_of(details.get("cached_tokens"))
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -321,14 +318,6 @@ class OpenAiEngine:
         text = text.replace(self._key, "[key]") if self._key else text
         shown = "".join(one if one.isprintable() else " " for one in text)  # a terminal would obey control characters
         return " ".join(shown.split())[:_SAY]
-
-
-class _Passing(Exception):
-    """A transient failure: worth another try, after ``retry_after`` seconds at the earliest."""
-
-    def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 def spaced_seed(bits: int, spacing: int) -> int:
@@ -357,51 +346,3 @@ def _endpoint(base_url: str) -> tuple[str, str | None]:
         )
     address = str(url.copy_with(query=None)).rstrip("/").removesuffix(_PATH)
     return f"{address}{_PATH}", url.params.get(_VERSION)
-
-
-def _completion(choice: dict[str, Any], stop: Any) -> Completion:
-    reason = choice.get("finish_reason")
-    message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else None
-    finish: Finish = "length" if reason in ("length", "max_tokens") else "stop"
-    if reason == "content_filter":
-        raise _Passing("the endpoint's content filter withheld an answer")
-    if text is None and isinstance(message, dict) and finish == "length":
-        text = ""  # a model may spend all its tokens before the answer begins
-    if not isinstance(text, str):
-        raise _Passing("a choice holds no text")
-    # A lone surrogate is legal in JSON but could not be written as UTF-8.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    found = first_stop(text, stop)
-    return Completion(text[: found[0]], "stop") if found else Completion(text, finish)
-
-
-def _error(response: httpx.Response) -> tuple[str, str]:
-    """The endpoint's own words, from the usual shapes of an error body, and its code (or type); "" what it lacks."""
-    try:
-        body = json.loads(response.content)
-    except (ValueError, RecursionError):
-        return "", ""
-    error = body.get("error", body) if isinstance(body, dict) else body
-    if not isinstance(error, dict):
-        return (error if isinstance(error, str) else ""), ""
-    said = error.get("message", error.get("detail", ""))
-    code = str(error.get("code") or error.get("type") or "") if error is not body else ""
-    return (said if isinstance(said, str) else ""), code
-
-
-def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds of a Retry-After header, which is a number or a date; 0 without one."""
-    value = headers.get("retry-after", "")
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if seconds == seconds else 0.0
-
-
-def _number(value: Any) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0

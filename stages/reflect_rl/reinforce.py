@@ -28,7 +28,8 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
     env = reflect_rl.env.make(tasks, training=True)
     check_environment(model, env)
-    from selfimprove.methods.reflect_rl.learn import RLJob, learn
+    from selfimprove.methods.reflect_rl.learn import learn
+    from selfimprove.methods.reflect_rl.rl_job import RLJob
 
     out = stage.output(f"models/reflect_rl/{name}")
     job = RLJob(

@@ -16,10 +16,11 @@ import torch
 
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.config import TransformersEngineConfig, VllmEngineConfig
-from selfimprove.methods.reflect_rl.learn import _Run, learn
+from selfimprove.methods.reflect_rl.learn import learn
 from selfimprove.methods.reflect_rl.params import EvaluateParams
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_policy import example, order
+from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
@@ -95,7 +96,7 @@ def test_adapters_on_8_bit_weights_learn_and_play_in_bfloat16(
     """Not 4-bit: on a CPU bitsandbytes packs those for inference when they are first read, and they learn no more."""
     lora = {"rank": 4, "alpha": 8, "quantize": "8bit"}
     changes = {"lora": lora, "dtype": "bfloat16", "gradient_checkpointing": True, "max_steps": 2}
-    run = _Run(make_job(gpt2, tmp_path, params(**changes)), 1, None)
+    run = Run(make_job(gpt2, tmp_path, params(**changes)), 1, None)
     assert run._engine._decoder.slots.kv.dtype == torch.bfloat16
     assert {parameter.dtype for parameter in run._policy.trainable} == {torch.float32}
     before = {name: value.clone() for name, value in run._policy.state().items()}

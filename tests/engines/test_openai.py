@@ -19,7 +19,8 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.api_key import find_key
 from selfimprove.engines.base import Completion, EngineError, Request
 from selfimprove.engines.config import OpenAiEngineConfig
-from selfimprove.engines.openai import OpenAiEngine, _retry_after, spaced_seed
+from selfimprove.engines.openai import OpenAiEngine, spaced_seed
+from selfimprove.engines.openai_answers import retry_after
 from tests.engines.http_endpoint import Endpoint, Reply, Seen, Step, answer, echo, endpoint
 
 KEY = "sk-a-key-that-nobody-may-see-0123456789"
@@ -160,11 +161,11 @@ def test_the_endpoints_own_pause_is_kept() -> None:
 
 
 def test_retry_after_may_be_seconds_a_date_or_nonsense() -> None:
-    assert _retry_after({"retry-after": "12.5"}) == 12.5
-    assert 3500 < _retry_after({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}) <= 3600
-    assert _retry_after({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0
+    assert retry_after({"retry-after": "12.5"}) == 12.5
+    assert 3500 < retry_after({"retry-after": "Fri, 31 Dec 2100 23:59:59 GMT"}) <= 3600
+    assert retry_after({"retry-after": "Fri, 31 Dec 1999 23:59:59 GMT"}) == 0
     for nonsense in ("", "soon", "nan", "-3"):
-        assert _retry_after({"retry-after": nonsense}) == 0
+        assert retry_after({"retry-after": nonsense}) == 0
 
 
 def test_an_endpoint_that_gives_fewer_choices_is_asked_for_the_rest_with_other_seeds() -> None:

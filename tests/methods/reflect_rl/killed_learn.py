@@ -25,7 +25,7 @@ def main(runs_file: Path) -> None:
 
     import selfimprove.engines.cpu.engine
     import selfimprove.training.fork  # noqa: F401
-    from selfimprove.methods.reflect_rl import learn
+    from selfimprove.methods.reflect_rl import learn, rl_run
 
     gc.freeze()  # a collection in a fork would look through all of it, and copy its memory
     results = []
@@ -33,14 +33,14 @@ def main(runs_file: Path) -> None:
         steps = runs_file.with_suffix(f".{number}.steps")
         child = os.fork()
         if child == 0:
-            _run_or_die(run, steps, learn)
+            _run_or_die(run, steps, learn, rl_run)
         status = os.waitpid(child, 0)[1]
         done = [int(line) for line in steps.read_text().split()] if steps.exists() else []
         results.append([os.WTERMSIG(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, done])
     runs_file.with_suffix(".results").write_text(json.dumps(results))
 
 
-def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
+def _run_or_die(run: dict[str, Any], steps: Path, learn: Any, rl_run: Any) -> None:
     from selfimprove.methods.reflect_rl.rl_config import RLParams
     from tests.methods.reflect_rl.test_learn import make_job
 
@@ -56,14 +56,14 @@ def _run_or_die(run: dict[str, Any], steps: Path, learn: Any) -> None:
         if done == run.get("kill_at_step"):
             die()
 
-    seal = learn.seal
+    seal = rl_run.seal
 
     def dying_seal(folder: Path) -> None:
         if folder.name == f"checkpoint-{run.get('kill_at_seal')}":
             die()
         seal(folder)
 
-    learn.seal = dying_seal
+    rl_run.seal = dying_seal
     code = 1
     try:
         params = RLParams.model_validate(run["params"], strict=False)

@@ -21,11 +21,13 @@ from selfimprove.engines.config import OpenAiEngineConfig, TransformersEngineCon
 from selfimprove.engines.cpu.engine import TransformersEngine
 from selfimprove.envs.labels import label_ids
 from selfimprove.methods.reflect_rl.curriculum import phases
-from selfimprove.methods.reflect_rl.learn import RLJob, _Run, learn
+from selfimprove.methods.reflect_rl.learn import learn
 from selfimprove.methods.reflect_rl.logs import log_curve
 from selfimprove.methods.reflect_rl.reflector import files_hash
 from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.reflect_rl.rl_job import RLJob
 from selfimprove.methods.reflect_rl.rl_policy import example, order, weights_hash
+from selfimprove.methods.reflect_rl.rl_run import Run
 from selfimprove.methods.reflect_rl.start import check_environment, mark_environment
 from selfimprove.models.loading import load_causal_lm
 from selfimprove.models.merging import full_weights
@@ -71,7 +73,7 @@ def log(job: RLJob) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("changes", [{}, {"mask_invalid": True}, {"shrink_head": False}, {"temperature": 0.7}])
 def test_the_rollouts_log_probabilities_are_the_trainers(folder: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    run = _Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
+    run = Run(make_job(folder, tmp_path, params(**changes), reflector=True), 1, None)
     for iteration in range(3):  # before any update, and after some
         with asyncio.Runner() as runner:
             row = run._iterate(iteration, runner)
@@ -138,9 +140,9 @@ def test_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
     report = learn(make_job(folder, tmp_path / "a", params(max_steps=1), reflector=True))
     assert report.reflector_hash == weights_hash(load_causal_lm(folder))
     assert learn(make_job(folder, tmp_path / "b", params(max_steps=1))).reflector_hash is None
-    iterate = _Run._iterate
+    iterate = Run._iterate
 
-    def meddle(self: _Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
+    def meddle(self: Run, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
         assert self._reflector is not None
         engine = self._reflector.engine
         assert isinstance(engine, RememberingEngine)
@@ -149,7 +151,7 @@ def test_the_frozen_reflector_is_hashed_and_a_changed_one_is_found_out(
             engine._inner._decoder._weight.add_(1e-3)
         return iterate(self, iteration, runner)
 
-    monkeypatch.setattr(_Run, "_iterate", meddle)
+    monkeypatch.setattr(Run, "_iterate", meddle)
     with pytest.raises(RuntimeError, match="frozen reflection model has changed"):
         learn(make_job(folder, tmp_path / "c", params(max_steps=1), reflector=True))
 
@@ -187,7 +189,7 @@ def test_a_folder_is_named_by_its_files(folder: Path, tmp_path: Path) -> None:
 
 def test_a_new_level_clears_the_replay_and_plays_its_own_tasks(folder: Path, tmp_path: Path) -> None:
     job = make_job(folder, tmp_path, params(curriculum=True, max_steps=8), tasks=[0, 1, 3, 4])
-    run = _Run(job, 1, None)
+    run = Run(job, 1, None)
     assert [phase.start for phase in run._schedule] == [0, 4]
     for iteration in range(8):
         with asyncio.Runner() as runner:

@@ -1,0 +1,76 @@
+"""What an OpenAI-compatible endpoint answers: choices, errors in the usual shapes, counts, headers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from selfimprove.core.records import Finish
+from selfimprove.engines.base import Completion, first_stop
+
+if TYPE_CHECKING:
+    import httpx
+
+LONGEST_RETRY_AFTER = 3600.0
+"""Seconds: an endpoint that asks for a longer pause is not waited for longer than this."""
+
+
+class Passing(Exception):
+    """A transient failure: worth another try, after ``retry_after`` seconds at the earliest."""
+
+    def __init__(self, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def completion_of(choice: dict[str, Any], stop: Any) -> Completion:
+    """One of an answer's choices, cut before the first stop string. Raises: Passing: it holds no text."""
+    reason = choice.get("finish_reason")
+    message = choice.get("message")
+    text = message.get("content") if isinstance(message, dict) else None
+    finish: Finish = "length" if reason in ("length", "max_tokens") else "stop"
+    if reason == "content_filter":
+        raise Passing("the endpoint's content filter withheld an answer")
+    if text is None and isinstance(message, dict) and finish == "length":
+        text = ""  # a model may spend all its tokens before the answer begins
+    if not isinstance(text, str):
+        raise Passing("a choice holds no text")
+    # A lone surrogate is legal in JSON but could not be written as UTF-8.
+    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    found = first_stop(text, stop)
+    return Completion(text[: found[0]], "stop") if found else Completion(text, finish)
+
+
+def error_of(response: httpx.Response) -> tuple[str, str]:
+    """The endpoint's own words, from the usual shapes of an error body, and its code (or type); "" what it lacks."""
+    try:
+        body = json.loads(response.content)
+    except (ValueError, RecursionError):
+        return "", ""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if not isinstance(error, dict):
+        return (error if isinstance(error, str) else ""), ""
+    said = error.get("message", error.get("detail", ""))
+    code = str(error.get("code") or error.get("type") or "") if error is not body else ""
+    return (said if isinstance(said, str) else ""), code
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds of a Retry-After header, which is a number or a date; 0 without one."""
+    value = headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(seconds, 0.0), LONGEST_RETRY_AFTER) if seconds == seconds else 0.0
+
+
+def count_of(value: Any) -> int:
+    """A number of tokens; 0 for what is none."""
+    return value if isinstance(value, int) and value >= 0 else 0
