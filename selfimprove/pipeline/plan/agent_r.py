@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.agent_r.params import AgentRParams, ConvertParams, SearchParams
-from selfimprove.pipeline.plan.work import Calls, Work, ask, grow, supervised
+from selfimprove.methods.rows import BASE
+from selfimprove.pipeline.plan.work import Calls, Work, ask, grow, iterated
 
 OPENING, OBSERVATION = 1536, 512
 NOTES = (
@@ -18,35 +19,20 @@ def works(agent_r: AgentRParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
     tasks = agent_r.tasks
     demonstrated = tasks.demonstrations * tasks.layouts + tasks.revision_demonstrations + tasks.judge_examples
-    found = [
-        Work("base@agent_r", base=True),
-        Work(
-            "agent_r-finetune@base",
-            training=supervised("agent_r.rows.base.train", agent_r.rows["base"].train, demonstrated),
-        ),
-        Work("agent_r-beginnings", _beginnings(agent_r)),
-        Work("agent_r-evaluate@base", _evaluation(agent_r)),
-    ]
-    collected, tokens = {"base": 0}, {"base": 0}
-    for key in sorted(agent_r.iterations, key=lambda key: len(agent_r.lineage(key))):  # a parent before its children
+    collected = {BASE: 0}
+
+    def iteration(key: str) -> tuple[list[Work], int]:
         row = agent_r.iterations[key]
         own = _examples(_trees(agent_r, row.generate), row.generate, row.convert)
         collected[key] = collected.get(row.init, 0) + own
-        items = collected[key] if row.convert.accumulate else own
-        training = supervised(f"agent_r.rows.{key}.train", agent_r.rows[key].train, items)
-        tokens[key] = tokens[agent_r.rows[key].init] + training.tokens
-        found += [
+        found = [
             Work(f"agent_r-generate@{key}", _search(agent_r, row.generate)),
             Work(f"agent_r-convert@{key}", _judgements(agent_r, row.generate, row.convert)),
-            Work(f"agent_r-finetune@{key}", training=training),
-            Work(f"agent_r-evaluate@{key}", _evaluation(agent_r)),
         ]
-    for key, control in agent_r.controls.items():
-        training = supervised(f"agent_r.rows.{key}.train", control.train, 0, budget=tokens[control.match])
-        found += [
-            Work(f"agent_r-finetune@{key}", training=training),
-            Work(f"agent_r-evaluate@{key}", _evaluation(agent_r)),
-        ]
+        return found, collected[key] if row.convert.accumulate else own
+
+    found = iterated("agent_r", agent_r, demonstrated, iteration, _evaluation(agent_r))
+    found.insert(2, Work("agent_r-beginnings", _beginnings(agent_r)))  # the base's, before it is evaluated
     return found
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.params import Section
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.config import EngineConfig, VllmEngineConfig
 from selfimprove.models.base import BaseSection
@@ -22,9 +21,8 @@ from selfimprove.pipeline.plan.shapes import shape_of_base
 from selfimprove.pipeline.plan.training import merged_bytes
 from selfimprove.pipeline.plan.work import Work
 from selfimprove.pipeline.profiles import DEFAULT, FOLDER, composed
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
 from selfimprove.training.config import FinetuneParams
-
-SCHEMAS = {"rise": "RiseParams", "agent_r": "AgentRParams", "reflect_rl": "ReflectRLParams", "spin": "SpinParams"}
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,7 @@ def make_plan(
     where = f"{folder}/{profile}.yaml"
     base = getattr(load_section(values, "base", BaseSection, where), method)
     vocab = getattr(load_section(values, "tokenizer", TokenizerSection, where), method).vocab_size
-    schema: type[Section] = getattr(importlib.import_module(f"selfimprove.methods.{method}.params"), SCHEMAS[method])
-    params: Any = load_section(values, method, schema, where)
+    params: Any = load_section(values, method, METHOD_SCHEMAS[method], where)
     told = importlib.import_module(f"selfimprove.pipeline.plan.{method}")
     works: list[Work] = told.works(params)
     shape = shape_of_base(base, vocab)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.rise.params import GenerateParams, RiseParams
-from selfimprove.pipeline.plan.work import Calls, Work, ask, reply_tokens, supervised
+from selfimprove.methods.rows import BASE
+from selfimprove.pipeline.plan.work import Calls, Work, ask, iterated, reply_tokens
 
 OPENING, FEEDBACK = 768, 384
 NOTES = (
@@ -16,32 +17,16 @@ NOTES = (
 
 def works(rise: RiseParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
-    base = rise.rows["base"]
-    found = [
-        Work("base@rise", base=True),
-        Work("rise-finetune@base", training=supervised("rise.rows.base.train", base.train, rise.tasks.demonstrations)),
-        Work("rise-evaluate@base", _evaluation(rise)),
-    ]
-    collected, tokens = {"base": 0}, {"base": 0}
-    for key in sorted(rise.iterations, key=lambda key: len(rise.lineage(key))):  # a parent before its children
+    collected = {BASE: 0}
+
+    def iteration(key: str) -> tuple[list[Work], int]:
         row = rise.iterations[key]
         own = _problems(row.generate) * row.generate.max_turns
         collected[key] = collected.get(row.init, 0) + own
-        items = collected[key] if row.convert.accumulate else own
-        training = supervised(f"rise.rows.{key}.train", rise.rows[key].train, items)
-        tokens[key] = tokens[rise.rows[key].init] + training.tokens
-        found += [
-            Work(f"rise-generate@{key}", _collection(rise, row.generate)),
-            Work(f"rise-finetune@{key}", training=training),
-            Work(f"rise-evaluate@{key}", _evaluation(rise)),
-        ]
-    for key, control in rise.controls.items():
-        training = supervised(f"rise.rows.{key}.train", control.train, 0, budget=tokens[control.match])
-        found += [
-            Work(f"rise-finetune@{key}", training=training),
-            Work(f"rise-evaluate@{key}", _evaluation(rise)),
-        ]
-    return found
+        calls = _collection(rise, row.generate)
+        return [Work(f"rise-generate@{key}", calls)], collected[key] if row.convert.accumulate else own
+
+    return iterated("rise", rise, rise.tasks.demonstrations, iteration, _evaluation(rise))
 
 
 def _problems(cfg: GenerateParams) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from selfimprove.methods.spin.params import GenerateParams, PlayParams, SpinParams
-from selfimprove.pipeline.plan.work import Calls, Work, grow, room, supervised
+from selfimprove.methods.rows import BASE
+from selfimprove.methods.spin.params import GenerateParams, PlayParams, SpinParams, SpinRow
+from selfimprove.pipeline.plan.work import Calls, Work, grow, iterated, room
 
 OPENING, WORKED, OBSERVATION = 512, 2048, 384
 NOTES = (
@@ -17,33 +18,19 @@ NOTES = (
 
 def works(spin: SpinParams) -> list[Work]:
     """The stages that use a model, in dvc.yaml's order."""
-    base = spin.rows["base"]
-    found = [
-        Work("base@spin", base=True),
-        Work("spin-finetune@base", training=supervised("spin.rows.base.train", base.train, spin.tasks.train)),
-        Work("spin-evaluate@base", _evaluation(spin)),
-    ]
-    own, tokens = {"base": 0}, {"base": 0}
-    for key in sorted(spin.iterations, key=lambda key: len(spin.lineage(key))):  # a parent before its children
+    own = {BASE: 0}
+
+    def iteration(key: str) -> tuple[list[Work], int]:
         row = spin.iterations[key]
         own[key] = _questions(row.generate, spin.tasks.train)
         mix = row.convert.mix
         pairs = int(mix.own * own[key]) + int(mix.previous * own.get(row.init, 0))
-        training = supervised(f"spin.rows.{key}.train", spin.rows[key].train, pairs)
-        tokens[key] = tokens[spin.rows[key].init] + training.tokens
-        found += [
-            Work(f"spin-generate@{key}", _play(spin, row.generate, own[key], row.generate.runs)),
-            Work(f"spin-finetune@{key}", training=training),
-            Work(f"spin-evaluate@{key}", _evaluation(spin)),
-        ]
-    for key, control in spin.controls.items():
-        items = spin.tasks.train if control.data == "examples" else own[control.source]
-        training = supervised(f"spin.rows.{key}.train", control.train, items, budget=tokens[control.match])
-        found += [
-            Work(f"spin-finetune@{key}", training=training),
-            Work(f"spin-evaluate@{key}", _evaluation(spin)),
-        ]
-    return found
+        return [Work(f"spin-generate@{key}", _play(spin, row.generate, own[key], row.generate.runs))], pairs
+
+    def control(row: SpinRow) -> int:
+        return spin.tasks.train if row.data == "examples" else own[row.source]
+
+    return iterated("spin", spin, spin.tasks.train, iteration, _evaluation(spin), control)
 
 
 def _questions(cfg: PlayParams, count: int) -> int:

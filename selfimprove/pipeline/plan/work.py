@@ -7,11 +7,13 @@ used, and the plan prints it. Requests that are repeated because an answer could
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, TransformersEngineConfig, VllmEngineConfig
 from selfimprove.methods.reflect_rl.rl_config import RLParams
+from selfimprove.methods.rows import BASE, Iterated
 from selfimprove.methods.spin.pair_config import PairParams
 from selfimprove.training.config import FinetuneParams
 
@@ -88,24 +90,12 @@ def ask(
     *,
     at_once: int,
     samples: int = 1,
-    longest: int = 0,
 ) -> Calls:
-    """``requests`` of about ``prompt`` tokens each, cut to what the engine has room for; ``longest``: of the
-    longest."""
+    """``requests`` of about ``prompt`` tokens each, cut to what the engine has room for."""
     new = reply_tokens(engines[name], new)
-    most = room(engines[name], new)
-    prompt = min(prompt, most)
+    prompt = min(prompt, room(engines[name], new))
     written = requests * samples * new
-    return Calls(
-        name,
-        requests,
-        requests * prompt,
-        min(max(longest, prompt), most),
-        new,
-        written,
-        min(at_once, requests),
-        samples,
-    )
+    return Calls(name, requests, requests * prompt, prompt, new, written, min(at_once, requests), samples)
 
 
 def grow(
@@ -130,16 +120,13 @@ def grow(
     return Calls(name, requests, dialogues * sum(prompts), prompts[-1], new, written, min(at_once, dialogues), samples)
 
 
-def supervised(
-    place: str, params: FinetuneParams, items: int, *, longest: int | None = None, budget: int | None = None
-) -> Training:
-    """Training on ``items`` sequences of at most ``longest`` tokens (none: ``max_length``), or pairs of them.
+def supervised(place: str, params: FinetuneParams, items: int, *, budget: int | None = None) -> Training:
+    """Training on ``items`` sequences of ``max_length`` tokens, or pairs of them.
 
     ``budget``: a control stops after the step that brings its tokens to so many.
     """
     paired = isinstance(params, PairParams)
-    sequence = min(params.max_length, longest or params.max_length)
-    item = sequence * (2 if paired else 1)
+    item = params.max_length * (2 if paired else 1)
     limit = budget if budget is not None else params.max_train_tokens
     if limit is None:
         tokens = round(params.epochs * items) * item
@@ -148,4 +135,41 @@ def supervised(
         tokens = limit + (params.batch_size - 1) * item if limit else 0
         steps = -(-tokens // item)  # of one short item each, at the worst
     scored = items * item if paired and tokens else 0
-    return Training(place, params, tokens, sequence, steps, scored)
+    return Training(place, params, tokens, params.max_length, steps, scored)
+
+
+def iterated(
+    method: str,
+    params: Iterated,
+    demonstrated: int,
+    iteration: Callable[[str], tuple[list[Work], int]],
+    evaluation: tuple[Calls, ...],
+    control: Callable[[Any], int] = lambda _: 0,
+) -> list[Work]:
+    """The stages of a method whose iterations go on from a base, in dvc.yaml's order.
+
+    Args:
+        demonstrated: items of the first SFT.
+        iteration: an iteration's stages before its training, and the items of that; asked of parents first.
+        evaluation: of each row.
+        control: a control's items, of which it reads as many tokens as the iteration that it matches.
+    """
+
+    def row(key: str, items: int, budget: int | None = None) -> tuple[list[Work], int]:
+        training = supervised(f"{method}.rows.{key}.train", params.rows[key].train, items, budget=budget)
+        stages = [
+            Work(f"{method}-finetune@{key}", training=training),
+            Work(f"{method}-evaluate@{key}", evaluation),
+        ]
+        return stages, training.tokens
+
+    found = [Work(f"base@{method}", base=True), *row(BASE, demonstrated)[0]]
+    tokens = {BASE: 0}
+    for key in sorted(params.iterations, key=lambda key: len(params.lineage(key))):  # a parent before its children
+        before, items = iteration(key)
+        stages, read = row(key, items)
+        tokens[key] = tokens[params.rows[key].init] + read
+        found += [*before, *stages]
+    for key, one in params.controls.items():
+        found += row(key, control(one), tokens[one.match])[0]
+    return found
