@@ -80,7 +80,7 @@ repro: $(READY) ## run what is out of date and print the results tables; METHOD=
 	@python -m selfimprove.pipeline.warm dvc repro $(goals)
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
-use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml
+use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml (arena-textcraft: all methods on one environment)
 	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles '$(PROFILE)'
 
 plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
@@ -162,7 +162,7 @@ push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench
 
-docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/environments.md with the registry, docs/gpu.md with rehearsals, all results with results/published/
+docs: $(READY) ## bring docs/params.md up to date with the schemas, docs/environments.md with the registry, docs/arena.md, docs/gpu.md with rehearsals, all results with results/published/
 	@python -m selfimprove.pipeline.params_doc
 	@python -m selfimprove.envs.matrix
 	@python -m selfimprove.pipeline.rehearsal.table

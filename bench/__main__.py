@@ -13,7 +13,7 @@ import platform
 import sys
 from typing import Any
 
-PARTS = ("environments", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
+PARTS = ("environments", "matrix", "rollouts", "search", "reflect_rl", "questions", "training", "pairs", "load")
 OPTIONAL = ("vllm", "cluster")
 """Parts that only run where they are named: their packages are not in every environment."""
 

@@ -160,7 +160,7 @@ def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_we
     assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]
     assert (root / "params.yaml").read_bytes() == before
     assert not (root / "dvc.lock").exists()
-    mine = collected(root / ".rehearsal/claims-default-1", "default")
+    mine = collected(root / ".rehearsal/claims-default-1-tiny", "default")
     assert told(mine, [first])[0].startswith(f"{len(first['outputs'])} of {len(first['outputs'])} outputs equal")
 
     capfd.readouterr()

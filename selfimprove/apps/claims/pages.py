@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfimprove.apps.claims.arena import PAGE as ARENA_PAGE
+from selfimprove.apps.claims.arena import written_arena
 from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdicts
 from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
@@ -219,6 +221,9 @@ def _row(method: Mapping[str, Any], row: str) -> str:
 def main() -> None:
     """Write every page."""
     try:
+        text = ARENA_PAGE.read_text(encoding="utf-8")
+        if (new := written_arena(text)) != text:
+            write_text(ARENA_PAGE, new)
         runs, default = read_published(FOLDER), params_digest(composed(DEFAULT))
         for name, method in PAGES.items():
             page = Path(name)

@@ -128,17 +128,18 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
     minus = {name: {key: row[key] for key in columns} for name, row in summary["last_minus"].items()}
     kept = {key: summary[key] for key in ("columns", "gains", "rates", "order", "last")}
     kept["headline"] = summary.get("headline", columns[0])
-    rounded: dict[str, Any] = _rounded({**kept, "rows": rows, "last_minus": minus})
-    return rounded
+    shown: dict[str, Any] = rounded({**kept, "rows": rows, "last_minus": minus})
+    return shown
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """With all numbers rounded to ``DIGITS``."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, Mapping):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: rounded(one) for key, one in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return [_rounded(one) for one in value]
+        return [rounded(one) for one in value]
     return value
 
 

@@ -3,7 +3,8 @@
 Each run has a folder of its own (``.rehearsal/claims-<kernels>-<seed>``) with links to the code, its own params, cache
 and results. Stopped at any moment and started again it goes on where it was, and what is done costs seconds. The runs
 share no cache: to DVC the same stage on other kernels is the same work, and it would be restored instead of run. A
-finished run is published at once (``results/published/``); ``make docs`` then writes the pages from it.
+finished run is published at once (``results/published/``); ``make docs`` then writes the pages from it. With
+``--profile arena-textcraft`` it is the comparison of the methods that is published (``claims.arena``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from selfimprove.apps.claims.arena import ARENAS, collected_arena, publish_arena
 from selfimprove.apps.claims.claims import verdicts
 from selfimprove.apps.claims.published import FOLDER, collected, kinds_here, publish, read_published
 from selfimprove.core.errors import UserError
@@ -64,7 +66,7 @@ def run_all(
 
 
 def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str) -> int:
-    folder = root / HOME / f"claims-{kind}-{seed}"
+    folder = root / HOME / f"claims-{kind}-{seed}{'' if profile == DEFAULT else f'-{profile}'}"
     folder.mkdir(parents=True, exist_ok=True)
     lay_out(folder, root)
     params = composed(profile, root / "profiles")
@@ -77,7 +79,12 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str)
     chosen = {"ATEN_CPU_CAPABILITY": kind, **LIMITS[kind], "PYTHONHASHSEED": "0", "DVC_NO_ANALYTICS": "1"}
     code = repro(folder, goals, {**os.environ, **chosen})
     if code == 0:
-        print(f"claims: {publish(collected(folder, kind), root / FOLDER)}", flush=True)
+        compared = collected_arena(folder, kind)
+        if compared is not None:
+            file = publish_arena(compared, root / ARENAS)
+        else:
+            file = publish(collected(folder, kind), root / FOLDER)
+        print(f"claims: {file}", flush=True)
     return code
 
 

@@ -167,6 +167,7 @@ class _Report:
             "index.html", "Overview", charts, profile=provenance.profile(run), summaries=summaries,
             methods_known=len(METHODS), problems=run.problems, missing=graph.missing(self.stages), stages=self.stages,
             claims=[claim for method in summaries if (claim := _claim(method, summaries[method], run))], table=table,
+            arena=tables.arena(run, self.timing),
             charted=drawn, papers=_papers(), facts=provenance.facts(run), own_params=provenance.own_params(run),
             graphed=[(method, method_name(method)) for method in graphs],
             grouped=[(name, group) for name, group in [*groups, ("shared", shared)] if group],

@@ -13,9 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from selfimprove.apps.page.run import Run
+from selfimprove.apps.report.arena import arena as compare_methods
+from selfimprove.apps.report.arena import arena_tables
 from selfimprove.apps.report.charts import own_rows
-from selfimprove.apps.report.table import difference_table, figure_text, overview, results_table
-from selfimprove.apps.report.words import method_name, row_name
+from selfimprove.apps.report.table import difference_table, overview, results_table
+from selfimprove.apps.report.words import figure_text, method_name, row_name
+from selfimprove.core.errors import UserError, first_line
 
 Summaries = Mapping[str, dict[str, Any]]
 
@@ -87,6 +90,19 @@ def all_methods(summaries: Summaries, timing: Path) -> Plain | None:
         row[0] = method_name(row[0])
     table.own = own
     return table
+
+
+def arena(run: Run, timing: Path) -> list[Plain]:
+    """The comparison of methods that share their test tasks; nothing where none do or a file is missing."""
+    whole = {method: one for method, one in run.summaries.items() if one["last"] is not None}
+    try:
+        found = compare_methods(run.root, whole, timing)
+    except FileNotFoundError:  # a run under way
+        return []
+    except (OSError, ValueError, KeyError, UserError) as error:
+        run.tell(f"the methods cannot be compared ({first_line(error)}); run `make repro`.")
+        return []
+    return [_cells(table) for table in arena_tables(found)] if found else []
 
 
 def _plain(table: Table, method: str, summary: Mapping[str, Any]) -> Plain:

@@ -96,7 +96,7 @@ def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
 
 def _largest_group(solved: Mapping[str, Mapping[str, float]]) -> list[str]:
     """The most methods that have the same tasks."""
-    groups = [[other for other in solved if solved[other].keys() == solved[one].keys()] for one in solved]
+    groups = [[other for other in solved if solved[other].keys() == tasks.keys()] for tasks in solved.values() if tasks]
     return max(groups, key=len, default=[])
 
 
@@ -110,8 +110,9 @@ def _headline(summary: Mapping[str, Any]) -> str:
 
 
 def _solved(root: Path, method: str, row: str, metric: str) -> dict[str, float]:
-    """Task -> the metric, of one row."""
-    rows = read_jsonl(root / "results" / method / row / "outcomes.jsonl", Outcome)
+    """Task -> the metric, of one row; nothing if it was not evaluated."""
+    file = root / "results" / method / row / "outcomes.jsonl"
+    rows = read_jsonl(file, Outcome) if file.is_file() else []
     return {one.id: one.values[metric] for one in rows if metric in one.values}
 
 

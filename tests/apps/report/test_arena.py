@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from selfimprove.apps.page import tables
+from selfimprove.apps.page.build import environment
+from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.arena import Arena, arena, arena_tables, between_of, rows_of, same_start
 from selfimprove.apps.report.table import SUMMARIES, fitted, read_summaries
 from selfimprove.core.outcomes import Outcome
@@ -19,7 +22,7 @@ from selfimprove.core.records import write_jsonl
 from tests.support.profiles import profile
 
 TIMING = Path("timing")
-ARENAS = ("arena-textcraft",)
+ARENAS = ("arena-textcraft", "arena-encyclopedia")
 METRIC = {"rise": "m1@t3", "agent_r": "success", "reflect_rl": "success", "spin": "em"}
 ROWS = {
     "rise": ("base", "more_sft", "iter1", "iter2"),
@@ -146,6 +149,32 @@ def test_methods_that_share_no_test_tasks_are_not_compared(root: Path) -> None:
     write_method(root, "rise")
     write_method(root, "agent_r", tasks=(7, 3, 5, 8))
     assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
+
+
+def test_summaries_without_outcomes_are_not_compared(root: Path) -> None:
+    for method in ("rise", "spin"):
+        write_method(root, method)
+        for file in (root / "results" / method).glob("*/outcomes.jsonl"):
+            file.unlink()
+    assert arena(root, read_summaries([], root / SUMMARIES), root / TIMING) is None
+
+
+def test_the_page_has_the_same_cells_and_says_what_it_cannot_read(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "spin")
+    table, between = tables.arena(Run(root), root / TIMING)
+    assert table.rows == [row for row in rows_of(found(root)) if len(row) > 2]
+    assert [text for text, _ in between.head] == ["", "− RISE", "− SPIN"]
+    html = (
+        environment()
+        .from_string('{% import "parts.html" as parts %}{% for one in arena %}{{ parts.table(one, "a") }}{% endfor %}')
+        .render(arena=[table, between])
+    )
+    assert '<td class="number">+.250±' in html
+    run = Run(root)
+    (root / "results/spin/base/outcomes.jsonl").write_text("{torn")
+    assert tables.arena(run, root / TIMING) == []
+    assert "the methods cannot be compared" in run.problems[0]
 
 
 def test_a_row_that_was_not_trained_is_left_out_of_the_comparison(root: Path) -> None:

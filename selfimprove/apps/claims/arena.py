@@ -1,0 +1,162 @@
+"""Arenas that are committed, ``results/published/arena/<env>-<kernels>-<seed>.json``, and their tables in
+docs/arena.md.
+
+``make claims ARGS="--profile arena-textcraft"`` runs one for several seeds and publishes each; ``python -m
+selfimprove.apps.claims.arena FOLDER`` publishes the run of another folder. ``make docs`` writes the page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.apps.claims.published import FOLDER, collected, kernels_here, params_digest, pooled, rounded
+from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, basis, between_of, rows_of
+from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.core.errors import UserError
+from selfimprove.core.publish import write_text
+from selfimprove.pipeline.profiles import composed
+
+ARENAS = FOLDER / "arena"
+PAGE = Path("docs/arena.md")
+PROFILES = {"textcraft": "arena-textcraft", "encyclopedia": "arena-encyclopedia"}
+"""Environment -> the profile whose published runs the page shows."""
+MARK = "<!-- arena {}: `make docs` -->\n"
+END = "<!-- end of arena -->\n"
+WIDTH = 120
+"""Of a line of prose."""
+
+PublishedArena = Mapping[str, Any]
+"""What such a file holds: which run it was, and its ``Arena``."""
+
+
+def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
+    """A finished run's comparison, and which run it was; None if its methods share no test tasks."""
+    found = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
+    if found is None:
+        return None
+    run = collected(root, kernels)
+    kept = {key: run[key] for key in ("kernels", "seed", "threads", "params", "packages")}
+    return {**kept, "arena": rounded(found)}
+
+
+def publish_arena(run: PublishedArena, folder: Path = ARENAS) -> Path:
+    """Write its file; one of the same environment, kernels and seed is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{run['arena']['env']}-{run['kernels']}-{run['seed']}.json"
+    write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return file
+
+
+def read_arenas(env: str, folder: Path = ARENAS) -> list[PublishedArena]:
+    """The published runs on an environment, by kernels and seed.
+
+    Raises:
+        UserError: they are of different params.
+    """
+    runs = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(f"{env}-*.json"))]
+    if len({run["params"] for run in runs}) > 1:
+        raise UserError(f"{folder} holds runs on {env} of different params; delete the old ones and run `make claims`.")
+    return sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
+
+
+def pooled_arena(runs: Sequence[PublishedArena]) -> Arena:
+    """One comparison of several seeds: estimates pooled, tokens, episodes and seconds averaged."""
+    first: Arena = runs[0]["arena"]
+    if len(runs) == 1:
+        return first
+    merged: Arena = _merged([run["arena"] for run in runs])
+    return merged
+
+
+def _merged(values: Sequence[Any]) -> Any:
+    """Equal values as they are, {mean, se, n} pooled, other numbers averaged; None where one has none."""
+    first = values[0]
+    if isinstance(first, Mapping) and any(("missing" in value) != ("missing" in first) for value in values):
+        raise UserError("arenas that differ in more than their seeds can't be pooled: one lacks a method.")
+    if all(value == first for value in values) and not (isinstance(first, Mapping) and "se" in first):
+        return first
+    if any(value is None for value in values):
+        return None
+    if isinstance(first, Mapping):
+        if "se" in first:
+            return pooled(values)
+        shared = [key for key in first if all(key in value for value in values)]
+        return {key: _merged([value[key] for value in values]) for key in shared}
+    if isinstance(first, bool | str):
+        raise UserError(f"arenas that differ in more than their seeds can't be pooled: {first!r} and others.")
+    return sum(values) / len(values)
+
+
+def written_arena(page: str, folder: Path = ARENAS, profiles: Path = Path("profiles")) -> str:
+    """The page with the tables of the published runs between its marks.
+
+    Raises:
+        UserError: the marks are missing.
+    """
+    for env, profile in PROFILES.items():
+        before, mark, rest = page.partition(MARK.format(env))
+        _, end, after = rest.partition(END)
+        if not mark or not end:
+            raise UserError(f"{PAGE} has lost its marks {MARK.format(env).strip()} … {END.strip()}; put them back.")
+        shown = _shown(read_arenas(env, folder), profile, params_digest(composed(profile, profiles)))
+        page = f"{before}{mark}\n{shown}\n{end}{after}"
+    return page
+
+
+def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
+    """The tables of the kind of kernels with the most seeds."""
+    if not runs:
+        return f'No run is published yet: `make claims ARGS="--profile {profile}"` makes them.\n'
+    kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
+    kernels = max(kinds, key=lambda kind: len(kinds[kind]))
+    shown = kinds[kernels]
+    found = pooled_arena(shown)
+    seeds = ", ".join(str(run["seed"]) for run in shown)
+    text = f"{basis(found).capitalize()}; seed{'s' if len(shown) > 1 else ''} {seeds} on {kernels} kernels"
+    text += (
+        ", pooled. "
+        if len(shown) > 1
+        else ". This is one seed; another moves these numbers by as much as the errors say, or more. "
+    )
+    text += f"{NOTE}."
+    if shown[0]["params"] != today:
+        text += f" The profile {profile} has changed since; these are the results of the one before."
+    missing = [": ".join(row) for row in rows_of(found) if len(row) < len(HEADS)]
+    table = _markdown([list(HEADS), *(row for row in rows_of(found) if len(row) == len(HEADS))])
+    if missing:
+        table += "\n" + "".join(f"- {one}\n" for one in missing)
+    between = _markdown(between_of(found))
+    return f"{_wrapped(text)}\n{table}\nThe last row of a method minus that of another:\n\n{between}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *others]) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def main() -> None:
+    """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+    try:
+        run = collected_arena(root, kernels_here())
+        if run is None:
+            raise UserError(
+                f"{root}: no two methods were tested on the same tasks; `make use PROFILE=arena-textcraft`."
+            )
+        print(publish_arena(run))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
