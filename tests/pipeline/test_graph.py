@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dvc.dependency import ParamsDependency
 from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
@@ -33,6 +34,15 @@ def test_whatever_a_stage_reads_is_kept_in_git_or_made_by_another_stage(stages: 
                 assert any(path == out or out in path.parents or path in out.parents for out in made), (stage, part)
             else:
                 assert path.exists(), (stage, part)
+
+
+def test_a_teacher_s_settings_run_no_evaluation_or_training_again(stages: list[PipelineStage]) -> None:
+    asking = set()
+    for stage in stages:
+        named = [param for dep in stage.deps if isinstance(dep, ParamsDependency) for param in dep.params]
+        if any("rise.engines.teacher".startswith(param) for param in named if param.startswith("rise.engines")):
+            asking.add(stage.name.partition("@")[0])
+    assert asking == {"rise-generate"}
 
 
 def test_no_code_is_hidden_from_dvc() -> None:
