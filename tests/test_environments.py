@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from selfimprove.envs.interface import EmbeddedWorld
+from selfimprove.envs.registry import text_env
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.small_defaults import small_settings
 from tests.envs.contract import check_acted
@@ -138,6 +139,13 @@ def test_every_method_plays_the_environment_from_nothing_to_its_report(
     assert "litres" in made
 
 
+def test_the_taxi_of_gymnasium_keeps_the_contract_and_has_its_names() -> None:
+    section = text_env(**YAML(typ="safe", pure=True).load(blocks("yaml")[3])["agent_r"]["env"])
+    taxi = section.make()
+    assert taxi.instruction.startswith("A taxi in a town.")
+    check_acted(taxi, section.make(), range(0, 90, 15))
+
+
 def laid(root: Path, overlay: str) -> None:
     """The page's classes as a module of one's own, and a profile."""
     (root / "my").mkdir(exist_ok=True)
@@ -164,7 +172,7 @@ def stage(root: Path, name: str) -> None:
 
 
 def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
-    _, _, _, acted, _, _ = blocks("yaml")
+    _, _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
@@ -179,7 +187,7 @@ def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
 
 
 def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Path) -> None:
-    _, _, _, acted, _, _ = blocks("yaml")
+    _, _, _, _, acted, _, _ = blocks("yaml")
     deep = {"generate": {"max_depth": 16, "dives": 16}}  # the goals of these tasks are a dozen actions away
     laid(root, seconds(acted, {"agent_r": {"iterations": {"iter1": deep}}}))
     goals = "agent_r-finetune@iter1"
@@ -194,7 +202,7 @@ def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Pat
 
 
 def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
-    data, _, _, _, graded, looked_up = blocks("yaml")
+    data, _, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
     assert "my.worlds:Backwards" in graded
     for name, words in (("train", ("abc", "def")), ("test", ("ghi", "jkl"))):

@@ -118,7 +118,11 @@ class ListedText:
         if self._now.ended:
             return []
         self._game.restore(self._now.game)
-        commands = list(self._game.valid_actions() or [])
+        commands = self._game.valid_actions()
+        if commands is None:
+            raise UserError(
+                f"{self.name} does not list its actions, so that they can't get labels; choose another method."
+            )
         return sorted({*commands, *self.oracle()[:1]}) if self._add_expert else commands
 
     def _labelled(self, commands: list[str]) -> dict[str, str]:

@@ -64,7 +64,7 @@ class TextEnv(ABC):
 
     def step(self, action: str) -> Step:
         """See ``AgentEnv``: an action that is not listed does nothing."""
-        valid = action in self.valid_actions()
+        valid = self._understands(action)
         said = "Nothing happens."
         if valid:
             said, reward, done = self.act(action)
@@ -74,15 +74,23 @@ class TextEnv(ABC):
         reward, done = self._last
         return Step(said, reward, done, {"raw_score": reward, "valid": valid, "disaster": False})
 
-    def valid_actions(self) -> list[str]:
+    def valid_actions(self) -> list[str] | None:
         """See ``AgentEnv``; none after the end."""
         return [] if self._last[1] else sorted(self.actions)
 
-    def snapshot(self) -> bytes:
+    def _understands(self, action: str) -> bool:
+        """Whether ``act`` can do it now: whether it is listed."""
+        return action in (self.valid_actions() or ())
+
+    def _apart(self) -> Any:
+        """What tells the states of a task apart in the expert's search: the snapshot."""
+        return self.snapshot()
+
+    def snapshot(self) -> Any:
         """See ``AgentEnv``."""
         return pickle.dumps({name: value for name, value in vars(self).items() if name != "_ways"})
 
-    def restore(self, snapshot: bytes) -> None:
+    def restore(self, snapshot: Any) -> None:
         """See ``AgentEnv``; the snapshot is one of this process, never one that was read from a file."""
         ways = self._known_ways()
         vars(self).clear()
@@ -98,21 +106,21 @@ class TextEnv(ABC):
             self.restore(here)
         return [Move("This leads to the goal.", action) for action in ways[here]]
 
-    def _known_ways(self) -> dict[bytes, list[str]]:
-        ways: dict[bytes, list[str]] = vars(self).setdefault("_ways", {})
+    def _known_ways(self) -> dict[Any, list[str]]:
+        ways: dict[Any, list[str]] = vars(self).setdefault("_ways", {})
         return ways
 
-    def _search(self, start: bytes) -> tuple[list[bytes], list[str]]:
+    def _search(self, start: Any) -> tuple[list[Any], list[str]]:
         """The states from ``start`` on a shortest way to reward 1, and the actions in them."""
-        before: dict[bytes, tuple[bytes, str]] = {}
-        seen, waiting = {start}, deque([start])
+        before: dict[Any, tuple[Any, str]] = {}
+        seen, waiting = {self._apart()}, deque([start])
         while waiting and len(seen) < LARGEST_SEARCH:
             state = waiting.popleft()
             self.restore(state)
-            for action in self.valid_actions():
+            for action in self.valid_actions() or ():
                 self.restore(state)
                 reached = self.step(action)
-                after = self.snapshot()
+                after, state_after = self.snapshot(), self._apart()
                 if reached.reward == 1:
                     states, way = [state], [action]
                     while states[0] != start:
@@ -120,8 +128,8 @@ class TextEnv(ABC):
                         states.insert(0, earlier)
                         way.insert(0, action)
                     return states, way
-                if after not in seen and not reached.done:
-                    seen.add(after)
+                if state_after not in seen and not reached.done:
+                    seen.add(state_after)
                     before[after] = (state, action)
                     waiting.append(after)
         return [start], []

@@ -29,6 +29,8 @@ class EnvParams(Section):
 
     name: str
 
+    prefix: ClassVar[str] = ""
+    """A name that begins with this and ":" is of this section: ``gymnasium:FrozenLake-v1``."""
     paper: ClassVar[str] = ""
     """The method whose paper plays environments of this kind."""
     capability: ClassVar[str] = ""

@@ -79,12 +79,12 @@ def _sections(files: Iterable[Path]) -> tuple[type[EnvParams], ...]:
 
 
 def named(kind: type[P]) -> dict[str, type[P]]:
-    """Name -> section, of the environments of one kind."""
+    """Name -> section, of the environments of one kind; of those that a prefix names, ``prefix:…``."""
     return {name: one for one in declared() if issubclass(one, kind) for name in _names(one)}
 
 
 def _names(one: type[EnvParams]) -> tuple[str, ...]:
-    return get_args(one.model_fields["name"].annotation)
+    return (f"{one.prefix}:…",) if one.prefix else get_args(one.model_fields["name"].annotation)
 
 
 @cache
@@ -101,6 +101,9 @@ def section_of(name: str, kind: type[EnvParams]) -> type[EnvParams] | None:
     """
     if ":" not in name:
         return named(EnvParams).get(name)
+    before = name.partition(":")[0]
+    if prefixed := next((one for one in declared() if one.prefix == before), None):
+        return prefixed
     sections = sorted(_own(), key=lambda one: not issubclass(one, kind))
     for one in sections:
         with suppress(ValueError):
@@ -136,11 +139,11 @@ def playable(kind: type[EnvParams]) -> list[str]:
 def modules_of(method: str, name: str) -> list[str]:
     """The modules by which a method plays the environment that a text of its params may name; [] if it names none."""
     kind = KINDS.get(method, EnvParams)
-    one = section_of(name, kind) if re.fullmatch(r"[\w.]+(:\w+)?", name) else None
+    one = section_of(name, kind) if re.fullmatch(r"[\w.]+(:[\w./:-]+)?", name) else None
     if one is None:
         return []
     by = None if issubclass(one, kind) else adapter(kind, one)
-    own = [name.partition(":")[0]] if ":" in name else []
+    own = name.removeprefix(f"{one.prefix}:").split(":")[:-1]
     return [*own, one.__module__, *([by.__module__] if by else [])]
 
 

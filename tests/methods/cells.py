@@ -22,7 +22,7 @@ STAGES = {
 TRAIN = {"epochs": 1, "batch_size": 8, "save_steps": 99, "logging_steps": 9, "row_tokens": 2048, "max_length": 2048,
          "launcher": {"kind": "single", "processes": 1}}  # fmt: skip
 TAXI = {"generate": {"levels": ["full"]}, "evaluate": {"levels": ["full"]}}
-SLIPS = {"taxi": 0.1, "alfworld": 0.15, "autoexplore": 0.2}
+SLIPS = {"taxi": 0.1, "gymnasium:Taxi-v4": 0.1, "alfworld": 0.15, "autoexplore": 0.2}
 """How often the expert errs that searches Agent-R's trees, so that some episodes succeed and some fail; else 0.4."""
 
 

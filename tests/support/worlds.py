@@ -15,6 +15,8 @@ ELSEWHERE = {"sciworld": "needs Java"}
 NAMES = tuple(named(EnvParams))
 HERE = tuple(name for name in NAMES if name not in ELSEWHERE)
 
+TAXI = ["south", "north", "east", "west", "pick up", "drop off"]
+
 TOWNS = [
     f"{stem}{end}"
     for stem in ("Arle", "Borrow", "Cando", "Dunmere", "Estley")
@@ -32,6 +34,8 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
         more = {f"core/{town}.py": keeper.format(town=town) + "# how it is kept\n" * 9 for town in TOWNS}
         plant(folder / "repos/eventlib", FILES | more)
         keys |= {"repos": str(folder / "repos"), "labels": "single"}
+    elif name == "gymnasium:…":
+        keys = {"name": "gymnasium:Taxi-v4", "actions": TAXI, "score": 20}
     elif name == "encyclopedia":
         keys |= {"people": 60, "distractors": 0, "questions": 60}
     elif name == "hotpotqa":

@@ -137,7 +137,7 @@ def test_an_environment_takes_its_own_options_and_those_that_say_nothing_new() -
         ({"tasks": {"train": 4}}, "give train, dev and test, or none"),
         (
             {"env": {"name": "lake"}},
-            "env: name: 'lake' is unknown; choose alfworld, autoexplore, taxi, encyclopedia, sciworld, textcraft, ",
+            "env: name: 'lake' is unknown; choose alfworld, autoexplore, taxi, ",
         ),
         ({"env": {"name": "taxi", "max_files": 20}}, "env: max_files is an option of autoexplore, and name is taxi;"),
         ({"env": {"name": "taxi", "thing": None}}, "thing is an option of alfworld, and name is taxi; remove it"),

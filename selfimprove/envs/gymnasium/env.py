@@ -1,0 +1,219 @@
+"""Gymnasium's environments, acted in by text.
+
+A task is the seed of ``reset``, so that what is drawn at random is the same each time a task is played. A state is
+the actions since then; it is returned to by playing them again. Numbered actions are written by their names or
+numbers, a space of text as it is. An observation is what the environment draws in text (``render_mode="ansi"``), else
+its values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.gymnasium.world import plain
+from selfimprove.envs.interface import Move
+from selfimprove.envs.own import TextEnv
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+except ImportError:  # an optional package
+    gymnasium = None  # type: ignore[assignment]
+
+COLOURED = re.compile(r"\x1b\[(\d+)[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
+"""What a drawing for a terminal shows in a colour: FrozenLake's place, Taxi's passenger."""
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+COLOURS = ["black", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson"]
+"""By the last digit of a colour's code."""
+MOST_VALUES = 1000
+"""Values of an observation, at most: more are a picture."""
+CLOSE = 1e-9
+
+
+class Gymnasium(TextEnv):
+    """One of ``gymnasium.make``'s environments.
+
+    Args:
+        made_as: its id.
+        options: further arguments of ``gymnasium.make``.
+        names: of the numbered actions; empty: their numbers.
+        about: what it is, said first.
+        score: how rewards become a score (``GymnasiumParams.score``).
+        tasks: how many seeds are tasks.
+
+    Raises:
+        UserError: Gymnasium is not installed, has no such environment, or its spaces cannot be written as text.
+    """
+
+    def __init__(
+        self,
+        made_as: str,
+        options: Mapping[str, Any],
+        names: Sequence[str] = (),
+        *,
+        about: str = "",
+        score: Literal["return", "terminated"] | float = "return",
+        tasks: int = 2000,
+    ) -> None:
+        self.name, self.tasks = plain(made_as), tasks
+        self._env = _made(made_as, options)
+        self._score = score
+        space = self._env.action_space
+        self._first = int(getattr(space, "start", 0))
+        self.actions = _names(made_as, space, names)
+        self.instruction = _instruction(about or f"This is {made_as}.", self.actions)  # type: ignore[misc]
+        self._path: tuple[Any, ...] = ()
+
+    def begin(self, task_id: int) -> str:
+        """See ``TextEnv``: the task is the seed."""
+        seen, info = self._env.reset(seed=task_id)
+        self._task, self._path, self._sum = task_id, (), 0.0
+        return self._written(seen, info)
+
+    def act(self, action: str) -> tuple[str, float, bool]:
+        """See ``TextEnv``."""
+        number = self.actions.index(action) + self._first if self.actions else action
+        seen, reward, terminated, truncated, info = self._env.step(number)
+        self._path += (number,)
+        self._sum += float(reward)
+        match self._score:
+            case "return":
+                score = self._sum
+            case "terminated":
+                score = float(terminated)
+            case least:
+                score = float(float(reward) >= least)
+        if not -CLOSE <= score <= 1 + CLOSE:
+            raise UserError(
+                f"gymnasium:{self.name}: the rewards of task {self._task} add up to {score:g}, and a score lies in "
+                "[0, 1]; set env.score to terminated, or to the reward that means success."
+            )
+        return self._written(seen, info), min(1.0, max(0.0, score)), terminated or truncated
+
+    def valid_actions(self) -> list[str] | None:
+        """See ``AgentEnv``: those that ``action_mask`` allows, where the environment tells; None of free text."""
+        if not self.actions:
+            return None
+        listed = super().valid_actions() or []
+        if self._mask is None:
+            return listed
+        allowed = {name for name, may in zip(self.actions, self._mask, strict=True) if may}
+        return [name for name in listed if name in allowed]
+
+    def _understands(self, action: str) -> bool:
+        """See ``TextEnv``: in a space of text, what lies in it."""
+        if self.actions:
+            return super()._understands(action)
+        return not self._last[1] and bool(self._env.action_space.contains(action))
+
+    def expert(self) -> list[Move]:
+        """See ``TextEnv``; none where actions are free text."""
+        return super().expert() if self.actions else []
+
+    def snapshot(self) -> Any:
+        """See ``AgentEnv``: the task and the actions since its beginning."""
+        return self._task, self._path, self._last
+
+    def restore(self, snapshot: Any) -> None:
+        """See ``AgentEnv``: plays the actions again, or only those that are missing."""
+        task, path, last = snapshot
+        if (self._task, self._path) != (task, path):
+            done = len(self._path)
+            if self._task != task or path[:done] != self._path:
+                self.begin(task)
+                done = 0
+            for number in path[done:]:
+                self.act(self.actions[number - self._first] if self.actions else number)
+        self._last = last
+
+    def _apart(self) -> Any:
+        """See ``TextEnv``: what is seen, since paths differ wherever they lead."""
+        return self._seen
+
+    def _written(self, seen: Any, info: Mapping[str, Any]) -> str:
+        self._seen = repr(seen)
+        self._mask = info.get("action_mask") if self.actions else None
+        if self._env.render_mode == "ansi":
+            return drawing(str(self._env.render()))
+        return written(seen)
+
+
+def drawing(text: str) -> str:
+    """A drawing for a terminal, with brackets for colours, which are named where there are several.
+
+    >>> drawing("\x1b[41mS\x1b[0mFF")
+    '[S]FF'
+    >>> drawing("\x1b[43m \x1b[0m|\x1b[34;1mR\x1b[0m")
+    '[yellow  ]|[blue R]'
+    """
+    one = len(COLOURED.findall(text)) == 1
+
+    def bracketed(found: re.Match[str]) -> str:
+        return f"[{found[2]}]" if one else f"[{COLOURS[int(found[1]) % 10]} {found[2]}]"
+
+    return ESCAPES.sub("", COLOURED.sub(bracketed, text)).strip("\n")
+
+
+def written(seen: Any) -> str:
+    """An observation in text: text as it is, numbers with four digits, arrays in brackets, a line for each key.
+
+    >>> written({"place": np.array([0.5, 2]), "word": "go"})
+    'place: [0.5, 2]\\nword: go'
+    """
+    if isinstance(seen, Mapping):
+        return "\n".join(f"{key}: {written(value)}" for key, value in seen.items())
+    if isinstance(seen, str):
+        return seen
+    if isinstance(seen, tuple | list | np.ndarray) and np.ndim(seen) > 0:
+        return f"[{', '.join(written(value) for value in seen)}]"
+    return f"{seen:.4g}" if isinstance(seen, float | np.floating) else str(seen)
+
+
+def _made(made_as: str, options: Mapping[str, Any]) -> Any:
+    if gymnasium is None:
+        raise UserError(f"gymnasium:{made_as} needs the package gymnasium; run pip install gymnasium.")
+    try:
+        env = gymnasium.make(made_as, disable_env_checker=True, **options)
+        if "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:
+            env = gymnasium.make(made_as, disable_env_checker=True, render_mode="ansi", **options)
+    except Exception as error:  # whatever the environment's module raises
+        said = " ".join(str(error).split())
+        raise UserError(f"gymnasium:{made_as} can't be made ({said}); fix env.name or env.options.") from None
+    if env.render_mode != "ansi" and (values := _values(env.observation_space)) > MOST_VALUES:
+        raise UserError(
+            f"gymnasium:{made_as} shows {values} values at once, and at most {MOST_VALUES} are written as text; choose "
+            "an environment with smaller observations, or one that is drawn in text."
+        )
+    return env
+
+
+def _values(space: Any) -> int:
+    """How many values an observation has; a text counts as none, since it is limited by the environment."""
+    if isinstance(space, spaces.Text):
+        return 0
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return sum(map(_values, space.values() if isinstance(space, spaces.Dict) else space))
+    return int(np.prod(space.shape or (1,)))
+
+
+def _names(made_as: str, space: Any, names: Sequence[str]) -> list[str]:
+    """The actions by number; [] for a space of text."""
+    if isinstance(space, spaces.Text):
+        if names:
+            raise UserError(f"gymnasium:{made_as}: actions are free text; remove env.actions.")
+        return []
+    if not isinstance(space, spaces.Discrete):
+        raise UserError(f"gymnasium:{made_as}: an action is of {space}; only numbered actions and text can be written.")
+    if names and (len(names) != space.n or len(set(names)) != space.n):
+        raise UserError(f"gymnasium:{made_as} has {space.n} actions; env.actions has to name each once.")
+    return list(names) or [str(space.start + i) for i in range(space.n)]
+
+
+def _instruction(about: str, actions: Sequence[str]) -> str:
+    what = f"one of these actions: {', '.join(actions)}" if actions else "one action"
+    return f"{about}\nAnswer each time with a thought and {what}.\nThought: why\nAction: the action"

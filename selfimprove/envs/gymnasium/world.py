@@ -1,0 +1,60 @@
+"""Gymnasium's environments as params.yaml names them: ``gymnasium:<id>``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.params import Judged, TextParams
+
+PREFIX = "gymnasium"
+
+
+def plain(made_as: str) -> str:
+    """An id as file names can have it."""
+    return re.sub(r"[^\w.-]", "-", made_as)
+
+
+class GymnasiumParams(TextParams):
+    """Any environment of Gymnasium whose actions are text or are numbered, and whose observations can be written."""
+
+    name: str = Field(pattern=rf"^{PREFIX}:.+$", description="gymnasium:<id>, as gymnasium.make takes it")
+    options: dict[str, Any] = Field(default={}, description="further arguments of gymnasium.make")
+    actions: list[str] = Field(default=[], description="names of the numbered actions, in order; []: their numbers")
+    about: str = Field(default="", description='what the environment is, said first; "": its id alone')
+    score: Literal["return", "terminated"] | float = Field(
+        default="return",
+        description="return: the sum of the rewards, which has to lie in [0, 1]; terminated: 1 when the episode "
+        "terminates, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+    )
+    tasks: int = Field(
+        default=2000, ge=1, le=1_000_000, description="how many tasks there are: a task is a seed of reset"
+    )
+
+    prefix: ClassVar[str] = PREFIX
+    judged: ClassVar[Judged] = Judged()
+
+    @property
+    def world_name(self) -> str:
+        """The id, as file names can have it."""
+        return plain(self.name.partition(":")[2])
+
+    def make(self) -> AgentEnv:
+        from selfimprove.envs.contract import check_once
+        from selfimprove.envs.gymnasium.env import Gymnasium
+
+        def made() -> Gymnasium:
+            return Gymnasium(
+                self.name.partition(":")[2],
+                self.options,
+                self.actions,
+                about=self.about,
+                score=self.score,
+                tasks=self.tasks,
+            )
+
+        check_once(self.name, self.model_dump_json(), made)
+        return made()

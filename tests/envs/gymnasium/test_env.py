@@ -1,0 +1,130 @@
+"""Gymnasium's environments, played as ``gymnasium:<id>``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.gymnasium.env import drawing, written
+from selfimprove.envs.gymnasium.world import GymnasiumParams
+from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.registry import listed_env, modules_of, text_env
+
+LAKE = {"name": "gymnasium:FrozenLake-v1", "actions": ["left", "down", "right", "up"]}
+
+
+class Echo(gymnasium.Env[Any, str]):
+    """Says back what it is told; a task's word ends it."""
+
+    action_space = spaces.Text(10)
+    observation_space = spaces.Dict({"said": spaces.Text(10), "turn": spaces.Discrete(9)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.word, self.turn = f"word{self.np_random.integers(9)}", 0
+        return {"said": self.word, "turn": 0}, {}
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        return {"said": action, "turn": self.turn}, -0.5, action == self.word, self.turn == 5, {}
+
+
+gymnasium.register("tests/Echo-v0", f"{__name__}:Echo")
+
+
+def made(**keys: Any) -> AgentEnv:
+    return text_env(**{**LAKE, **keys}).make()
+
+
+def test_what_is_drawn_at_random_depends_on_the_task_alone() -> None:
+    one, other = made(), made()
+    for task in range(5):
+        assert one.reset(task) == other.reset(task)
+        seen = [one.step(action).observation for action in ["right", "down", "right", "down", "right"]]
+        assert seen == [other.step(action).observation for action in ["right", "down", "right", "down", "right"]]
+
+
+def test_an_expert_finds_the_way_over_ice_on_which_it_slips() -> None:
+    env = made()
+    for task in range(10):
+        env.reset(task)
+        steps = [env.step(move.action) for move in env.expert()]
+        assert (steps[-1].reward, steps[-1].done) == (1, True)
+
+
+def test_a_state_is_returned_to_from_any_other() -> None:
+    env, other = made(options={"is_slippery": False}), made(options={"is_slippery": False})
+    env.reset(1)
+    env.step("right")
+    there = env.snapshot()
+    expected = env.step("right").observation
+    env.reset(2)
+    other.reset(0)
+    for one in (env, other):
+        one.restore(there)
+        assert one.step("right").observation == expected
+
+
+def test_free_text_is_an_action_and_an_observation_has_a_line_for_each_key() -> None:
+    env = text_env(name="gymnasium:tests/Echo-v0", score="terminated", about="Say the word.").make()
+    assert env.instruction.startswith("Say the word.\n")
+    assert env.name == "tests-Echo-v0"
+    word = env.reset(3).splitlines()[0].removeprefix("said: ")
+    assert env.step("no").observation == "said: no\nturn: 1"
+    assert env.step("longer than ten").info["valid"] is False
+    assert (env.valid_actions(), env.expert()) == (None, [])
+    done = env.step(word)
+    assert (done.reward, done.done) == (1, True)
+
+
+def test_a_mask_of_actions_is_kept_to() -> None:
+    env = text_env(name="gymnasium:Taxi-v4", score=20).make()
+    env.reset(5)
+    assert set(env.valid_actions() or []) < set("012345")
+    assert env.step("5").info["valid"] is False
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"name": "gymnasium:Nowhere-v0"}, "gymnasium:Nowhere-v0 can't be made (Environment `Nowhere` doesn't exist"),
+        ({"name": "gymnasium:Pendulum-v1", "actions": []}, "only numbered actions and text can be written"),
+        ({"actions": ["left"]}, "FrozenLake-v1 has 4 actions; env.actions has to name each once"),
+        ({"name": "gymnasium:tests/Echo-v0"}, "actions are free text; remove env.actions"),
+        ({"name": "gymnasium:CliffWalking-v1"}, "the rewards of task 0 add up to -1, and a score lies in [0, 1]; set"),
+        ({"options": {"map_name": "9x9"}}, "can't be made ('9x9'); fix env.name or env.options"),
+    ],
+)
+def test_bad_input_is_one_sentence(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        made(**keys)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_labels_need_actions_that_are_listed() -> None:
+    env = listed_env(name="gymnasium:tests/Echo-v0", score="terminated").make()
+    with pytest.raises(UserError, match="tests-Echo-v0 does not list its actions, so that they can't get labels"):
+        env.reset(0)
+
+
+def test_a_stage_depends_on_the_module_that_an_id_names() -> None:
+    assert modules_of("agent_r", "gymnasium:my.games:Maze-v0") == ["my.games", GymnasiumParams.__module__]
+    assert modules_of("agent_r", "gymnasium:Taxi-v4") == [GymnasiumParams.__module__]
+
+
+def test_a_drawing_keeps_what_it_shows_by_colour() -> None:
+    assert drawing("\x1b[41mS\x1b[0mFF\n") == "[S]FF"
+    assert drawing("\x1b[43m \x1b[0m|\x1b[34;1mR\x1b[0m") == "[yellow  ]|[blue R]"
+
+
+def test_values_are_written_short() -> None:
+    assert (
+        written({"place": np.array([0.5, 1 / 3]), "word": "go", "n": np.int64(3)})
+        == "place: [0.5, 0.3333]\nword: go\nn: 3"
+    )
