@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.gymnasium.world import plain
 from selfimprove.envs.interface import Move
 from selfimprove.envs.own import TextEnv
 
@@ -40,6 +39,7 @@ class Gymnasium(TextEnv):
 
     Args:
         made_as: its id.
+        name: what it is called in outputs.
         options: further arguments of ``gymnasium.make``.
         names: of the numbered actions; empty: their numbers.
         about: what it is, said first.
@@ -53,6 +53,7 @@ class Gymnasium(TextEnv):
     def __init__(
         self,
         made_as: str,
+        name: str,
         options: Mapping[str, Any],
         names: Sequence[str] = (),
         *,
@@ -60,7 +61,7 @@ class Gymnasium(TextEnv):
         score: Literal["return", "terminated"] | float = "return",
         tasks: int = 2000,
     ) -> None:
-        self.name, self.tasks = plain(made_as), tasks
+        self.name, self.tasks = name, tasks
         self._env = _made(made_as, options)
         self._score = score
         space = self._env.action_space

@@ -13,11 +13,6 @@ from selfimprove.envs.params import Judged, TextParams
 PREFIX = "gymnasium"
 
 
-def plain(made_as: str) -> str:
-    """An id as file names can have it."""
-    return re.sub(r"[^\w.-]", "-", made_as)
-
-
 class GymnasiumParams(TextParams):
     """Any environment of Gymnasium whose actions are text or are numbered, and whose observations can be written."""
 
@@ -40,7 +35,7 @@ class GymnasiumParams(TextParams):
     @property
     def world_name(self) -> str:
         """The id, as file names can have it."""
-        return plain(self.name.partition(":")[2])
+        return re.sub(r"[^\w.-]", "-", self.name.partition(":")[2])
 
     def make(self) -> AgentEnv:
         from selfimprove.envs.contract import check_once
