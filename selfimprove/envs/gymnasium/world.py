@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from selfimprove.envs.interface import AgentEnv
-from selfimprove.envs.params import Judged, TextParams
+from selfimprove.envs.params import TextParams
 
 PREFIX = "gymnasium"
 
@@ -30,7 +30,6 @@ class GymnasiumParams(TextParams):
     )
 
     prefix: ClassVar[str] = PREFIX
-    judged: ClassVar[Judged] = Judged()
 
     @property
     def world_name(self) -> str:
@@ -44,6 +43,7 @@ class GymnasiumParams(TextParams):
         def made() -> Gymnasium:
             return Gymnasium(
                 self.name.partition(":")[2],
+                self.world_name,
                 self.options,
                 self.actions,
                 about=self.about,
