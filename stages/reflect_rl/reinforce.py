@@ -44,9 +44,12 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     stage.timing |= {"work_seconds": report.seconds, "play_seconds": report.play_seconds}
     stage.timing |= {"rollout_generated_tokens": report.generated_tokens}
     metrics = report.model_dump(exclude={"seconds", "play_seconds", "generated_tokens", "resumed_at"})
+    settings = run.model_dump(mode="json")
+    if run.rl.max_train_tokens is None:
+        del settings["rl"]["max_train_tokens"]  # what it does not set changes no file
     write_json(
         stage.output(f"results/reflect_rl/{name}/train.json"),
-        {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": run.model_dump(mode="json")},
+        {**metrics, "lineage_tokens": ancestors + report.real_tokens, "settings": settings},
     )
     write_csv(stage.output(f"results/reflect_rl/{name}/curves.csv"), list(log_curve(job.log)))
     shutil.copyfile(job.log, stage.output(f"results/reflect_rl/{name}/log.jsonl"))

@@ -41,6 +41,13 @@ class RLParams(ActingParams):
 
     algorithm: Literal["pg", "ppo"] = "pg"
     max_steps: int = Field(default=20000, ge=1, description="iterations")
+    max_train_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**15,
+        description="stop after the iteration that brings the tokens read to this many, one in play counting as a "
+        "third; max_steps is then the most",
+    )
     episodes: int = Field(
         default=4, ge=1, le=100_000, description="played an iteration, all at once, by all processes together"
     )

@@ -112,7 +112,7 @@ class Run:
         frozen = None if self._reflector is None else self._reflector.weights()
         resumed = self._resume()
         with signals_ask(), self._job.log.open("ab") if self._group.first else open(os.devnull, "ab") as log:
-            while self._done < self._params.max_steps:
+            while self._done < self._params.max_steps and not self._spent():
                 row = self._iterate(self._done, runner)
                 self._done += 1
                 if self._group.first:
@@ -125,20 +125,28 @@ class Run:
         self._learner.check_weights()
         if self._group.first:
             self._policy.write(self._job.out_dir, self._job.checkpoints)
-        update, played = self._learner.tokens, self._totals["rollout_tokens"]
         engines = [self._engine, *([] if self._reflector is None else [self._reflector.engine])]
         generated = sum(self._group.gather(sum(engine.stats.generated_tokens for engine in engines)))
         return RLReport(
             iterations=self._done,
             **self._totals,
-            update_tokens=update,
-            real_tokens=update + played // 3,
+            update_tokens=self._learner.tokens,
+            real_tokens=self._real_tokens(),
             reflector_hash=frozen,
             seconds=time.monotonic() - began,
             play_seconds=self._play_seconds,
             generated_tokens=generated,
             resumed_at=resumed,
         )
+
+    def _real_tokens(self) -> int:
+        """What fine-tuning would read for as much compute; every process counts the tokens of all of them."""
+        return self._learner.tokens + int(self._totals["rollout_tokens"]) // 3
+
+    def _spent(self) -> bool:
+        """Whether the budget of tokens is read."""
+        budget = self._params.max_train_tokens
+        return budget is not None and self._real_tokens() >= budget
 
     def _iterate(self, iteration: int, runner: asyncio.Runner) -> dict[str, Any]:
         """Play, learn, learn from the replay; a row of the log."""

@@ -98,6 +98,23 @@ def test_a_policy_learns_to_walk_to_the_end(folder: Path, tmp_path: Path) -> Non
     assert weights_hash(load_causal_lm(job.out_dir)) != weights_hash(load_causal_lm(folder))
 
 
+def test_a_budget_of_tokens_ends_a_run_after_the_iteration_that_reads_the_last(folder: Path, tmp_path: Path) -> None:
+    """The run is a whole run's beginning, also where a process began it and another went on."""
+    whole = learn(make_job(folder, tmp_path / "whole", params(save_steps=1), reflector=True))
+    budget = whole.real_tokens // 2
+    job = make_job(folder, tmp_path / "cut", params(save_steps=1, max_train_tokens=budget), reflector=True)
+    report = learn(job)
+    assert 0 < report.iterations < whole.iterations == 6
+    assert budget <= report.real_tokens < whole.real_tokens
+    assert log(job) == log(make_job(folder, tmp_path / "whole", params()))[: report.iterations]
+    shorter = make_job(
+        folder, tmp_path / "shorter", params(save_steps=1, max_steps=report.iterations - 1), reflector=True
+    )
+    assert learn(shorter).real_tokens < budget
+    shutil.rmtree(job.out_dir)
+    assert learn(job).resumed_at == report.iterations  # nothing is left to do
+
+
 @pytest.mark.parametrize(
     "changes",
     [
