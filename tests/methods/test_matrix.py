@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
+from selfimprove.apps.page.library import write_library
+from selfimprove.apps.page.pairs import write_pairs
+from selfimprove.apps.page.run import Run
+from selfimprove.apps.page.trees import write_trees
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import read_rows
 from selfimprove.core.sources import mirror_folder
 from selfimprove.envs.matrix import PAGE, cells, with_table
 from selfimprove.envs.params import AnswerParams
@@ -70,6 +75,20 @@ def test_a_cell_runs_to_its_report(forks: Forks, folder: Path, tmp_path: Path, m
     summary = play_cell(forks, folder, method, params_of(method, name, tmp_path), env)
     assert summary["order"] == ROWS[method]
     assert all(metrics["metrics"] for metrics in summary["rows"].values())
+    check_page(folder, method, tmp_path)
+
+
+def check_page(folder: Path, method: str, out: Path) -> None:
+    """The page has every episode, example, tree and pair of the cell, and finds none damaged."""
+    run = Run(folder)
+    sets = write_library(run, method, out).sets
+    assert {one["row"] for one in sets if one["phase"] == "evaluation"} >= set(ROWS[method])
+    for one in sets:
+        assert one["size"] == sum(1 for _ in read_rows(folder / one["path"])) or one["phase"] == "reinforcement"
+    paired = {"spin": {"spin/iter0/pairs"}, "reflect_rl": {"reflect_rl/negatives"}}
+    assert {key for key, _ in write_pairs(run, out)} >= paired.get(method, set())
+    assert bool(write_trees(run, out)) == (method == "agent_r")
+    assert run.problems == []
 
 
 IMPOSSIBLE = [place for place, cell in CELLS.items() if not cell.possible]

@@ -16,18 +16,23 @@ PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml
 
 
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:
-    """Copy what stages need to ``folder``, as a git repository with ``params.yaml`` under ``profile``."""
+    """Copy what stages need to ``folder``, as a git repository with ``params.yaml`` under ``profile``.
+
+    In an older copy the code is replaced, and what stages made of it stays.
+    """
     for part in PARTS:
         source, target = ROOT / part, folder / part
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(source, target)
     run(folder, "git", "init", "--quiet")
     run(folder, sys.executable, "-m", "selfimprove.pipeline.profiles", profile)
     run(folder, "git", "add", "--all")
-    run(folder, "git", "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "-m", "start")
+    author = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    run(folder, "git", *author, "commit", "--quiet", "--allow-empty", "-m", "start")
     return folder
 
 

@@ -103,10 +103,10 @@ def _bins(values: list[Any], key: str) -> tuple[list[str], Any]:
     if len(distinct) <= BINS + 4:
         return [f"{value / scale:g}" for value in distinct], lambda value: f"{value / scale:g}"
     low, high = distinct[0], distinct[-1]
-    step = (high - low) / BINS
+    step = (high - low) // BINS + 1  # all are whole numbers, rewards in thousandths
 
-    def label(value: float) -> str:
-        place = min(BINS - 1, int((value - low) / step))
-        return f"{(low + place * step) / scale:.3g} to {(low + (place + 1) * step) / scale:.3g}"
+    def label(value: int) -> str:
+        first = low + (value - low) // step * step
+        return f"{first / scale:.3g} to {(first + step - 1) / scale:.3g}"
 
-    return [label(low + (place + 0.5) * step) for place in range(BINS)], label
+    return [label(first) for first in range(low, high + 1, step)], label

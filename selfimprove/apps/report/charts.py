@@ -179,7 +179,13 @@ def counts_chart(
     if not values:
         return None
     encoding = {
-        "x": {"field": "x", "type": "nominal", "sort": list(order), "title": x, "axis": {"labelAngle": 0}},
+        "x": {
+            "field": "x",
+            "type": "nominal",
+            "sort": list(order),
+            "title": x,
+            "axis": {"labelAngle": -40 if sum(map(len, order)) > 40 else 0},
+        },
         "xOffset": {"field": "row", "sort": None},
         "y": {"field": "share", "type": "quantitative", "title": "share of episodes", "axis": {"format": "%"}},
         "color": _legend(method, list(series)),

@@ -30,6 +30,18 @@ def test_a_stage_at_work_is_told(run: Path) -> None:
     assert [(one["stage"], one["seconds"]) for one in found["ended"]] == [("rise-data", 2.5)]
 
 
+def test_gpus_are_told_as_nvidia_smi_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100, 97, 61234, 81559'\necho 'NVIDIA H100, [N/A], 12, 81559'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    first, second = status(tmp_path)["gpus"]
+    assert first == {"name": "NVIDIA H100", "use": "97", "used": "61234", "total": "81559"}
+    assert second["use"] == "[N/A]"
+    tool.write_text("#!/bin/sh\nexit 9\n")  # the driver is not loaded
+    assert status(tmp_path)["gpus"] == []
+
+
 def test_a_run_that_has_not_begun_has_nothing_to_tell(tmp_path: Path) -> None:
     found = status(tmp_path)
     assert found["working"] == found["ended"] == []
