@@ -16,7 +16,7 @@ from selfimprove.apps.page.chunks import write_chunk, write_records
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.words import method_name, row_name
 
-PAIRED = ("pairs", "outcome", "_centric")
+PAIRED = ("pairs", "outcome", "own", "_centric")
 """How the names of files of pairs end: they have a view of their own (``pairs.py``)."""
 
 LETTERS = {"solved": "s", "unsolved": "u", "blocked": "b", "example": "e", "logged": "l"}
