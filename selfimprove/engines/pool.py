@@ -40,7 +40,7 @@ async def open_engines(
     engines: dict[str, Engine] = {}
     vllm = {name: cfg for name in sorted(set(names)) if isinstance(cfg := configs[name], VllmEngineConfig)}
     if len(vllm) > 1:
-        if cluster.kind == "none":
+        if cluster.kind != "ray":
             check_gpu_memory(vllm, len(visible_gpus()))
         elif all(cfg.tensor_parallel == 1 for cfg in vllm.values()):  # a replica of each on every GPU
             check_gpu_memory({name: cfg.model_copy(update={"replicas": 1}) for name, cfg in vllm.items()}, 1)

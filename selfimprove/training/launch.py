@@ -195,8 +195,8 @@ def launch(
             progress=progress,
         )
     over_nodes = None
-    if launcher.nodes > 1 and cluster.kind == "ray":
-        from selfimprove.training.ray_nodes import run_on_nodes
+    if launcher.nodes > 1 and cluster.kind != "none":
+        from selfimprove.training.nodes import run_on_nodes
 
         over_nodes = partial(run_on_nodes, cluster)
     return run_workers(job, sequences, train, report, progress, over_nodes)

@@ -15,14 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from selfimprove.core.errors import UserError
-from selfimprove.training.checkpoints import drop_damaged
 from selfimprove.training.config import LauncherConfig
 from selfimprove.training.encode import EncodedExample
 from selfimprove.training.progress import Progress
@@ -33,16 +31,15 @@ if TYPE_CHECKING:
 
 Report = TypeVar("Report", bound=BaseModel)
 OverNodes = Callable[..., int]
-"""``ray_nodes.run_on_nodes``, which knows its cluster."""
-
-SENT = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
-"""What processes on other nodes are told of ``worker_environment``."""
+"""``nodes.run_on_nodes``, which knows its cluster."""
 
 ORPHANED = 3
 """Exit code of a training process that outlived the one that launched it."""
 PARENT_SECONDS = 1.0
 """How often a training process looks whether its parent, torchrun's agent, is still there."""
 PROGRESS_MARK = "@step "
+MEETING_MARK = "@meet "
+"""Begins a line with the address at which nodes meet, which ``watch`` passes on to the processes."""
 LOG_LINES = 6
 LAUNCHED = "SELFIMPROVE_LAUNCHED"
 """Environment variable of the processes that ``watch`` starts: 1, their standard input is open as long as it lives."""
@@ -72,22 +69,12 @@ def run_workers(
     path = os.pathsep.join([*(p for p in sys.path if p), str(Path.cwd())])
     environment = worker_environment(job) | {"PYTHONPATH": path}
     if launcher.nodes > 1 and over_nodes is not None:
-
-        def restart() -> bool:
-            """Whether the processes failed for another reason than one that a worker gave."""
-            if log_file.is_file() and any(line.startswith("error: ") for line in log_file.read_text().splitlines()):
-                return False
-            drop_damaged(folder)
-            return True
-
-        sent = {name: environment[name] for name in SENT if name in environment}
-        command = partial(worker_command, job_file.absolute(), launcher)
-        code = over_nodes(job.params, command, sent, log_file.absolute(), progress, job.threads, restart)
+        code = over_nodes(job.params, job_file.absolute(), environment, progress, job.threads)
     else:
         if launcher.nodes > 1 and launcher.rendezvous is None:
             raise UserError(
-                f"launcher: nodes {launcher.nodes} need a cluster that starts them (CLUSTER=ray, docs/scale.md), or "
-                "rendezvous: host:port of node 0, where you start the others by hand."
+                f"launcher: nodes {launcher.nodes} need a cluster that starts them (CLUSTER=ray or CLUSTER=slurm, "
+                "docs/scale.md), or rendezvous: host:port of node 0, where you start the others by hand."
             )
         here = worker_command(job_file.absolute(), launcher)
         if launcher.nodes > 1:
@@ -178,11 +165,15 @@ def watch(command: Sequence[str], environment: dict[str, str], log_file: Path, p
         errors="replace",
         start_new_session=True,
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     try:
         with sigterm_interrupts(), log_file.open("w", encoding="utf-8") as log:
             for line in process.stdout:
-                if not line.startswith(PROGRESS_MARK):
+                if line.startswith(MEETING_MARK):
+                    process.stdin.write(line[len(MEETING_MARK) :])
+                    process.stdin.flush()
+                elif not line.startswith(PROGRESS_MARK):
                     log.write(line)
                     log.flush()
                 elif progress is not None:

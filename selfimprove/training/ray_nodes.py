@@ -1,8 +1,6 @@
 """Training processes on several nodes of a Ray cluster: a placement group reserves the nodes, torchrun starts on each.
 
-Only what starts and watches them is Ray's; the processes meet by torchrun's c10d rendezvous, on the first node. A node
-that is lost ends the others; the training then begins again on the nodes that are there, from its newest whole
-checkpoint, and on CPUs ends with the bytes of an unbroken run.
+Only what starts and watches them is Ray's; the processes meet by torchrun's c10d rendezvous, on the first node.
 """
 
 from __future__ import annotations
@@ -10,23 +8,20 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
 from selfimprove.engines.cluster.config import ClusterParams
 from selfimprove.engines.cluster.ray_cluster import connect, kill, living_nodes
-from selfimprove.training.config import FinetuneParams
-from selfimprove.training.processes import free_port, watch
+from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.processes import free_port, watch, worker_command
 from selfimprove.training.progress import Progress
 
 POLL_SECONDS = 0.5
 ROOM_SECONDS = 120.0
 """How long to wait for nodes that other work holds, or that are to join in a lost one's place."""
-
-Attempt = Callable[[str, Sequence[str]], list[str]]
-"""The command of a node's workers for a rendezvous endpoint (host:port) and torchrun's options of that node."""
 
 
 class TrainingNode:
@@ -55,45 +50,28 @@ class TrainingNode:
         return self._told[since:]
 
 
-def run_on_nodes(
+def attempt(
     cluster: ClusterParams,
     params: FinetuneParams,
-    command: Attempt,
+    job_file: Path,
     environment: Mapping[str, str],
-    log_file: Path,
     progress: Progress | None,
     threads: int,
-    restart: Callable[[], bool],
 ) -> int:
-    """Run the workers on ``launcher.nodes`` nodes; returns the exit code of the first node's.
-
-    Args:
-        command: gives the command of one node's workers, for the endpoint at which all meet and its own options.
-        environment: what differs from a node's own.
-        threads: CPU threads of each process.
-        restart: called when the training has failed: prepares for another attempt; False if one would fail, too.
-
-    Raises:
-        UserError: no cluster, or not so many nodes with room.
-    """
-    for attempt in range(cluster.max_restarts + 1):
-        ray = connect(cluster)
-        group = _reserve(ray, params, threads)
-        actors: list[Any] = []
-        try:
-            actors = _actors(ray, group, params, threads)
-            code = _attend(ray, actors, command, environment, log_file, progress)
-        except ray.exceptions.RayError as error:
-            print(f"finetune: a node was lost ({type(error).__name__})", file=sys.stderr, flush=True)
-            code = 1
-        finally:
-            for actor in actors:
-                kill(ray, actor)
-            ray.util.remove_placement_group(group)
-        if code == 0 or attempt == cluster.max_restarts or not restart():
-            return code
-        print(f"finetune: restart {attempt + 1} of {cluster.max_restarts}", file=sys.stderr, flush=True)
-    raise AssertionError
+    """See ``nodes.Attempt``."""
+    ray = connect(cluster)
+    group = _reserve(ray, params, threads)
+    actors: list[Any] = []
+    try:
+        actors = _actors(ray, group, params, threads)
+        return _attend(ray, actors, job_file, params.launcher, environment, progress)
+    except ray.exceptions.RayError as error:
+        print(f"finetune: a node was lost ({type(error).__name__})", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        for actor in actors:
+            kill(ray, actor)
+        ray.util.remove_placement_group(group)
 
 
 def _reserve(ray: Any, params: FinetuneParams, threads: int) -> Any:
@@ -148,9 +126,9 @@ def _actors(ray: Any, group: Any, params: FinetuneParams, threads: int) -> list[
 def _attend(
     ray: Any,
     actors: Sequence[Any],
-    command: Attempt,
+    job_file: Path,
+    launcher: LauncherConfig,
     environment: Mapping[str, str],
-    log_file: Path,
     progress: Progress | None,
 ) -> int:
     """Start all nodes and pass progress on until all have ended; the first one's code, or another's that failed."""
@@ -158,9 +136,9 @@ def _attend(
     endpoint = f"{places[0][0]}:{places[0][1]}"
     # Told, as torchrun would guess both by the hosts' names, which need not be known to the other nodes.
     own = [[f"--local-addr={host}", f"--rdzv-conf=is_host={rank == 0}"] for rank, (host, _) in enumerate(places)]
-    logs = [log_file, *(log_file.with_name(f"node{rank}.log") for rank in range(1, len(actors)))]
+    logs = [job_file.with_name(f"node{rank}.log" if rank else "worker.log") for rank in range(len(actors))]
     running = {
-        actor.run.remote(command(endpoint, own[rank]), environment, str(log)): rank
+        actor.run.remote(worker_command(job_file, launcher, endpoint, own[rank]), environment, str(log)): rank
         for rank, (actor, log) in enumerate(zip(actors, logs, strict=True))
     }
     codes: dict[int, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import subprocess
@@ -19,7 +18,7 @@ import psutil
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message, write_jsonl
+from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.engines.cluster.config import ClusterParams
@@ -31,6 +30,7 @@ from selfimprove.engines.factory import make_engine
 from selfimprove.training import ray_nodes
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from tests.pipeline.workbench import Workbench, kept_by, killed, published
+from tests.support.nodes_trainer import Training
 from tests.support.repo_copy import copy_repo, run
 from tests.support.tiny import make_tiny_model
 
@@ -108,14 +108,19 @@ def expected(folder: Path) -> list[list[Completion]]:
     return asyncio.run(answers(replicated_transformers(config(), folder, threads=2, start="spawn")))
 
 
-def actors() -> list[psutil.Process]:
-    """The processes of this cluster's replicas."""
+def processes_of(actor: str) -> list[psutil.Process]:
+    """The processes of this cluster's actors of a class."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::ReplicaActor"):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{actor}"):
                 found.append(process)
     return found
+
+
+def actors() -> list[psutil.Process]:
+    """The replicas' processes."""
+    return processes_of("ReplicaActor")
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -316,60 +321,24 @@ def test_smoke_runs_of_all_methods_end_with_the_bytes_of_runs_without_a_cluster(
 
 # --- training over nodes ---------------------------------------------------------------------------------------------
 
-KILL_TRAINER = """
-import json, sys
-from pathlib import Path
-import psutil
-from selfimprove.core.records import Example, read_jsonl
-from selfimprove.engines.cluster.config import ClusterParams
-from selfimprove.training.config import FinetuneParams
-from selfimprove.training.launch import finetune
-
-folder, model, address, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-cfg = FinetuneParams(batch_size=4, micro_batch_tokens=300, row_tokens=150, max_length=300, lr=1e-3, save_steps=1,
-                     logging_steps=1, launcher={"kind": "torchrun", "nodes": 2})
-seen = []
-
-def progress(done, total, note, metrics):
-    seen.append(done)
-    if kill_at and done >= kill_at and len(seen) == done:
-        seen.append(0)
-        ours = psutil.Process().parent().children(recursive=True)
-        [one for one in ours if "ray::TrainingNode" in str(one.cmdline()[:1])][-1].kill()
-
-cluster = ClusterParams(kind="ray", address=address)
-report = finetune(model, list(read_jsonl(folder / "examples.jsonl", Example)), folder / "model", cfg,
-                  scratch=folder / "scratch", seed=3, threads=1, progress=progress, cluster=cluster)
-print(json.dumps({"seen": seen, "loss": report.loss}))
-"""
+STEPS = 10
 
 
-def trained(tmp_path: Path, name: str, examples: list[Any], model: Path, address: str, kill_at: int) -> dict[str, Any]:
-    """What a training over two nodes reports; at step ``kill_at`` a node's processes are killed."""
-    folder = tmp_path / name
-    folder.mkdir()
-    write_jsonl(folder / "examples.jsonl", examples)
-    command = [sys.executable, "-c", KILL_TRAINER, str(folder), str(model), address, str(kill_at)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr
-    assert ("restart 1 of 1" in done.stderr) == (kill_at > 0), done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def test_training_over_two_nodes_goes_on_after_a_node_is_lost_and_ends_with_the_same_bytes(
+def test_training_over_two_nodes_goes_on_after_a_node_is_lost_and_ends_with_the_bytes_of_two_processes_here(
     cluster: Cluster, folder: Path, dialogues: Callable[[int], list[Any]], tmp_path: Path
 ) -> None:
-    examples = dialogues(160)
-    whole = trained(tmp_path, "whole", examples, folder, cluster.address, 0)
-    cut = trained(tmp_path, "cut", examples, folder, cluster.address, 4)
-    assert whole["seen"] == [*range(1, 41)]
-    assert cut["seen"][:5] == [1, 2, 3, 4, 0]  # the kill
-    assert cut["seen"][-1] == 40
-    assert cut["seen"].count(1) == 1  # it did not begin anew
-    assert cut["loss"] == whole["loss"]
-    one, other = tmp_path / "whole/model", tmp_path / "cut/model"
-    assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in other.iterdir()}
+    examples = dialogues(4 * STEPS)
+    here = Training(tmp_path / "here", folder, examples)
+    _, losses, _ = here.end()
+    cut = Training(tmp_path / "cut", folder, examples, kind="ray", address=cluster.address)
+    assert cut.reach(4) == [1, 2, 3, 4]
+    processes_of("TrainingNode")[-1].kill()
+    steps, found, said = cut.end()
+    assert "restart 1 of 1" in said
+    assert steps[-1] == STEPS
+    assert 1 not in steps  # it did not begin anew
+    assert found == losses
+    assert cut.model() == here.model()
 
 
 def test_more_nodes_for_training_than_there_are_is_one_sentence(

@@ -11,17 +11,19 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 
 VARIABLE = "CLUSTER"
-KINDS = ("none", "ray")
+KINDS = ("none", "ray", "slurm")
 
 
 class ClusterParams(Section):
-    """A cluster that holds the engines' replicas. It changes no result, and so is no part of any stage's identity.
+    """The machines that a run uses beside this one. It changes no result, and so is no part of any stage's identity.
 
-    ``CLUSTER=ray`` or ``CLUSTER=none`` in the environment goes before ``kind``.
+    ``CLUSTER=ray``, ``CLUSTER=slurm`` or ``CLUSTER=none`` in the environment goes before ``kind``.
     """
 
-    kind: Literal["none", "ray"] = Field(
-        default="none", description="ray: replicas of the engines run on all nodes of a Ray cluster (docs/scale.md)"
+    kind: Literal["none", "ray", "slurm"] = Field(
+        default="none",
+        description="ray: replicas of the engines, heavy environments and training over nodes run on a Ray cluster; "
+        "slurm: training over nodes starts by srun, all else runs here (docs/scale.md)",
     )
     address: str = Field(
         default="auto",

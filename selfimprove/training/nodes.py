@@ -1,0 +1,83 @@
+"""Training processes on several nodes: what starts them is the cluster's, and what happens when a node is lost is here.
+
+A node that is lost ends the others. The training then begins again on the nodes that there are, from its newest whole
+checkpoint, and on CPUs ends with the bytes of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.training.checkpoints import drop_damaged
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.progress import Progress
+
+SENT = ("DS_ACCELERATOR", "OMP_NUM_THREADS", "PYTHONPATH", "TOKENIZERS_PARALLELISM")
+"""Variables that training processes on other nodes get from the stage."""
+
+
+class Attempt(Protocol):
+    """Starts the processes on all nodes and waits for their end: ``ray_nodes.attempt``, ``slurm_nodes.attempt``."""
+
+    def __call__(
+        self,
+        cluster: ClusterParams,
+        params: FinetuneParams,
+        job_file: Path,
+        environment: Mapping[str, str],
+        progress: Progress | None,
+        threads: int,
+    ) -> int:
+        """One training, to its end or to its failure.
+
+        Args:
+            job_file: of the workers, in a folder that all nodes see; there the first node writes ``worker.log``.
+            environment: what the processes need, beside what a node has.
+            threads: CPU threads of each process.
+
+        Returns:
+            0, or the exit code of a node that failed.
+
+        Raises:
+            UserError: no cluster, or not so many nodes with room.
+        """
+        ...
+
+
+def run_on_nodes(
+    cluster: ClusterParams,
+    params: FinetuneParams,
+    job_file: Path,
+    environment: Mapping[str, str],
+    progress: Progress | None,
+    threads: int,
+) -> int:
+    """``Attempt``, again at most ``max_restarts`` times, unless a worker has named what is wrong."""
+    attempt: Attempt
+    if cluster.kind == "slurm":
+        from selfimprove.training.slurm_nodes import attempt
+    else:
+        from selfimprove.training.ray_nodes import attempt
+
+    sent = {name: environment[name] for name in SENT if name in environment}
+    log_file = job_file.with_name("worker.log")
+    for restart in range(cluster.max_restarts + 1):
+        if restart:
+            drop_damaged(job_file.parent)
+            print(f"finetune: restart {restart} of {cluster.max_restarts}", file=sys.stderr, flush=True)
+        log_file.unlink(missing_ok=True)
+        code = attempt(cluster, params, job_file, sent, progress, threads)
+        if code == 0 or _names_an_error(log_file):
+            break
+    return code
+
+
+def _names_an_error(log_file: Path) -> bool:
+    """Whether a worker said what is wrong: another attempt would end in the same way."""
+    if not log_file.is_file():
+        return False
+    return any(line.startswith("error: ") for line in log_file.read_text(encoding="utf-8").splitlines())

@@ -1,0 +1,98 @@
+"""Training processes on several nodes of a Slurm job: srun starts one torchrun on each.
+
+They meet by torchrun's c10d rendezvous on the node of task 0, which srun chooses: task 0 prints its address, which the
+stage writes to srun's standard input, and srun passes on to all tasks. That input ends with the stage, and so do the
+workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from selfimprove.core.errors import UserError
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.training.config import FinetuneParams, LauncherConfig
+from selfimprove.training.processes import MEETING_MARK, free_port, watch, worker_command
+from selfimprove.training.progress import Progress
+
+
+def attempt(
+    cluster: ClusterParams,
+    params: FinetuneParams,
+    job_file: Path,
+    environment: Mapping[str, str],
+    progress: Progress | None,
+    threads: int,
+) -> int:
+    """See ``nodes.Attempt``; the job's nodes have the CPUs and GPUs that Slurm gave it.
+
+    Raises:
+        UserError: no Slurm job, or one of fewer nodes.
+    """
+    nodes = params.launcher.nodes
+    allotted = int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
+    if allotted < nodes or shutil.which("srun") is None:
+        found = f"this one has {allotted}" if allotted else "this process belongs to none"
+        raise UserError(
+            f"launcher: CLUSTER=slurm starts nodes {nodes} by srun, in a Slurm job of so many nodes, and {found}; run "
+            f"`CLUSTER=slurm sbatch --nodes={nodes} cluster/slurm/repro.sbatch` (docs/scale.md)."
+        )
+    command = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--overlap",  # beside a step that holds the job's slots, such as an interactive shell
+        "--cpu-bind=none",  # a task is all processes of its node
+        "--kill-on-bad-exit=1",
+        f"--chdir={Path.cwd()}",
+        sys.executable,
+        "-m",
+        "selfimprove.training.slurm_nodes",
+        str(job_file),
+    ]
+    return watch(command, {**os.environ, **environment}, job_file.with_name("worker.log"), progress)
+
+
+def main(job_file: Path) -> None:
+    """In one task: become its node's torchrun. Task 0's output goes to the stage, others' to a log of their own."""
+    task = int(os.environ["SLURM_PROCID"])
+    launcher = LauncherConfig.model_validate(json.loads(job_file.read_text("utf-8"))["job"]["params"]["launcher"])
+    if task == 0:
+        host = _address_towards(os.environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1"))
+        print(f"{MEETING_MARK}{host}:{free_port()}", flush=True)
+    endpoint = _read_line()
+    if not endpoint:
+        sys.exit("srun passed no address on")
+    own = [f"--local-addr={_address_towards(endpoint.rpartition(':')[0])}", f"--rdzv-conf=is_host={task == 0}"]
+    if task:
+        log = os.open(job_file.with_name(f"node{task}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    command = worker_command(job_file, launcher, endpoint, own)
+    os.execv(command[0], command)
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the way to ``host``; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def _read_line() -> str:
+    """A line of the standard input; what follows is left to the workers, which wait for the end."""
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

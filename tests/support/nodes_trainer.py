@@ -1,0 +1,99 @@
+"""A training over two nodes in a process of its own, for tests that kill it or a node; prints each step and the losses.
+
+``python -m tests.support.nodes_trainer FOLDER MODEL '{"kind": "slurm"}'``; the examples are ``FOLDER/examples.jsonl``,
+the model that it makes is ``FOLDER/model``. With ``{}`` two processes of this machine train in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selfimprove.core.records import Example, read_jsonl, write_jsonl
+from selfimprove.engines.cluster.config import ClusterParams
+from selfimprove.training.config import FinetuneParams
+from selfimprove.training.launch import finetune
+from tests.support.repo_copy import ROOT
+
+
+class Training:
+    """A training in a process of its own, whose steps can be followed.
+
+    ``folder`` is made, with the examples, unless a killed training has left it; ``more``: of its environment.
+    """
+
+    def __init__(
+        self, folder: Path, model: Path, examples: Sequence[Example], more: dict[str, str] | None = None, **cluster: Any
+    ) -> None:
+        self.folder = folder
+        if not folder.exists():
+            folder.mkdir()
+            write_jsonl(folder / "examples.jsonl", examples)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, str(folder), str(model), json.dumps(cluster)],
+            env={**os.environ, **(more or {})},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def reach(self, step: int) -> list[int]:
+        """Wait for this step; the steps until then."""
+        assert self.process.stdout is not None
+        steps: list[int] = []
+        while not steps or steps[-1] < step:
+            line = self.process.stdout.readline()
+            assert line, self.process.communicate()[1]
+            steps.append(int(line))
+        return steps
+
+    def end(self) -> tuple[list[int], list[Any], str]:
+        """Wait for its end: the steps that were not waited for, the losses, what it said."""
+        out, said = self.process.communicate(timeout=800)
+        assert self.process.returncode == 0, said
+        *steps, losses = out.splitlines()
+        return [int(step) for step in steps], json.loads(losses), said
+
+    def model(self) -> dict[str, bytes]:
+        """The files of what it has made."""
+        return {file.name: file.read_bytes() for file in (self.folder / "model").iterdir()}
+
+
+def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
+    """Train to the end."""
+    here = cluster.kind == "none"
+    cfg = FinetuneParams.model_validate(
+        {
+            "batch_size": 4,
+            "micro_batch_tokens": 300,
+            "row_tokens": 150,
+            "max_length": 300,
+            "lr": 1e-3,
+            "save_steps": 1,
+            "logging_steps": 1,
+            "launcher": {"kind": "torchrun", "processes": 2} if here else {"kind": "torchrun", "nodes": 2},
+        }
+    )
+    report = finetune(
+        model,
+        list(read_jsonl(folder / "examples.jsonl", Example)),
+        folder / "model",
+        cfg,
+        scratch=folder / "scratch",
+        seed=3,
+        threads=1,
+        progress=lambda done, *_: print(done, flush=True),
+        cluster=cluster,
+    )
+    print(json.dumps(report.loss), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), ClusterParams.model_validate(json.loads(sys.argv[3])))
