@@ -257,8 +257,10 @@ $(RAY_STAMP): $(READY) | $(RAY_LOCK)
 .PHONY: env-ray test-backends-ray
 env-ray: $(RAY_STAMP) ## create .venvs/ray: Ray, for runs on a cluster (CLUSTER=ray make repro)
 
-test-backends-ray: $(RAY_STAMP)
-	OMP_NUM_THREADS=1 $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
+# FULL=1: also the smoke runs of all methods, with and without a cluster, which take a quarter of an hour.
+FULL ?=
+test-backends-ray: $(RAY_STAMP) $(SCIWORLD_STAMP) $(ALFWORLD_STAMP)
+	OMP_NUM_THREADS=1 FULL=$(FULL) $(RAY_ENV)/bin/python -m pytest tests/backends/test_ray.py -p no:cacheprovider
 
 # vLLM's environment, with Ray beside it.
 .PHONY: test-backends-ray-vllm

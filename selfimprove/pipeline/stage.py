@@ -28,6 +28,7 @@ from selfimprove.core.journal import Journal
 from selfimprove.core.publish import link_copy, make_durable, publish, write_json
 from selfimprove.core.tracking import Tracker, TrackingParams
 from selfimprove.core.yaml import read_yaml
+from selfimprove.engines.cluster.config import use
 from selfimprove.engines.progress import StageProgress
 from selfimprove.pipeline import dvc_files, warm
 from selfimprove.pipeline.closure import manifest
@@ -261,6 +262,7 @@ def stage(
                 values = read_yaml(PARAMS_FILE)
                 run = load_section(values, "run", RunParams, str(PARAMS_FILE))
                 run = run.model_copy(update={"cluster": run.cluster.asked()})
+                use(run.cluster)
                 params = load_section(values, section, schema, str(PARAMS_FILE))
                 tracking = load_section({"tracking": {}, **values}, "tracking", TrackingParams, str(PARAMS_FILE))
                 _run(Stage(full, item, run, params, script, tracking), main, since)

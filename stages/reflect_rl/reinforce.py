@@ -4,6 +4,7 @@ import shutil
 
 from selfimprove.core.publish import write_json
 from selfimprove.core.tables import write_csv
+from selfimprove.engines.cluster.config import NO_CLUSTER, use
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.methods.reflect_rl.logs import log_curve
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
@@ -26,6 +27,7 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     ancestors = lineage_tokens(stage, "reflect_rl", run.init) if run.init in reflect_rl.iterations else 0
     stage.narrow((reflect_rl.env, policy, reflector, reflect_rl.prompt, run.rl))
 
+    use(NO_CLUSTER)  # it plays inside its training processes
     env = reflect_rl.env.make(tasks, training=True)
     check_environment(model, env)
     from selfimprove.methods.reflect_rl.learn import learn

@@ -54,3 +54,16 @@ class ClusterParams(Section):
 
 
 NO_CLUSTER = ClusterParams()
+
+_in_use = NO_CLUSTER
+
+
+def use(cluster: ClusterParams) -> None:
+    """From now on this process's environments may start their processes on this cluster."""
+    global _in_use
+    _in_use = cluster
+
+
+def in_use() -> ClusterParams:
+    """The cluster of the stage that this process runs; for environments, which are made in many places."""
+    return _in_use

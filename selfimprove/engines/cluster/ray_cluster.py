@@ -39,6 +39,11 @@ class Node:
         """How many replicas fit."""
         return int(min(self.cpus // cpus if cpus else 1 << 20, self.gpus // gpus if gpus else 1 << 20) + 1e-9)
 
+    @property
+    def place(self) -> str:
+        """Its name in counts: two nodes may share a host."""
+        return f"{self.host}/{self.id[:6]}"
+
     def __str__(self) -> str:
         return f"{self.host} ({self.id[:8]}): {self.cpus:g} CPUs, {self.gpus:g} GPUs"
 
@@ -203,4 +208,22 @@ def _pinned(remote: Any, node: Node, **options: Any) -> Any:
 def kill(ray: Any, actor: Any) -> None:
     """End an actor, if the cluster is still there."""
     with suppress(Exception):
-        ray.kill(actor)
+        if ray.is_initialized():  # else Ray would start a cluster for this
+            ray.kill(actor)
+
+
+_holders = 0
+
+
+def hold() -> None:
+    """Whoever keeps actors holds the connection."""
+    global _holders
+    _holders += 1
+
+
+def release(ray: Any) -> None:
+    """The last holder leaves the cluster."""
+    global _holders
+    _holders -= 1
+    if _holders == 0:
+        ray.shutdown()

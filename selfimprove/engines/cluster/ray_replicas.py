@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,9 +29,11 @@ from selfimprove.engines.cluster.ray_cluster import (
     Node,
     connect,
     environment_of_replicas,
+    hold,
     kill,
     living_nodes,
     pinned,
+    release,
 )
 from selfimprove.engines.cluster.replicas import transformers_replica, vllm_replica, vllm_share
 from selfimprove.engines.cluster.worker import WorkerSpec
@@ -49,7 +52,7 @@ MOST_LOST = 3
 """Replicas that one request may be lost with, and that may die on one node before they have loaded the model."""
 
 _open: list[RayEngine] = []
-"""The engines of this process; the last one to close leaves the cluster."""
+"""The engines of this process."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,10 @@ class RayEngine(Dispatcher[_Worker]):
         self._examination = Examination(self._ray, self._root)
         self._part = sum(engine._need.sharing > 1 for engine in _open)
         self._starting: list[_Worker] = []
+        self._ready: list[_Worker] = []
+        self._began: float | None = None
+        self._opening: asyncio.TimerHandle | None = None
+        self._opened = False
         self._known: list[str] = []
         self._refused: dict[str, str] = {}
         self._deaths: Counter[str] = Counter()
@@ -121,6 +128,7 @@ class RayEngine(Dispatcher[_Worker]):
         self._manager: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         _open.append(self)
+        hold()
         try:
             self._check_room(living_nodes(self._ray))
         except UserError:
@@ -130,7 +138,9 @@ class RayEngine(Dispatcher[_Worker]):
     async def close(self) -> None:
         """End the actors; calls that still wait are cancelled."""
         self._cancel_all()
-        workers = [*self._workers, *self._starting]
+        workers = [*self._workers, *self._ready, *self._starting]
+        if self._opening is not None:
+            self._opening.cancel()
         tasks = [task for task in (self._manager, *(worker.task for worker in workers)) if task is not None]
         for task in tasks:
             task.cancel()
@@ -149,7 +159,7 @@ class RayEngine(Dispatcher[_Worker]):
     def requests_by_node(self) -> dict[str, int]:
         """How many requests were answered on each node, by its name and the start of its id."""
         counted: Counter[str] = Counter()
-        for place, stats in [*((_place(one.node), one.stats) for one in self._workers), *self._gone]:
+        for place, stats in [*((one.node.place, one.stats) for one in self._workers), *self._gone]:
             counted[place] += stats.requests
         return dict(counted)
 
@@ -213,7 +223,8 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _place(self, nodes: Sequence[Node]) -> None:
         """Start the replicas that are missing."""
-        here = Counter(worker.node.id for worker in (*self._workers, *self._starting))
+        here = Counter(worker.node.id for worker in (*self._workers, *self._ready, *self._starting))
+        self._began = self._began or time.monotonic()
         for node in self._units(nodes):
             if here[node.id]:
                 here[node.id] -= 1
@@ -254,30 +265,49 @@ class RayEngine(Dispatcher[_Worker]):
             self._fail(error)
 
     def _join(self, worker: _Worker) -> None:
-        """A replica has loaded the model."""
+        """A replica has loaded the model.
+
+        The first ones wait for those that are still loading, as long again as they took themselves: else the fastest
+        would answer all requests of a short stage, and all tasks would have their prefixes there.
+        """
         self._starting.remove(worker)
-        self._workers.append(worker)
+        self._ready.append(worker)
         self._deaths[worker.node.id] = 0
+        if self._opened or not self._starting:
+            self._open()
+        elif self._opening is None:
+            assert self._loop is not None
+            assert self._began is not None
+            self._opening = self._loop.call_later(time.monotonic() - self._began, self._open)
+
+    def _open(self) -> None:
+        """Replicas that are ready take requests from now on."""
+        self._opened = True
+        opened, self._ready = self._ready, []
+        self._workers += opened
         waiting = list(self._homeless)
         self._homeless.clear()
         self._waiting -= len(waiting)
         for call in waiting:
             self._enqueue(call)
-        self._feed(worker)
+        for worker in opened:
+            self._feed(worker)
 
     def _lose(self, worker: _Worker, error: Exception) -> None:
         """A replica has died, alone or with its node: what it was asked is asked again."""
         kill(self._ray, worker.actor)
         self._losses += 1
         reason = type(error).__name__
-        if worker in self._starting:
-            self._starting.remove(worker)
+        if worker in self._starting or worker in self._ready:
+            (self._starting if worker in self._starting else self._ready).remove(worker)
             self._deaths[worker.node.id] += 1
             if self._deaths[worker.node.id] >= MOST_LOST:
                 self._refuse(worker.node, reason)
+            if self._ready and not self._starting:
+                self._open()
         else:
             self._workers.remove(worker)
-            self._gone.append((_place(worker.node), worker.stats))
+            self._gone.append((worker.node.place, worker.stats))
             asked = [call for holder, call in self._asked.values() if holder is worker]
             for call in asked:
                 del self._asked[call.number]
@@ -288,7 +318,7 @@ class RayEngine(Dispatcher[_Worker]):
                 if call.lost >= MOST_LOST:
                     self._fail(self._death(f"{MOST_LOST} replicas died while they answered {call.request.seed}"))
                     return
-            self._say(f"a replica on node {_place(worker.node)} was lost ({reason}); {len(again)} requests asked again")
+            self._say(f"a replica on node {worker.node.place} was lost ({reason}); {len(again)} requests asked again")
             self._waiting -= len(worker.queue)
             for call in reversed([*again, *worker.queue]):
                 self._enqueue(call, first=True)
@@ -297,7 +327,7 @@ class RayEngine(Dispatcher[_Worker]):
     def _refuse(self, node: Node, reason: str) -> None:
         """Leave a node out on which replicas die while they load."""
         self._refused[node.id] = reason
-        if not self._workers and not self._starting:
+        if not self._workers and not self._ready and not self._starting:
             self._fail(self._death(f"{MOST_LOST} replicas on node {node.host} died while they loaded ({reason})"))
 
     def _death(self, how: str) -> UserError:
@@ -322,8 +352,7 @@ class RayEngine(Dispatcher[_Worker]):
 
     def _leave(self) -> None:
         _open.remove(self)
-        if not _open:
-            self._ray.shutdown()
+        release(self._ray)
 
     def _summary(self) -> str:
         answered = ", ".join(f"{count} on {place}" for place, count in sorted(self.requests_by_node().items()))
@@ -363,7 +392,3 @@ def ray_vllm(
         name="vllm",
         remedy="max_sequences or gpu_memory",
     )
-
-
-def _place(node: Node) -> str:
-    return f"{node.host}/{node.id[:6]}"

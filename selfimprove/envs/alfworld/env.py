@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 from selfimprove.core.errors import UserError
+from selfimprove.engines.cluster.config import in_use
 from selfimprove.envs.alfworld.games import AlfGame, Blacklist, make_games
 from selfimprove.envs.alfworld.kitchen import INSTRUCTION, MAX_TURNS
 from selfimprove.envs.alfworld.kitchen_expert import thoughts
@@ -268,5 +269,10 @@ def _deed(command: str, things: list[str], receptacles: list[str]) -> Deed:
 
 @lru_cache(maxsize=1)
 def shared_process(seconds: float) -> AlfWorldProcess:
-    """The process that all copies made of the params share."""
-    return AlfWorldProcess(seconds=seconds)
+    """The process that all copies made of the params share; with a Ray cluster, on one of its nodes."""
+    cluster = in_use()
+    if cluster.kind != "ray":
+        return AlfWorldProcess(seconds=seconds)
+    from selfimprove.envs.alfworld.hosted import HostedAlfWorldProcess
+
+    return HostedAlfWorldProcess(cluster, seconds=seconds)

@@ -81,15 +81,16 @@ class AlfWorldProcess:
         """
         with self._lock:
             if self.pid is None:
-                self._start()
+                self.start()
             left = [self.left.pop() for _ in range(len(self.left))]
             gone = {"left": [game for life, game in left if life == self.life]}
-            answer = self._exchange({"op": operation, **gone, **fields}, seconds or self._seconds)
+            answer = self.exchange({"op": operation, **gone, **fields}, seconds or self._seconds)
         if "error" in answer:
             raise GameFailed(f"alfworld: {answer['error']}")
         return answer
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start it, in the place of one that has ended. Raises: UserError: as ``ask``."""
         if not self._python.is_file():
             raise UserError(
                 f"ALFWorld's own environment is missing ({self._python}): run 'make env-alfworld', or set "
@@ -114,14 +115,15 @@ class AlfWorldProcess:
         self._buffer.clear()
         self.life += 1
         try:
-            answer = self._exchange({"op": "hello", "left": []}, START_SECONDS)
+            answer = self.exchange({"op": "hello", "left": []}, START_SECONDS)
         except ProcessGone as error:
             raise UserError(f"ALFWorld does not start ({error}); run 'make env-alfworld' again.") from None
         if "error" in answer:
             self.close()
             raise UserError(f"ALFWorld does not work ({answer['error']}); run 'make env-alfworld' again.")
 
-    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a request and wait for its answer. Raises: ProcessGone: as ``ask``."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

@@ -34,7 +34,8 @@ from selfimprove.envs.interface import EnvError, Move, Step
 from selfimprove.envs.replay import ReplayWorld
 from selfimprove.envs.sciworld.actions import candidates, gold_move, map_action
 from selfimprove.envs.sciworld.games import GAMES, game, ids_of_games
-from selfimprove.envs.sciworld.jvm import Jvm, JvmPool, Simulator
+from selfimprove.envs.sciworld.hosted import make_pool
+from selfimprove.envs.sciworld.jvm import JavaProcess, JvmPool, Simulator
 
 T = TypeVar("T")
 
@@ -297,8 +298,8 @@ class SciWorldWorld(ReplayWorld):
     def __init__(self, jvms: int, map_actions: bool) -> None:
         super().__init__(SciWorld.name, INSTRUCTION, self._slot, slots=jvms * PLACES)
         self._map_actions = map_actions
-        self._threads: dict[Jvm, ThreadPoolExecutor] = {}
-        self.pool = JvmPool(jvms)
+        self._threads: dict[JavaProcess, ThreadPoolExecutor] = {}
+        self.pool = make_pool(jvms)
 
     async def _slot(self) -> SciWorldSlot:
         env = SciWorld(self.pool, map_actions=self._map_actions)

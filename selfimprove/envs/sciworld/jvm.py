@@ -30,7 +30,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from selfimprove.core.errors import UserError
 from selfimprove.envs.interface import EnvError
@@ -84,11 +84,36 @@ def _archive() -> Path:
     return Path(spec.origin).with_name("scienceworld.jar")
 
 
+class JavaProcess(Protocol):
+    """What a pool holds: a ``Jvm`` of this machine, or one on a cluster's node (``hosted``)."""
+
+    lock: threading.RLock
+    simulators: int
+    pid: int
+
+    @property
+    def scratch(self) -> Simulator:
+        """A simulator apart from all episodes, to make gold paths in."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        ...
+
+    def simulator(self) -> Simulator:
+        """A new environment in it. Raises: EnvError: the process failed."""
+        ...
+
+    def close(self) -> None:
+        """End the process, also in mid-call. May be called again."""
+        ...
+
+
 class Simulator:
     """One environment in a process. Threads may share it; calls into one process happen one at a time."""
 
     def __init__(self, jvm: Jvm) -> None:
-        self.jvm = jvm
+        self.jvm: Any = jvm
         self._interface, self.random = jvm.make()
         self.made = 0  # the counter of objects, while another simulator acts
         self._closed = False
@@ -201,6 +226,7 @@ class Jvm:
                 f"ScienceWorld: {java} did not start ({error}); see whether '{java} {HEAP} -version' works."
             ) from None
         self.process: subprocess.Popen[bytes] = process
+        self.pid = process.pid
         self.simulators = 0
         self.lock = threading.RLock()
         self._acting: Simulator | None = None
@@ -225,12 +251,14 @@ class Jvm:
             ) from None
 
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """See ``JavaProcess``, here and below."""
         return self.process.poll() is None
 
     @cached_property
     def scratch(self) -> Simulator:
-        """A simulator apart from all episodes, to make gold paths in."""
+        return Simulator(self)
+
+    def simulator(self) -> Simulator:
         return Simulator(self)
 
     def make(self) -> tuple[Any, Any]:
@@ -289,7 +317,7 @@ class Jvm:
                     self._gateway.detach(interface)
 
     def close(self) -> None:
-        """End the process, also in mid-call; on return it is gone. May be called again."""
+        """On return it is gone."""
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -303,9 +331,10 @@ class Jvm:
 class JvmPool:
     """Up to ``jvms`` processes, started when needed; one that ended is replaced. Threads may share it."""
 
-    def __init__(self, jvms: int = 1) -> None:
-        self._most = jvms
-        self._jvms: list[Jvm] = []
+    def __init__(self, jvms: int = 1, start: Callable[[], JavaProcess] = Jvm) -> None:
+        """``start``: starts one; by default on this machine."""
+        self._most, self._start = jvms, start
+        self._jvms: list[JavaProcess] = []
         self._lock = threading.Lock()
         self._closed = False
         # Nobody has to remember to close a pool: it is closed when it is dropped, and when Python ends in good order.
@@ -325,13 +354,13 @@ class JvmPool:
                 jvm.close()
                 self._jvms.remove(jvm)
             if len(self._jvms) < self._most:
-                self._jvms.append(Jvm())
-            return Simulator(min(self._jvms, key=lambda jvm: jvm.simulators))
+                self._jvms.append(self._start())
+            return min(self._jvms, key=lambda jvm: jvm.simulators).simulator()
 
     def processes(self) -> list[int]:
         """Ids of the processes that run."""
         with self._lock:
-            return [jvm.process.pid for jvm in self._jvms if jvm.alive()]
+            return [jvm.pid for jvm in self._jvms if jvm.alive()]
 
     def close(self) -> None:
         """End all processes. May be called again."""
@@ -340,6 +369,6 @@ class JvmPool:
             _end(self._jvms)
 
 
-def _end(jvms: list[Jvm]) -> None:
+def _end(jvms: list[JavaProcess]) -> None:
     while jvms:
         jvms.pop().close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from selfimprove.engines.cluster.config import in_use
 from selfimprove.envs.interface import AgentEnv, World
 from selfimprove.envs.params import AgentGym, Judged, TextParams
 
@@ -38,7 +39,8 @@ class SciWorldParams(TextParams):
         from selfimprove.envs.sciworld.env import SciWorldWorld
         from selfimprove.envs.sciworld.jvm import find_java
 
-        find_java()
+        if in_use().kind != "ray":  # its nodes have Java
+            find_java()
         return SciWorldWorld(self.jvms, self.map_actions)
 
     def instruction(self) -> str:
@@ -56,6 +58,6 @@ class SciWorldParams(TextParams):
 @lru_cache(maxsize=1)
 def _pool(jvms: int) -> JvmPool:
     """The Java processes that all copies made here share; they end with this process."""
-    from selfimprove.envs.sciworld.jvm import JvmPool
+    from selfimprove.envs.sciworld.hosted import make_pool
 
-    return JvmPool(jvms)
+    return make_pool(jvms)

@@ -1,0 +1,60 @@
+"""What a node must have, compared with what this machine has. Without Ray: its tests are tests/backends/test_ray.py."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.engines.cluster.ray_actor import node_report
+from selfimprove.engines.cluster.ray_cluster import Node, _difference
+
+LOCK = "numpy==1.0 --hash=sha256:0\nno-such-package==2\n"
+NODE = Node("4f" * 28, "n1", 8.0, 0.0)
+
+
+def repository(folder: Path, code: str = "ANSWER = 42\n") -> Path:
+    (folder / "selfimprove/core").mkdir(parents=True)
+    (folder / "selfimprove/core/seeds.py").write_text(code)
+    return folder
+
+
+def report(root: Path) -> dict[str, Any]:
+    return node_report()(str(root), LOCK)
+
+
+def test_nodes_with_the_same_code_and_versions_differ_in_nothing(tmp_path: Path) -> None:
+    here, there = report(repository(tmp_path / "a")), report(repository(tmp_path / "b"))
+    assert here["versions"].keys() == {"python", "numpy", "torch"}  # of the lock, and what no lock may hold
+    assert _difference(NODE, here, there, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ("none", r"^node n1 has no repository at .*; put the folder where all nodes see it under this path$"),
+        ("edited", r"^node n1 has other code in .*/selfimprove than this machine; bring both to one commit$"),
+        ("renamed", r"^node n1 has other code in "),
+        ("newer", r"^node n1 has other versions: numpy 9\.9 \(here [^9)]+\); install the same locks on all nodes$"),
+        ("bare", r"^node n1 has other versions: numpy not installed \(here .*\), torch not installed \(here "),
+        ("many", r"^node n1 has other versions: (p\d 2 \(here 1\), ){4}p4 2 \(here 1\) and 3 more; install "),
+    ],
+)
+def test_a_node_that_lacks_something_is_named_with_what_it_lacks(tmp_path: Path, there: str, said: str) -> None:
+    here, other = report(repository(tmp_path / "here")), report(repository(tmp_path / "there"))
+    if there == "none":
+        other = report(tmp_path / "nowhere")
+    elif there == "edited":
+        other = report(repository(tmp_path / "edited", "ANSWER = 43\n"))
+    elif there == "renamed":
+        (tmp_path / "there/selfimprove/core/seeds.py").rename(tmp_path / "there/selfimprove/core/grains.py")
+        other = report(tmp_path / "there")
+    elif there == "newer":
+        other["versions"]["numpy"] = "9.9"
+    elif there == "bare":
+        other["versions"] = {"python": other["versions"]["python"]}
+    else:
+        here["versions"], other["versions"] = ({f"p{i}": version for i in range(8)} for version in ("1", "2"))
+    assert re.search(said, str(_difference(NODE, here, other, tmp_path)))

@@ -1,0 +1,79 @@
+"""The script that Slurm runs, with stand-ins for Slurm's commands and make: its signals, and what it starts.
+
+``make test-backends-slurm`` gives it to a real Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.repo_copy import ROOT
+
+STAND_INS = {
+    "srun": 'shift; exec "$@"',
+    "scontrol": 'echo "$@" >> scontrol.log',
+    # Saves what it has done when it is asked to end, as the stages do.
+    "make": """trap 'sleep 0.5; echo saved >> make.log; exit 143' TERM
+echo "$CLUSTER $*" >> make.log
+[ -e finish ] || while true; do sleep 0.1; done""",
+}
+
+
+def submit(folder: Path, nodes: int = 1, **more: str) -> subprocess.Popen[str]:
+    """Start the script in a job that Slurm has given so many nodes."""
+    folder.mkdir()
+    (folder / "dvc.yaml").touch()
+    (folder / "bin").mkdir()
+    for name, body in STAND_INS.items():
+        (folder / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / "bin" / name).chmod(0o755)
+    job = {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "77", "SLURM_JOB_NUM_NODES": str(nodes)}
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if name != "CLUSTER"}
+    return subprocess.Popen(
+        ["bash", str(ROOT / "cluster/slurm/repro.sbatch"), "METHOD=rise"],
+        env={**environment, **job, "SLURMD_NODENAME": "n0", "PATH": path, **more},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def until(file: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while not file.exists() or text not in file.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 0), (signal.SIGTERM, 143)])
+def test_before_the_time_limit_the_run_is_saved_and_then_requeued_and_a_cancelled_job_is_only_saved(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    folder = tmp_path / "job"
+    script = submit(folder)
+    until(folder / "make.log", "METHOD=rise")
+    script.send_signal(number)
+    assert script.wait(timeout=60) == code
+    assert (folder / "make.log").read_text().splitlines() == [" --no-print-directory repro METHOD=rise", "saved"]
+    requeued = (folder / "scontrol.log").read_text() if (folder / "scontrol.log").exists() else ""
+    assert requeued == ("requeue 77\n" if number == signal.SIGUSR1 else "")
+
+
+def test_several_nodes_need_ray_unless_srun_is_to_start_them(tmp_path: Path) -> None:
+    refused = submit(tmp_path / "ray", nodes=2)
+    assert refused.wait(timeout=60) == 2
+    assert refused.stderr is not None
+    assert refused.stderr.read().startswith("several nodes need Ray; run `make env-ray` in ")
+    folder = tmp_path / "slurm"
+    script = submit(folder, nodes=2, CLUSTER="slurm")
+    until(folder / "make.log", "slurm --no-print-directory repro METHOD=rise")
+    (folder / "finish").touch()
+    script.terminate()
+    script.wait(timeout=60)
