@@ -93,6 +93,7 @@ class Hosted:
             # Its share of CPUs is not reserved: the engines hold all of them, as on one machine.
             self._actor = pinned(self._ray, EnvironmentActor, self.node, num_cpus=0).remote(str(Path.cwd()))
             self._result(self._actor.make.remote(kind, *arguments))
+            self._say(f"a process on {self.node.place}")
         except BaseException:
             self.close()
             raise
@@ -120,10 +121,13 @@ class Hosted:
         self._open = False
         if hasattr(self, "_actor"):
             kill(self._ray, self._actor)
-            print(f"cluster, {self._name}: {self._calls} calls on {self.node.place}", file=sys.stderr, flush=True)
+            self._say(f"{self._calls} calls on {self.node.place}")
         if hasattr(self, "node"):
             _nodes.give(self.node)
         release(self._ray)
+
+    def _say(self, text: str) -> None:
+        print(f"cluster, {self._name}: {text}", file=sys.stderr, flush=True)
 
     def _result(self, reference: Any) -> Any:
         errors = self._ray.exceptions

@@ -389,7 +389,7 @@ def test_java_processes_run_on_both_nodes_and_the_episodes_of_one_that_is_killed
     assert world.stats.failures > 0
     assert world.stats.diverged == 0
     said = capfd.readouterr().err
-    assert said.count("cluster, sciworld:") == 3  # two, and the one in the killed one's place
+    assert said.count("cluster, sciworld: a process on") == 3  # two, and the one in the killed one's place
     assert len(calls_by_node(said)) == 2
     assert min(calls_by_node(said).values()) > 20
     wait_until(lambda: not processes_of("EnvironmentActor"))
@@ -417,7 +417,8 @@ def test_stages_play_scienceworld_on_the_nodes_with_the_bytes_of_one_machine(
         for folder, more in ((without, {}), (there, env)):
             ran = agent_bench.forks.run(folder, *stage, env=more)
             assert ran.code == 0, ran.stderr
-        assert calls_by_node(ran.stderr).total() > 50
+            assert ("cluster, sciworld: a process on" in ran.stderr) == bool(more)
+    assert calls_by_node(ran.stderr).total() > 50
     assert published(there) == published(without)
     assert "non-living" in (there / "data/agent_r/iter2/trees.jsonl").read_text(encoding="utf-8")
 

@@ -51,19 +51,24 @@ class Training:
         while not steps or steps[-1] < step:
             line = self.process.stdout.readline()
             assert line, self.process.communicate()[1]
-            steps.append(int(line))
+            steps += _steps([line])
         return steps
 
     def end(self) -> tuple[list[int], list[Any], str]:
         """Wait for its end: the steps that were not waited for, the losses, what it said."""
         out, said = self.process.communicate(timeout=800)
         assert self.process.returncode == 0, said
-        *steps, losses = out.splitlines()
-        return [int(step) for step in steps], json.loads(losses), said
+        *lines, losses = out.splitlines()
+        return _steps(lines), json.loads(losses), said
 
     def model(self) -> dict[str, bytes]:
         """The files of what it has made."""
         return {file.name: file.read_bytes() for file in (self.folder / "model").iterdir()}
+
+
+def _steps(lines: Sequence[str]) -> list[int]:
+    """Of what it has printed; Ray may print, too."""
+    return [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
 
 
 def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
@@ -89,7 +94,7 @@ def main(folder: Path, model: Path, cluster: ClusterParams) -> None:
         scratch=folder / "scratch",
         seed=3,
         threads=1,
-        progress=lambda done, *_: print(done, flush=True),
+        progress=lambda done, *_: print(f"step {done}", flush=True),
         cluster=cluster,
     )
     print(json.dumps(report.loss), flush=True)

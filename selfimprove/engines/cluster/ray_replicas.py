@@ -148,7 +148,7 @@ class RayEngine(Dispatcher[_Worker]):
             await asyncio.gather(*tasks, return_exceptions=True)
         for worker in workers:
             kill(self._ray, worker.actor)
-        if self._manager is not None:
+        if self.requests_by_node() or self._losses:
             self._say(self._summary())
         self._leave()
 
