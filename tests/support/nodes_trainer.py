@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,13 @@ class Training:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def beside(self, name: str) -> Path:
+        """A folder with the same examples, for another one."""
+        folder = self.folder.with_name(name)
+        folder.mkdir()
+        shutil.copy(self.folder / "examples.jsonl", folder)
+        return folder
 
     def reach(self, step: int) -> list[int]:
         """Wait for this step; the steps until then."""
