@@ -17,11 +17,12 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
 from selfimprove.envs.params import ListedParams, TextParams
-from selfimprove.envs.registry import DEFAULTS, listed_env, named, text_env
+from selfimprove.envs.registry import DEFAULTS, MIXTURE, listed_env, named, text_env
 
 QUIZZES = ("arithmetic", "gsm8k")
 LISTED = {alias: one for name, one in named(ListedParams).items() for alias in (name, *one.played_as)}
-ENVS = tuple(dict.fromkeys([DEFAULTS["agent_r"], *named(TextParams), *LISTED, *QUIZZES]))
+TEXTS = [name for name in named(TextParams) if name != MIXTURE]
+ENVS = tuple(dict.fromkeys([DEFAULTS["agent_r"], *TEXTS, *LISTED, *QUIZZES]))
 
 REPLY_TOKENS = 128  # of a model's answer in free text
 

@@ -180,6 +180,24 @@ class EmbeddedWorld:
         """Nothing to release."""
 
 
+@runtime_checkable
+class Mixes(Protocol):
+    """Several environments as one, whose tasks belong to one of them each."""
+
+    def part_of(self, task_id: int) -> str:
+        """What the environment of a task calls itself."""
+        ...
+
+    def part_names(self) -> list[str]:
+        """What each calls itself."""
+        ...
+
+
+def name_of(env: Resets | World, task_id: int) -> str:
+    """What the environment of a task calls itself."""
+    return env.part_of(task_id) if isinstance(env, Mixes) else env.name
+
+
 # Actions with labels
 
 

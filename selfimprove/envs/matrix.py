@@ -60,7 +60,8 @@ def cells() -> dict[tuple[str, str], Cell]:
 
 
 def _rows() -> dict[str, type[EnvParams]]:
-    return dict(sorted(named(EnvParams).items(), key=lambda item: list(TITLES).index(item[1].paper)))
+    papers = [*TITLES, ""]
+    return dict(sorted(named(EnvParams).items(), key=lambda item: papers.index(item[1].paper)))
 
 
 def table() -> str:

@@ -45,6 +45,11 @@ class EnvParams(Section):
         """An adapter: what an environment of a kind that it takes lacks, or ""."""
         return ""
 
+    def mixed(self) -> tuple[TextParams, ...]:
+        """The environments of a mixture, also of one that is adapted; () of any other."""
+        inner: EnvParams | None = getattr(self, "inner", None)
+        return inner.mixed() if inner else ()
+
     def acted(self) -> AgentEnv:
         """The environment as one that is acted in by text, from which adapters derive what else methods need.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -44,6 +44,9 @@ methods that play it have caps of their own."""
 
 INNER = "inner"
 """The field of an adapter's section that holds the environment's own."""
+
+MIXTURE = "mixture"
+"""The name of a list of environments."""
 
 DEFAULTS = {"rise": "gsm8k", "agent_r": "textcraft", "reflect_rl": "taxi", "spin": "questions"}
 """The environment of a method whose params name none."""
@@ -177,6 +180,10 @@ def section(kind: type[P], default: str) -> Any:
         """Leave out what another environment has by default; refuse what it would have otherwise."""
         if isinstance(value, kind):
             return value
+        if isinstance(value, list):
+            value = {"name": MIXTURE, "parts": value}
+        if isinstance(value, Mapping) and value.get("name") == MIXTURE and isinstance(value.get("parts"), list):
+            value = {**value, "parts": parts_of(value["parts"])}
         if not isinstance(value, Mapping):
             raise ValueError("keys are expected, name first")
         one, by = chosen(value)
@@ -194,6 +201,28 @@ def section(kind: type[P], default: str) -> Any:
 
     tagged = [Annotated[one, Tag(place)] for one, place in tags.items()]
     return Annotated[Union[tuple(tagged)], Discriminator(tag), BeforeValidator(its_own_options)]  # noqa: UP007
+
+
+def parts_of(sections: Sequence[Any]) -> list[Any]:
+    """The parts of a mixture, of the list that params.yaml has: ``env`` sections with ``share``, equal shares if none.
+
+    Raises:
+        ValueError: one of them is no section of an environment that is acted in by text.
+    """
+    parts: list[Any] = []
+    for place, keys in enumerate(sections):
+        if isinstance(keys, Mapping) and isinstance(keys.get("env"), Mapping):  # as a section is written out
+            keys = {**keys["env"], "share": keys.get("share")}
+        if not isinstance(keys, Mapping) or "name" not in keys:
+            raise ValueError(f"{place}: name is missing; a list has an environment with its name in each place")
+        share, own = keys.get("share", 1 / len(sections)), {key: keys[key] for key in keys if key != "share"}
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"{place}.share: {share!r} is no share of the tasks; give a number above 0 and at most 1")
+        try:
+            parts.append({"share": share, "env": TypeAdapter(TextSection).validate_python(own)})
+        except ValidationError as error:
+            raise ValueError(f"{place}.{_fault(error)}") from None
+    return parts
 
 
 def nested(one: type[EnvParams], by: type[EnvParams], keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.outcomes import Outcome, compare
-from selfimprove.core.params import Section
+from selfimprove.core.outcomes import Estimate, Outcome, average, compare
 from selfimprove.core.records import read_jsonl
 from selfimprove.methods.omissions import omissions
 from selfimprove.methods.rows import Iterated
 
 
 def summarise(
-    params: Section,
+    params: Any,
     rows: Mapping[str, str],
     results: Path,
     *,
@@ -54,6 +54,9 @@ def summarise(
             "training_steps": trained.get("steps", trained.get("iterations")),
             "omissions": omissions(folder),
         }
+        if mixed := params.env.mixed():
+            names = [one.world_name for one in mixed]
+            found[name]["environments"] = by_environment(outcomes[name], names)
     unlike = {name: one.match for name, one in getattr(params, "controls", {}).items() if one.match != last}
     return {
         **({"unlike_last": unlike} if unlike else {}),
@@ -67,6 +70,17 @@ def summarise(
         "last": last,
         "last_minus": {name: compare(outcomes[last], other) for name, other in outcomes.items() if name != last},
     }
+
+
+def by_environment(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[str, dict[str, Estimate]]:
+    """Every metric over the tasks of each environment of a mixture: task ``i`` is of environment ``i % len(names)``."""
+    of: dict[str, list[Outcome]] = {name: [] for name in names}
+    mixture = "+".join(names)
+    for outcome in outcomes:
+        task = re.match(rf"{re.escape(mixture)}-(\d+)", outcome.id)
+        assert task is not None, outcome.id
+        of[names[int(task[1]) % len(names)]].append(outcome)
+    return {name: average(mine) for name, mine in of.items()}
 
 
 def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:

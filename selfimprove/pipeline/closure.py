@@ -168,12 +168,14 @@ class _Sources:
 
 def _played(script: Path, root: Path) -> Iterator[Path]:
     """The modules of the environments that the params of the script's method name; of all methods', if it has none."""
-    from selfimprove.envs.registry import DEFAULTS, modules_of
+    from selfimprove.envs.registry import DEFAULTS, MIXTURE, modules_of
 
     values = read_yaml(root / PARAMS) if (root / PARAMS).is_file() else {}
     for method in [script.parent.name] if script.parent.name in values else list(DEFAULTS):
         section = values.get(method) or {}
-        for name in {str((section.get("env") or {}).get("name", DEFAULTS.get(method, ""))), *_texts(section)}:
+        env = section.get("env") or {}
+        played = MIXTURE if isinstance(env, list) else str(env.get("name", DEFAULTS.get(method, "")))
+        for name in {played, *_texts(section)}:
             for module in modules_of(method, name):
                 yield Path(*module.split(".")).with_suffix(".py")
 

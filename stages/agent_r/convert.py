@@ -7,6 +7,7 @@ from selfimprove.core.publish import write_json
 from selfimprove.core.records import Example, read_jsonl, write_jsonl, write_rows
 from selfimprove.core.seeds import key_bits
 from selfimprove.engines.episodes import say_diverged
+from selfimprove.envs.interface import Mixes
 from selfimprove.envs.replay import diverged, replay_counts
 from selfimprove.methods.agent_r.convert import convert
 from selfimprove.methods.agent_r.judge import ActorJudge, Judge, ScriptedJudge
@@ -44,7 +45,9 @@ def main(stage: Stage[AgentRParams]) -> None:
             async with asking(stage, agent_r.engines, asked, actor, 0) as (engines, progress):
                 judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
                 if cfg.judge == "scripted":
-                    judge = ScriptedJudge({agent_r.env.world_name: agent_r.env.make()})
+                    expert = agent_r.env.make()
+                    names = expert.part_names() if isinstance(expert, Mixes) else [expert.name]
+                    judge = ScriptedJudge(dict.fromkeys(names, expert))
                 made = await convert(
                     trees, judge, world, cfg, seed, earlier["collected"], warm_start=warm, progress=progress
                 )

@@ -26,10 +26,11 @@ SLIPS = {"taxi": 0.1, "gymnasium:Taxi-v4": 0.1, "alfworld": 0.15, "autoexplore":
 """How often the expert errs that searches Agent-R's trees, so that some episodes succeed and some fail; else 0.4."""
 
 
-def overlay(method: str, env: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+def overlay(method: str, env: Mapping[str, Any] | list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     """The params of the smallest run; ``more`` is laid over the method's section."""
-    section = {"rise": _rise, "agent_r": _agent_r, "reflect_rl": _reflect_rl, "spin": _spin}[method](env["name"])
-    section["env"] = dict(env)
+    made = {"rise": _rise, "agent_r": _agent_r, "reflect_rl": _reflect_rl, "spin": _spin}[method]
+    section = made(env["name"] if isinstance(env, Mapping) else "mixture")
+    section["env"] = env
     params = {method: section, "base": {method: {"arch": {"positions": 2048}}}}
     _lay(section, more)
     return params

@@ -91,6 +91,19 @@ def check_page(folder: Path, method: str, out: Path) -> None:
     assert run.problems == []
 
 
+@pytest.mark.parametrize("method", ROWS)
+def test_a_mixture_runs_to_its_report_which_has_the_metrics_of_each(
+    forks: Forks, folder: Path, tmp_path: Path, method: str
+) -> None:
+    mixed = [{**keys_of(name, tmp_path), "share": 0.5} for name in ("taxi", "encyclopedia")]
+    slips = {"engines": {"expert": {"error_rate": 0.1}}, "iterations": {"iter1": {"generate": {"max_depth": 20}}}}
+    env: Any = {"name": "mixture", "parts": mixed, "labels": "single"} if method == "reflect_rl" else mixed
+    summary = play_cell(forks, folder, method, overlay(method, env, **(slips if method == "agent_r" else {})))
+    for row in summary["rows"].values():
+        assert {*row["environments"]} == {"taxi", "encyclopedia"}
+        assert all(metrics for metrics in row["environments"].values())
+
+
 IMPOSSIBLE = [place for place, cell in CELLS.items() if not cell.possible]
 
 

@@ -10,7 +10,7 @@ from selfimprove.envs.params import EnvParams
 from selfimprove.envs.registry import named
 from tests.envs.autoexplore.conftest import FILES, plant
 
-ELSEWHERE = {"sciworld": "needs Java"}
+ELSEWHERE = {"sciworld": "needs Java", "mixture": "has tests of its own"}
 """Environments that the light tests do not play, and why; ``make test-backends-<name>`` does."""
 NAMES = tuple(named(EnvParams))
 HERE = tuple(name for name in NAMES if name not in ELSEWHERE)

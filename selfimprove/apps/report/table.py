@@ -78,13 +78,15 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         if any(_omitted(row, stage, kind) for row in rows.values())
     ]
     headings = [f"{stage}:\n{kind}" for stage, kind in left_out]
-    for column in (*columns, *gains, *rates.values(), *headings, "tokens", "train", "eval"):
+    headline, mixed = summary.get("headline", columns[0]), rows[order[0]].get("environments", {})
+    each = [f"{headline}\n{name}" for name in mixed]
+    for column in (*columns, *each, *gains, *rates.values(), *headings, "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
-        cells = [figure_text(metrics[column], column) for column in columns] + [
-            signed_text(metrics[gain], gain) for gain in gains
-        ]
+        cells = [figure_text(metrics[column], column) for column in columns]
+        cells += [figure_text(rows[name]["environments"][one][headline], headline) for one in mixed]
+        cells += [signed_text(metrics[gain], gain) for gain in gains]
         cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
         cells += [_percent(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]

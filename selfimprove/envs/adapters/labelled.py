@@ -33,6 +33,11 @@ class LabelledParams(ListedParams):
     def _embedded(self) -> LabelledParams:
         if self.inner.server is not None:
             raise ValueError("server: actions are listed by the embedded environment; set null")
+        for one in self.inner.mixed():
+            if not one.lists_actions:
+                raise ValueError(
+                    f"name: {one.world_name} has no {self.capability}, which this method needs; leave it out"
+                )
         return self
 
     def make(self, tasks: Path | None = None, *, training: bool = False) -> EnumeratedEnv:

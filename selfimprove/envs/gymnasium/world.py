@@ -30,6 +30,7 @@ class GymnasiumParams(TextParams):
     )
 
     prefix: ClassVar[str] = PREFIX
+    paper: ClassVar[str] = ""
 
     @property
     def world_name(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 from selfimprove.core.records import Example, Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Engine, Request
-from selfimprove.envs.interface import AgentEnv
+from selfimprove.envs.interface import AgentEnv, name_of
 from selfimprove.methods.agent_r.judge_prompt import (
     VERDICTS,
     Did,
@@ -263,7 +263,7 @@ def _walk(env: AgentEnv, task_id: int, dice: Random, style: Style) -> list[tuple
         if action is None:
             break
         at, did, judgement = judge_step(env, at, action)
-        judged.append((judge_prompt(env.name, task, history, did, style), judgement))
+        judged.append((judge_prompt(name_of(env, task_id), task, history, did, style), judgement))
         history.append(did)
     return judged
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from selfimprove.core.records import Attempt, Episode, Message, Status, Turn
 from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, EngineError
-from selfimprove.envs.interface import EnvError, World
+from selfimprove.envs.interface import EnvError, World, name_of
 from selfimprove.methods.agent_r.acting import EpisodeState, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import EvaluateParams
 
@@ -53,7 +53,7 @@ async def play(
         status, error = "blocked", str(failure)
     return Episode(
         id=name,
-        env=world.name,
+        env=name_of(world, task_id),
         query=prompt[-1].content if prompt else "",
         gold="",
         prompt=prompt,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, key_bits, rng
 from selfimprove.engines.base import Completion, Engine, EngineError
-from selfimprove.envs.interface import EnvError, World
+from selfimprove.envs.interface import EnvError, World, name_of
 from selfimprove.methods.agent_r.acting import EpisodeState, act, ask, begin, episode_id, generated_ids
 from selfimprove.methods.agent_r.params import SearchParams
 from selfimprove.methods.agent_r.reply import stored_reply
@@ -33,7 +33,7 @@ async def search(
     ``solved``: a node reached score 1.
     """
     name = episode_id(world, task_id, prior)
-    tree = Tree(id=name, env=world.name, task_id=task_id, prompt=[], nodes=[Node()], seed=f"{seed}/{name}")
+    tree = Tree(id=name, env=name_of(world, task_id), task_id=task_id, prompt=[], nodes=[Node()], seed=f"{seed}/{name}")
     try:
         prompt, states = await begin(world, task_id, prior)
         for here in states[1:]:

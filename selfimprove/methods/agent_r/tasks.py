@@ -51,9 +51,9 @@ def build_splits(tasks: TaskParams, env: AgentEnv, *, seed: int) -> dict[str, li
     return {name: splits[name] for name in SPLITS}
 
 
-def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[list[int], tuple[Split, ...]]]:
+def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[Split, ...]]]:
     """Ids, and the splits that share them in turn."""
-    everything = list(env.task_ids())
+    everything: Sequence[int] = env.task_ids()
     if not tasks.files:
         everything = _of_games(tasks.games, env, None) if tasks.games is not None else everything
         return [(everything, ORDER)]

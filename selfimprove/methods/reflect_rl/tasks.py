@@ -34,7 +34,7 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
     splits: dict[Split, list[int]] = {}
     if learn == judge and isinstance(env, ListedText):
         counts: dict[str, int] = dict(zip(SPLITS, _sizes(cfg, len(learn)), strict=True))
-        drawn = draw_splits(env.name, learn, counts, seed=seed, where="reflect_rl.tasks")
+        drawn = draw_splits(env.name, env.task_ids("train"), counts, seed=seed, where="reflect_rl.tasks")
         splits = {name: drawn[name] for name in SPLITS}
     elif learn == judge:
         rng("reflect_rl panels", seed, env.name).shuffle(learn)

@@ -44,6 +44,8 @@ class QuestionsParams(EnvParams):
 
 def _kind(value: Any) -> str:
     """Which of the three kinds of environment ``name`` names."""
+    if isinstance(value, list):
+        return f"{CHOICE}acted"
     name = value.get("name", QUESTIONS) if isinstance(value, Mapping) else value.name
     if name == QUESTIONS:
         return f"{CHOICE}{QUESTIONS}"
@@ -53,7 +55,7 @@ def _kind(value: Any) -> str:
 
 def _named(value: Any) -> Any:
     """Refuse what names no environment."""
-    if isinstance(value, EnvParams):
+    if isinstance(value, EnvParams | list):
         return value
     if not isinstance(value, Mapping):
         raise ValueError("keys are expected, name first")

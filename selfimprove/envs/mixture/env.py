@@ -1,0 +1,105 @@
+"""Several environments as one: a task belongs to one of them, whose instruction stands before its first observation.
+
+Task ``i`` of environment ``k`` of ``n`` is task ``i * n + k`` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from selfimprove.envs.interface import AgentEnv, Move, Step, World
+from selfimprove.envs.splits import Shared
+
+INSTRUCTION = "You act in one of several worlds. What you read next says in which, and how to act there."
+
+
+def opened(part: AgentEnv | World, observation: str) -> str:
+    """The first observation of a task."""
+    return f"{part.instruction.strip()}\n\n{observation}"
+
+
+class Mixture:
+    """Implements ``AgentEnv`` over one of each."""
+
+    instruction = INSTRUCTION
+
+    def __init__(self, name: str, parts: Sequence[AgentEnv], shares: Sequence[float]) -> None:
+        self.name, self._parts, self._shares = name, list(parts), list(shares)
+        self._now = 0
+
+    def part_of(self, task_id: int) -> str:
+        """See ``interface.Mixes``."""
+        return self._parts[task_id % len(self._parts)].name
+
+    def part_names(self) -> list[str]:
+        """See ``interface.Mixes``."""
+        return [part.name for part in self._parts]
+
+    def task_ids(self) -> Shared:
+        """Every task; a split takes its share of each environment."""
+        n = len(self._parts)
+        ids = [[task * n + k for task in part.task_ids()] for k, part in enumerate(self._parts)]
+        return Shared(dict(zip(self.part_names(), ids, strict=True)), self._shares)
+
+    def reset(self, task_id: int) -> str:
+        """See ``AgentEnv``."""
+        task, self._now = divmod(task_id, len(self._parts))
+        part = self._parts[self._now]
+        return opened(part, part.reset(task))
+
+    def step(self, action: str) -> Step:
+        """See ``AgentEnv``."""
+        return self._parts[self._now].step(action)
+
+    def valid_actions(self) -> list[str] | None:
+        """See ``AgentEnv``."""
+        return self._parts[self._now].valid_actions()
+
+    def expert(self) -> list[Move]:
+        """See ``AgentEnv``."""
+        return self._parts[self._now].expert()
+
+    def snapshot(self) -> Any:
+        """See ``AgentEnv``."""
+        return self._now, self._parts[self._now].snapshot()
+
+    def restore(self, snapshot: Any) -> None:
+        """See ``AgentEnv``."""
+        self._now, state = snapshot
+        self._parts[self._now].restore(state)
+
+
+@dataclass(frozen=True)
+class MixtureWorld:
+    """Implements ``World`` over the world of each; a state names the world that it is of."""
+
+    name: str
+    parts: tuple[World, ...]
+    instruction: str = INSTRUCTION
+
+    def part_of(self, task_id: int) -> str:
+        """See ``interface.Mixes``."""
+        return self.parts[task_id % len(self.parts)].name
+
+    def part_names(self) -> list[str]:
+        """See ``interface.Mixes``."""
+        return [part.name for part in self.parts]
+
+    async def reset(self, task_id: int) -> tuple[Any, str]:
+        """See ``World``."""
+        task, k = divmod(task_id, len(self.parts))
+        state, observation = await self.parts[k].reset(task)
+        return (k, state), opened(self.parts[k], observation)
+
+    async def step(self, state: Any, action: str) -> tuple[Any, Step]:
+        """See ``World``."""
+        k, inner = state
+        after, step = await self.parts[k].step(inner, action)
+        return (k, after), step
+
+    async def close(self) -> None:
+        """See ``World``."""
+        for part in self.parts:
+            await part.close()

@@ -1,0 +1,130 @@
+"""Several environments as one: ``env: [a, b]``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.core.outcomes import Outcome
+from selfimprove.envs.interface import AgentEnv, Mixes, name_of
+from selfimprove.envs.mixture.env import INSTRUCTION
+from selfimprove.envs.registry import modules_of
+from selfimprove.envs.splits import Shared, apportioned, draw_splits
+from selfimprove.methods.summary import by_environment
+from selfimprove.pipeline.params import load_section
+from selfimprove.pipeline.sections import METHOD_SCHEMAS
+from tests.envs.contract import check_acted
+from tests.support.profiles import profile
+
+ENCYCLOPEDIA = {"name": "encyclopedia", "people": 60, "distractors": 0, "questions": 60}
+LIST = [{"name": "textcraft", "share": 0.75}, {**ENCYCLOPEDIA, "share": 0.25}]
+
+
+def section(method: str, env: Any) -> Any:
+    """The method's params with this environment."""
+    params = profile("smoke")
+    params[method]["env"] = env
+    if method == "agent_r":
+        params[method]["tasks"]["layouts"] = 1
+    return load_section(params, method, METHOD_SCHEMAS[method], "params.yaml")
+
+
+def made() -> AgentEnv:
+    env: AgentEnv = section("agent_r", LIST).env.make()
+    assert isinstance(env, Mixes)
+    return env
+
+
+def test_it_keeps_the_contract_of_every_environment() -> None:
+    check_acted(made(), made(), [0, 1, 2, 3, 20, 41], 60)
+
+
+def test_a_task_begins_with_the_instruction_of_its_environment() -> None:
+    env = made()
+    assert env.instruction == INSTRUCTION
+    assert [name_of(env, task) for task in (6, 7)] == ["textcraft", "encyclopedia"]
+    assert "Crafting commands" in env.reset(6)
+    assert "finish[" in env.reset(7)
+
+
+def test_a_world_of_worlds_says_what_the_environment_says() -> None:
+    async def first(task: int) -> str:
+        world = section("agent_r", LIST).env.world()
+        state, observation = await world.reset(task)
+        _, step = await world.step(state, "inventory")
+        await world.close()
+        return f"{observation}\n{step.observation}"
+
+    env = made()
+    for task in (6, 7):
+        assert asyncio.run(first(task)) == f"{env.reset(task)}\n{env.step('inventory').observation}"
+
+
+def test_every_split_and_every_beginning_of_it_has_the_shares() -> None:
+    env = made()
+    ids = env.task_ids()
+    splits = draw_splits(env.name, ids, {"train": 20, "dev": 4, "test": 10, "demonstrations": 8}, seed=3)
+    counts = {name: sum(name_of(env, task) == "textcraft" for task in tasks) for name, tasks in splits.items()}
+    assert counts == {"train": 15, "dev": 3, "test": 8, "demonstrations": 6}
+    assert sum(name_of(env, task) == "textcraft" for task in splits["train"][:4]) == 3
+    assert len({task for tasks in splits.values() for task in tasks}) == 42
+    assert splits == draw_splits(env.name, ids, {"train": 20, "dev": 4, "test": 10, "demonstrations": 8}, seed=3)
+
+
+def test_a_count_is_apportioned_whole() -> None:
+    assert apportioned(10, [0.5, 0.25, 0.25]) == [5, 3, 2]
+    assert apportioned(0, [0.5, 0.5]) == [0, 0]
+    assert all(sum(apportioned(n, [0.3, 0.3, 0.4])) == n for n in range(50))
+
+
+def test_an_environment_with_too_few_tasks_is_named() -> None:
+    with pytest.raises(UserError, match="test: 3 tasks of b are asked for, 2 are left"):
+        draw_splits("a+b", Shared({"a": range(90), "b": range(2)}, [0.5, 0.5]), {"test": 6}, seed=1)
+
+
+def test_metrics_are_given_for_each_environment() -> None:
+    outcomes = [Outcome(id=f"a+b-{task}", values={"score": float(task % 2)}) for task in range(6)]
+    found = by_environment(outcomes, ["a", "b"])
+    assert {name: found[name]["score"]["mean"] for name in found} == {"a": 0.0, "b": 1.0}
+    assert found["a"]["score"]["n"] == 3
+
+
+def test_a_stage_depends_on_the_mixture_and_on_its_environments() -> None:
+    assert modules_of("agent_r", "mixture") == ["selfimprove.envs.mixture.world"]
+
+
+@pytest.mark.parametrize("method", ["rise", "agent_r", "reflect_rl", "spin"])
+def test_every_method_takes_a_list(method: str) -> None:
+    assert [one.world_name for one in section(method, LIST).env.mixed()] == ["textcraft", "encyclopedia"]
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ([{"name": "textcraft"}, {"name": "lake"}], "env: 1.name: 'lake' is unknown; choose"),
+        ([{"name": "textcraft"}, {"share": 0.5}], "env: 1: name is missing"),
+        ([{"name": "textcraft", "share": 0.5}, {**ENCYCLOPEDIA, "share": 0.4}], "add up to 0.9; make them add up to 1"),
+        (
+            [{"name": "textcraft", "share": 0}, {**ENCYCLOPEDIA, "share": 1}],
+            "env: 0.share: 0 is no share of the tasks; give",
+        ),
+        ([{"name": "textcraft"}, {"name": "textcraft", "seed": 2}], "names an environment twice; name each once"),
+        ([{"name": "textcraft"}], "at least 2 items"),
+        ([{"name": "textcraft", "recipe": 1}, ENCYCLOPEDIA], "env: 0.recipe: unknown key"),
+    ],
+)
+def test_bad_input_is_one_sentence(env: Any, said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        section("agent_r", env)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_labels_need_actions_that_every_environment_lists() -> None:
+    attempts = {"name": "gsm8k", "count": 40}
+    both: Any = {"name": "mixture", "parts": [{"name": "textcraft"}, attempts]}
+    with pytest.raises(UserError, match="gsm8k has no actions that can be listed, which this method needs; leave it"):
+        section("reflect_rl", both)
