@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside
 from selfimprove.pipeline.profiles import compose
@@ -63,8 +64,5 @@ def _demo(root: Path, folder: Path, profile: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
+    with one_sentence():
         sys.exit(demo(Path.cwd()))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import typer
 
@@ -23,3 +25,17 @@ def run(app: typer.Typer, commands: Sequence[str] | None = None, *mistakes: type
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """The same around a ``main`` without typer, as a decorator or a ``with``.
+
+    Raises:
+        SystemExit: 2 after a ``UserError``.
+    """
+    try:
+        yield
+    except UserError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from None

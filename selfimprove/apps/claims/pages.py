@@ -6,7 +6,6 @@ and which claims are made. A test fails if a page differs.
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdic
 from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.publish import write_text
@@ -218,22 +218,19 @@ def _row(method: Mapping[str, Any], row: str) -> str:
     return f"{row} (last)" if row == method["last"] else row
 
 
+@one_sentence()
 def main() -> None:
     """Write every page."""
-    try:
-        text = ARENA_PAGE.read_text(encoding="utf-8")
-        if (new := written_arena(text)) != text:
-            write_text(ARENA_PAGE, new)
-        runs, default = read_published(FOLDER), params_digest(composed(DEFAULT))
-        for name, method in PAGES.items():
-            page = Path(name)
-            text = page.read_text(encoding="utf-8")
-            new = written(text, method, runs, default)
-            if new != text:
-                write_text(page, new)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    text = ARENA_PAGE.read_text(encoding="utf-8")
+    if (new := written_arena(text)) != text:
+        write_text(ARENA_PAGE, new)
+    runs, default = read_published(FOLDER), params_digest(composed(DEFAULT))
+    for name, method in PAGES.items():
+        page = Path(name)
+        text = page.read_text(encoding="utf-8")
+        new = written(text, method, runs, default)
+        if new != text:
+            write_text(page, new)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.publish import write_text
@@ -148,14 +149,11 @@ def _read(file: Path) -> dict[str, Any]:
     return value
 
 
+@one_sentence()
 def main() -> None:
     """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
-    try:
-        root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-        print(publish(collected(root, kernels_here())))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
+    print(publish(collected(root, kernels_here())))
 
 
 if __name__ == "__main__":

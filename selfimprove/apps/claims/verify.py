@@ -6,13 +6,12 @@ rest on several.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfimprove.apps.claims.claims import difference, holds, verdicts
 from selfimprove.apps.claims.published import Published, collected, kernels_here, read_published
-from selfimprove.core.errors import UserError
+from selfimprove.core.cli import one_sentence
 
 
 def told(run: Published, runs: Sequence[Published]) -> list[str]:
@@ -49,13 +48,10 @@ def _bytes(run: Published, other: Published) -> str:
     )
 
 
+@one_sentence()
 def main() -> None:
     """Print it; exit code 2 if there is nothing to verify."""
-    try:
-        print("\n".join(told(collected(Path(), kernels_here()), read_published())))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    print("\n".join(told(collected(Path(), kernels_here()), read_published())))
 
 
 if __name__ == "__main__":

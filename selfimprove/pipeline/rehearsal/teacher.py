@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.envs.remote.server import listen
@@ -144,11 +145,8 @@ def _end_with_input() -> None:
 def main() -> None:
     """Serve until standard input ends."""
     folder, port = Path(sys.argv[1]), int(sys.argv[2])
-    try:
+    with one_sentence():
         app, listener = make_app(folder), listen("127.0.0.1", port)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
     threading.Thread(target=_end_with_input, daemon=True).start()
     uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run([listener])
 
