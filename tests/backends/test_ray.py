@@ -403,7 +403,7 @@ SCIENCE = {
             "demonstrations": 2, "judge_examples": 1, "train": 6, "dev": 1, "test": 1,
             "games": {"start": 6, "stop": 7, "variations": 300},
         },
-        "iterations": {"iter2": {"generate": {"tasks": 2, "n_gen": 2, "dives": 2, "max_depth": 12}}},
+        "iterations": {"iter2": {"generate": {"tasks": 1, "n_gen": 1, "dives": 1, "max_depth": 9}}},
     }
 }  # fmt: skip
 
@@ -419,7 +419,7 @@ def test_stages_play_scienceworld_on_the_nodes_with_the_bytes_of_one_machine(
             ran = agent_bench.forks.run(folder, *stage, env=more)
             assert ran.code == 0, ran.stderr
             assert ("cluster, sciworld: a process on" in ran.stderr) == bool(more)
-    assert calls_by_node(ran.stderr).total() > 50
+    assert calls_by_node(ran.stderr).total() > 20
     assert published(there) == published(without)
     assert "non-living" in (there / "data/agent_r/iter2/trees.jsonl").read_text(encoding="utf-8")
 
