@@ -419,7 +419,7 @@ def test_stages_play_scienceworld_on_the_nodes_with_the_bytes_of_one_machine(
             ran = agent_bench.forks.run(folder, *stage, env=more)
             assert ran.code == 0, ran.stderr
             assert ("cluster, sciworld: a process on" in ran.stderr) == bool(more)
-    assert calls_by_node(ran.stderr).total() > 20
+    assert calls_by_node(ran.stderr).total() > 10
     assert published(there) == published(without)
     assert "non-living" in (there / "data/agent_r/iter2/trees.jsonl").read_text(encoding="utf-8")
 
