@@ -12,10 +12,12 @@ from dvc.parsing import DataResolver
 from dvc.repo import Repo
 from ruamel.yaml import YAML
 
-from selfimprove.pipeline.params import METHODS
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.pipeline.params import METHODS, load_section
 from selfimprove.pipeline.plan import plan as planning
 from selfimprove.pipeline.plan.hardware import parse_gpus
 from selfimprove.pipeline.plan.plan import make_plan, plans, stored_copies
+from selfimprove.pipeline.plan.reflect_rl import _reinforcement
 from tests.pipeline.planned import PROFILES, ROOT, SIXTY_FOUR_SLOTS, line, overlay
 from tests.support.profiles import NAMES, profile
 
@@ -171,3 +173,13 @@ def test_a_control_reads_what_the_iterations_before_it_read() -> None:
     control = line(plan, "spin-finetune@more_sft").read
     # The iterations' lines also have what the opponent scores.
     assert sum(tokens) * 0.6 < control < sum(tokens)
+
+
+def test_a_budget_of_tokens_bounds_a_run_of_reinforcement() -> None:
+    params = profile("arena-textcraft")["reflect_rl"]
+    whole = load_section({"reflect_rl": params}, "reflect_rl", ReflectRLParams, "params.yaml")
+    budget = whole.iterations["reflect_rl"].rl.max_train_tokens
+    assert budget is not None
+    _, training, tokens = _reinforcement(whole, "reflect_rl", whole.iterations["reflect_rl"])
+    assert 1 <= training.steps < whole.iterations["reflect_rl"].rl.max_steps
+    assert budget <= tokens < budget + tokens // training.steps + 1

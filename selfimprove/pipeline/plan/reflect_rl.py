@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from selfimprove.engines.config import ScriptedEngineConfig
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams, Iteration, ReflectRLParams
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
@@ -118,14 +120,17 @@ def _reinforcement(reflect_rl: ReflectRLParams, key: str, run: Iteration) -> tup
     """Rollouts and updates; and the training tokens of equal compute, which controls match."""
     rl, max_turns = run.rl, reflect_rl.env.max_turns
     advised = run.reflector != NONE
-    calls = _acting(reflect_rl, rl, rl.max_steps * rl.episodes * max_turns, rl.episodes, advised=advised)
     full = room(reflect_rl.engines["policy"], 1)
     replayed = rl.replay_episodes if rl.replay_buffer else 0
     passes = rl.ppo_epochs if rl.algorithm == "ppo" else 1
-    trained = rl.max_steps * (rl.episodes + replayed) * max_turns * full * passes
-    played = rl.max_steps * rl.episodes * max_turns * full * (2 if advised else 1)
-    training = Training(f"reflect_rl.iterations.{key}.rl", rl, trained, full, rl.max_steps)
-    return calls, training, trained + played // 3
+    trained = (rl.episodes + replayed) * max_turns * full * passes  # of an iteration
+    played = rl.episodes * max_turns * full * (2 if advised else 1)
+    steps = rl.max_steps
+    if rl.max_train_tokens is not None:
+        steps = min(steps, ceil(rl.max_train_tokens / (trained + played // 3)))
+    calls = _acting(reflect_rl, rl, steps * rl.episodes * max_turns, rl.episodes, advised=advised)
+    training = Training(f"reflect_rl.iterations.{key}.rl", rl, steps * trained, full, steps)
+    return calls, training, steps * trained + steps * played // 3
 
 
 def _games(reflect_rl: ReflectRLParams, splits: dict[str, int], reps: int) -> int:
