@@ -87,8 +87,8 @@ def connect(cluster: ClusterParams) -> Any:
     except (ConnectionError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())
         remedy = (
-            "start one with `ray start --head`, set run.cluster.address to local or to host:port of its head, or, if it "
-            "has a token, set RAY_AUTH_MODE=token here, too"
+            "start one with `ray start --head`, set run.cluster.address to local or to host:port of its head, or, if "
+            "it has a token, set RAY_AUTH_MODE=token here, too"
         )
         raise UserError(f"run.cluster.address: {address}: no Ray cluster there ({said[:200]}); {remedy}.") from None
     return ray
