@@ -183,6 +183,8 @@ class Soak:
 
     def _launched(self, place: Place) -> list[Way]:
         """How a trainer may be started here: XTuner trains Agent-R alone, and where ``make env-xtuner`` has run."""
+        if place[0] == "reflect_rl.reinforce":  # by forks, or in the stage's own process
+            return ["fork"]
         xtuner = place[0] == "agent_r.finetune" and (self._home / "code" / ENVIRONMENT).exists()
         return [*LAUNCHED] if xtuner else [way for way in LAUNCHED if way != "xtuner"]
 
