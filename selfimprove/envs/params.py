@@ -142,7 +142,7 @@ class TextParams(EnvParams):
     def _protocol(self) -> AgentGym:
         protocol = self.agentgym()
         if protocol is None:
-            raise UserError(f"agent_r.env.server: AgentGym's protocol has no {self.name}; set null.")
+            raise UserError(f"env.server: AgentGym's protocol has no {self.name}; set null.")
         return protocol
 
     def layouts(self, count: int) -> list[AgentEnv]:

@@ -89,7 +89,7 @@ class Link:
         except _Fault as fault:
             if not self._answered:
                 raise UserError(
-                    f"agent_r.env.server: nothing answers at {self.server} ({fault}); start the server there "
+                    f"env.server: nothing answers at {self.server} ({fault}); start the server there "
                     "(make serve ENV=... PORT=...), or set it to null to play on the embedded environment."
                 ) from None
             raise EnvError(f"{self.server}{path}: {fault}") from None
@@ -141,7 +141,7 @@ class Link:
     def _read(self, path: str, response: httpx.Response, shape: TypeAdapter[T]) -> T:
         if path == "/create" and response.status_code != 200:
             raise UserError(
-                f"agent_r.env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
+                f"env.server: {self.server} is no AgentGym server (status {response.status_code} for /create); "
                 "fix the address."
             )
         if response.status_code != 200:
@@ -154,8 +154,8 @@ class Link:
             said = in_short(str(answer["error"]))
             if path == "/create" and not self._left:
                 raise UserError(
-                    f"agent_r.env.server: {self.server} makes no environment ({said}); fix it there, or lower "
-                    "agent_r.env.server_concurrency."
+                    f"env.server: {self.server} makes no environment ({said}); fix it there, or lower "
+                    "env.server_concurrency."
                 )
             raise EnvError(f"{self.server}{path}: the server says: {said}")
         try:
@@ -171,12 +171,12 @@ def _address(server: str) -> str:
     try:
         url = httpx.URL(server)
     except httpx.InvalidURL:
-        raise UserError("agent_r.env.server is not an address; write it like http://127.0.0.1:36001.") from None
+        raise UserError("env.server is not an address; write it like http://127.0.0.1:36001.") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        raise UserError(f"agent_r.env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
+        raise UserError(f"env.server: {server!r} is no http(s) address; write it like http://127.0.0.1:36001.")
     if url.userinfo or url.query or url.fragment:
         raise UserError(
-            f"agent_r.env.server: the address at {url.host} holds a password, a query or a fragment; "
+            f"env.server: the address at {url.host} holds a password, a query or a fragment; "
             "write it like http://127.0.0.1:36001."
         )
     return str(url).rstrip("/")

@@ -68,9 +68,9 @@ def read_json(path: Path) -> Any:
     try:
         return load_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe file or folder; fix agent_r.env.recipes.") from None
+        raise UserError(f"{path}: no such recipe file or folder; fix env.recipes.") from None
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); fix the file or agent_r.env.recipes.") from None
+        raise UserError(f"{path}: can't be read ({error.strerror}); fix the file or env.recipes.") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a JSON file ({error}); fix or replace it.") from None
 

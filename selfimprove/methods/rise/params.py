@@ -11,7 +11,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
-from selfimprove.envs.math.arithmetic import Difficulty
+from selfimprove.envs.math.params import Difficulty
 from selfimprove.envs.problems import Source
 from selfimprove.envs.registry import AnswerSection
 from selfimprove.methods.lineage import check_known, check_room, check_split

@@ -58,7 +58,7 @@ def test_a_server_that_is_down_is_one_sentence() -> None:
     with hostile_server(script()) as server:
         pass
     says = fails(remote("textcraft", server.url), error=UserError)
-    assert says.startswith(f"agent_r.env.server: nothing answers at {server.url} (cannot connect")
+    assert says.startswith(f"env.server: nothing answers at {server.url} (cannot connect")
     assert "make serve" in says
     assert "null" in says
 
@@ -186,7 +186,7 @@ def test_a_reset_that_may_be_under_way_is_not_sent_again() -> None:
     ("reply", "says"),
     [
         (Reply({"error": "no Java"}), "makes no environment (no Java)"),
-        (Reply({"error": "all 2 environments are in use"}), "lower agent_r.env.server_concurrency"),
+        (Reply({"error": "all 2 environments are in use"}), "lower env.server_concurrency"),
         (Reply({"detail": "Not Found"}, status=404), "is no AgentGym server (status 404 for /create)"),
     ],
 )
@@ -287,6 +287,6 @@ def test_an_older_webshop_has_no_close_and_prints_the_score() -> None:
     ],
 )
 def test_an_address_that_is_none_is_refused_and_keeps_its_secrets(address: str) -> None:
-    with pytest.raises(UserError, match=r"agent_r\.env\.server") as caught:
+    with pytest.raises(UserError, match=r"env\.server") as caught:
         remote("textcraft", address)
     assert "secret" not in str(caught.value)

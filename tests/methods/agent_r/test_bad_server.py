@@ -64,7 +64,7 @@ def test_a_server_that_is_down_at_the_start_is_one_sentence(agent_bench: Workben
         pass
     folder = agent_bench.copy(tmp_path / "bench", with_env(server=server.url))
     sentence = refused(agent_bench, folder, "generate", "iter2")
-    assert f"agent_r.env.server: nothing answers at {server.url}" in sentence
+    assert f"env.server: nothing answers at {server.url}" in sentence
     assert "start the server there" in sentence
 
 

@@ -1,0 +1,41 @@
+"""Settings of the embedded word problems (``arithmetic``)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from selfimprove.core.params import Section
+
+# YAML has no tuples, and tools that override a key may write it as text: only there are types converted.
+Range = Annotated[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], Field(strict=False)]
+Distribution = Annotated[
+    dict[Annotated[int, Field(ge=1, strict=False)], Annotated[float, Field(ge=0)]], Field(min_length=1)
+]
+
+
+class Difficulty(Section):
+    """How hard the problems are. Ranges are inclusive; distributions map a value to its relative weight."""
+
+    steps: Distribution = Field(default={2: 1.0, 3: 1.0, 4: 1.0}, description="operations in the solution, 2 to 6")
+    per_line: Distribution = Field(
+        default={1: 1.0}, description="operations that one line of the solution does at once (in the head)"
+    )
+    term: Range = Field(default=(2, 60), description="what is added or subtracted")
+    factor: Range = Field(default=(2, 9), description="how many groups; what is multiplied or divided by")
+    multiplicand: Range = Field(default=(2, 20), description="how many in each group")
+    largest: int = Field(default=9999, ge=10, description="no value in a solution is larger")
+
+    @model_validator(mode="after")
+    def _sound(self) -> Difficulty:
+        for name in ("term", "factor", "multiplicand"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: the range's first number must not be larger than its second")
+        if not all(2 <= steps <= 6 for steps in self.steps):
+            raise ValueError("steps: only 2 to 6 operations can be told")
+        for name in ("steps", "per_line"):
+            if sum(getattr(self, name).values()) <= 0:
+                raise ValueError(f"{name}: at least one weight must be above 0")
+        return self
