@@ -134,9 +134,10 @@ def _adapters(kind: type[EnvParams], one: type[EnvParams]) -> list[type[EnvParam
 
 
 def playable(kind: type[EnvParams]) -> list[str]:
-    """The names of the environments that are of a kind, and of those that adapters make so."""
+    """The names of the environments that are of a kind, and of those that adapters make so; prefixes after names."""
     known = named(EnvParams)
-    return sorted((name for name, one in known.items() if not lacks(kind, one)), key=lambda n: n not in named(kind))
+    found = (name for name, one in known.items() if name != MIXTURE and not lacks(kind, one))
+    return sorted(found, key=lambda name: (name not in named(kind), ":" in name))
 
 
 def modules_of(method: str, name: str) -> list[str]:
