@@ -31,7 +31,7 @@ def test_evaluation_is_the_original_s_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("arena-")])
-def test_every_profile_of_the_paper_s_tasks_evaluates_with_the_window_of_two_turns_that_the_paper_has(
+def test_every_profile_but_the_arenas_evaluates_with_the_paper_s_window_of_two_turns(
     name: str,
 ) -> None:
     assert rise(name).evaluate.model_dump(exclude_unset=True)["context_window"] == 2
