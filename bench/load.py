@@ -5,7 +5,8 @@ replica only waits as long as an H100 would decode (``RATE`` tokens/s) and answe
 this, so what it can do in a second of CPU time is the limit of a stage, however many GPUs answer.
 
 Memory is measured in a process of its own for each number of tasks: the growth between ``few`` and ``many`` tasks is
-what a task costs. ``BENCH=load make bench`` prints a table, and JSON on its last line.
+what a finished task costs beside its own text, which a stage reads whole. ``BENCH=load make bench`` prints a table, and
+JSON on its last line.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, overload
 
 from bench.rates import print_table
 from selfimprove.core.journal import Journal
@@ -72,10 +74,29 @@ class Simulated(Dispatcher[Replica]):
         self._answered(worker, number, "done", answer)
 
 
+class Problems(Sequence[Problem]):
+    """So many problems, each made when it is asked for: memory then shows what a run holds beside its tasks."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(self._count))]
+        return Problem(f"p{index}", f"What is {index} + {index}? " * 4, f"#### {-index}", str(-index))
+
+
 def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
     """Play so many tasks in this process; what it took."""
-    question = "What is {0} + {0}? " * 4
-    problems = [Problem(f"p{i}", question.format(i), gold=f"#### {-i}", answer=str(-i)) for i in range(tasks)]
     cfg = GenerateParams.model_validate(
         {
             "tasks": tasks,
@@ -91,7 +112,7 @@ def play(tasks: int, concurrency: int, seconds: float) -> dict[str, float]:
         engines = {"student": JournaledEngine(inner, journal, "student")}
 
         async def run() -> None:
-            await play_all(problems, lambda one: collect(one, engines, episode, cfg), concurrency=concurrency)
+            await play_all(Problems(tasks), lambda one: collect(one, engines, episode, cfg), concurrency=concurrency)
 
         began, cpu = time.perf_counter(), time.process_time()
         asyncio.run(run())

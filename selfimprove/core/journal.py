@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
@@ -24,12 +25,18 @@ FSYNC_SECONDS = 0.5
 class Journal:
     """Finished entries by key; a key is written once, and reads see what earlier runs wrote, here and in ``others``.
 
-    Memory holds where each entry lies in its file, some 200 bytes; values are read when they are asked for.
+    Where each entry lies in its file is kept in a temporary SQLite table, which spills to a file of its own, so that
+    memory does not grow with the entries; values are read when they are asked for.
     """
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self.path = path
-        self._places: dict[bytes, tuple[int, int, int]] = {}
+        self._places = sqlite3.connect("", check_same_thread=False)
+        self._places.execute("PRAGMA journal_mode = OFF")
+        self._places.execute(
+            "CREATE TABLE places "
+            "(number INTEGER PRIMARY KEY, key BLOB UNIQUE, file INTEGER, start INTEGER, length INTEGER)"
+        )
         self._others: list[int] = []
         self.damaged = 0
         for other in others:
@@ -39,24 +46,29 @@ class Journal:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         os.ftruncate(self._file, self._replay(self._file))
         self._synced = time.monotonic()
-        self.resumed = len(self._places)
+        self.resumed = len(self)
         if self.damaged:
             print(f"{path}: {self.damaged} damaged lines were left out; their work is done again.", file=sys.stderr)
         self.seconds = 0.0
 
     def __len__(self) -> int:
-        return len(self._places)
+        count: int = self._places.execute("SELECT COUNT(*) FROM places").fetchone()[0]
+        return count
 
     def __contains__(self, key: str) -> bool:
-        return _digest(key) in self._places
+        return self._place(key) is not None
 
     def __getitem__(self, key: str) -> Any:
-        return self._row(self._places[_digest(key)])["value"]
+        place = self._place(key)
+        if place is None:
+            raise KeyError(key)
+        return _row(place)["value"]
 
     @property
     def entries(self) -> dict[str, Any]:
         """All of them, read anew."""
-        return {row["key"]: row["value"] for row in map(self._row, self._places.values())}
+        places = self._places.execute("SELECT file, start, length FROM places ORDER BY number")
+        return {row["key"]: row["value"] for row in map(_row, places)}
 
     def add(self, key: str, value: Any) -> None:
         """Record one finished entry.
@@ -74,7 +86,7 @@ class Journal:
         if written != len(data):
             os.ftruncate(self._file, position)
             raise OSError(28, os.strerror(28), str(self.path))
-        self._places[_digest(key)] = self._file, position, len(data)
+        self._found(key, self._file, position, len(data))
         if time.monotonic() - self._synced > FSYNC_SECONDS:
             os.fsync(self._file)
             self._synced = time.monotonic()
@@ -82,6 +94,7 @@ class Journal:
 
     def close(self) -> None:
         """Make everything durable and release the file."""
+        self._places.close()
         os.fsync(self._file)
         for file in (self._file, *self._others):
             os.close(file)
@@ -94,10 +107,18 @@ class Journal:
     ) -> None:
         self.close()
 
-    def _row(self, place: tuple[int, int, int]) -> dict[str, Any]:
-        file, position, length = place
-        row: dict[str, Any] = json.loads(os.pread(file, length, position).partition(b" ")[2])
-        return row
+    def _place(self, key: str) -> tuple[int, int, int] | None:
+        """File, first byte and length of an entry."""
+        found = self._places.execute("SELECT file, start, length FROM places WHERE key = ?", (_digest(key),))
+        place: tuple[int, int, int] | None = found.fetchone()
+        return place
+
+    def _found(self, key: str, file: int, start: int, length: int) -> None:
+        self._places.execute(
+            "INSERT INTO places (key, file, start, length) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET file = excluded.file, start = excluded.start, length = excluded.length",
+            (_digest(key), file, start, length),
+        )
 
     def _replay(self, file: int) -> int:
         """Find the entries; returns the length in bytes without a torn last line."""
@@ -108,11 +129,17 @@ class Journal:
                     break
                 checksum, _, text = line[:-1].partition(b" ")
                 if checksum == _checksum(text):
-                    self._places[_digest(json.loads(text)["key"])] = file, whole, len(line)
+                    self._found(json.loads(text)["key"], file, whole, len(line))
                 else:
                     self.damaged += 1
                 whole += len(line)
         return whole
+
+
+def _row(place: tuple[int, int, int]) -> dict[str, Any]:
+    file, start, length = place
+    row: dict[str, Any] = json.loads(os.pread(file, length, start).partition(b" ")[2])
+    return row
 
 
 def _digest(key: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,17 @@ def test_an_entry_is_on_disk_when_add_returns(tmp_path: Path) -> None:
     assert "a" in journal
     assert journal["a"] == {"x": [1, "é\n\r\u2028"]}
     journal.close()
+
+
+def test_entries_cost_no_memory(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.add("first", 0)
+        tracemalloc.start()
+        for number in range(5000):
+            journal.add(f"key {number}", [number])
+        grown, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert grown < 50_000  # a dictionary of their places would take most of a megabyte
 
 
 @pytest.mark.parametrize("place", [0, 20, 40, -3])
