@@ -292,11 +292,18 @@ def _keep_one_row(edit: _Edit, method: str) -> None:
 def _let_expert_search(edit: _Edit, method: str) -> None:
     """A small model finds nothing to learn from, so the environment's expert finds it.
 
-    Agent-R: the expert searches the first iteration's trees, which the second, whose trees the model itself searches,
-    learns from as well. SPIN: no episode earns a reward, so a control that compares rewards has no data.
+    RISE: where no teacher answers in the first iteration, the expert takes the last turn, so that a control that learns
+    right answers has data. Agent-R: the expert searches the first iteration's trees, which the second, whose trees the
+    model itself searches, learns from as well. SPIN: no episode earns a reward, so a control that compares rewards has
+    no data.
     """
+    first = next(iter(edit.params[method]["iterations"]))
+    if method == "rise":
+        models = edit.params["rise"]["iterations"][first]["generate"]["models"]
+        if set(models) == {"student"}:
+            edit.set("rise.engines.rehearsal_expert", {"engine": "scripted", "error_rate": 0.0}, "model")
+            edit.set(f"rise.iterations.{first}.generate.models", [*models[:-1], "rehearsal_expert"], "model")
     if method == "agent_r":
-        first = next(iter(edit.params["agent_r"]["iterations"]))
         edit.set("agent_r.engines.rehearsal_expert", {"engine": "scripted", "error_rate": 0.4}, "model")
         edit.set(f"agent_r.iterations.{first}.generate.engine", "rehearsal_expert", "model")
         for name in edit.params["agent_r"]["iterations"]:

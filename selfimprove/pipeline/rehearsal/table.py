@@ -32,6 +32,7 @@ NAMED: Mapping[str, str] = {
     "nodes": "nodes",
     "search": "search",
     "engine": "engine of the first search",
+    "models": "turns of the first iteration",
 }
 """Last part of a key -> its name in the table, for the replacements that differ between profiles."""
 
@@ -90,7 +91,8 @@ def notable(replaced: Sequence[Replacement]) -> list[str]:
         elif one.kind == "service" and name == "teacher":
             found.append("teacher: a local server")
         elif one.kind != "size" and name is not None and one.new is not None:
-            found.append(f"{name}: `{one.new}`" + (f" (of {one.old})" if isinstance(one.old, int) else ""))
+            new = ", ".join(one.new) if isinstance(one.new, list) else one.new
+            found.append(f"{name}: `{new}`" + (f" (of {one.old})" if isinstance(one.old, int) else ""))
     return list(dict.fromkeys(found))
 
 

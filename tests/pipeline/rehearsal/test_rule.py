@@ -141,6 +141,15 @@ def test_the_second_iteration_of_agent_r_is_searched_by_the_model_itself() -> No
     assert second["convert"]["accumulate"] is True  # it learns from the first one's trees as well
 
 
+def test_where_rise_has_no_teacher_the_expert_takes_the_last_turn_so_that_right_answers_exist() -> None:
+    own, _ = rehearse("rise-mistral-7b-selfdistill", here())
+    assert own["rise"]["iterations"]["iter1"]["generate"]["models"] == ["student", "rehearsal_expert"]
+    taught, _ = rehearse("rise-llama2-7b", here())
+    assert taught["rise"]["iterations"]["iter1"]["generate"]["models"] == ["student", "teacher"]
+    on_gpus, _ = rehearse("rise-mistral-7b-selfdistill", here(4))
+    assert on_gpus["rise"]["iterations"]["iter1"]["generate"]["models"] == ["student", "student"]
+
+
 @pytest.mark.parametrize("machine", [here(), here(8), here(quick=True)], ids=["cpu", "gpus", "quick"])
 @pytest.mark.parametrize("name", REHEARSABLE)
 def test_every_key_that_the_graph_names_is_there(name: str, machine: Here) -> None:
