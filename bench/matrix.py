@@ -28,6 +28,7 @@ from selfimprove.envs.params import AnswerParams
 from selfimprove.envs.qa.experts import Round
 from selfimprove.envs.qa.tools.params import ToolsParams
 from selfimprove.envs.registry import answer_env, listed_env, named, text_env
+from selfimprove.envs.splits import beside
 from selfimprove.methods.agent_r.params import EvaluateParams
 from selfimprove.methods.agent_r.play import play as play_agent_r
 from selfimprove.methods.reflect_rl.rl_config import ActingParams
@@ -107,10 +108,11 @@ def _problems(name: str, env: AnswerEnv, folder: Path, episodes: int) -> list[Pr
 
 
 def _tasks(name: str, folder: Path, episodes: int) -> int:
-    """How many tasks there are, where the problems are tasks of an environment that is acted in."""
+    """How many tasks there are to train on, where the problems are tasks of an environment that is acted in."""
     if name in named(AnswerParams):
         return episodes
-    return len(text_env(**keys_of(name, folder)).make().task_ids())
+    ids = text_env(**keys_of(name, folder)).make().task_ids()
+    return len(beside(ids, ids[0]))
 
 
 def _rise(name: str, folder: Path, episodes: int) -> Work:

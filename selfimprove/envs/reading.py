@@ -15,9 +15,10 @@ A problem of the embedded encyclopedia, and its demonstration (the expert's thou
     Mara Venn was born in Tolma.
     finish[Tolma]
 
-The paragraphs are those that the expert finds, and some that the experts of other questions find, shuffled. An answer
-is graded by the environment. A plan of look-ups (``plans.py``) would suit questions badly: its answer would have to be
-written before anything was read.
+The paragraphs are those that the expert finds, and some that the experts of other questions find, shuffled. Where
+questions are held out for dev or test, the others are of the same part, so that training reads nothing of a test
+question. An answer is graded by the environment. A plan of look-ups (``plans.py``) would suit questions badly: its
+answer would have to be written before anything was read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import NamedTuple
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, Problem, World
 from selfimprove.envs.plans import Plans
+from selfimprove.envs.splits import beside
 
 RULE = (
     "Read the paragraphs and answer the question. Think first; end with finish[answer], in as few words as there are."
@@ -68,7 +70,7 @@ class Reading(Plans):
     def slip(self, problem: Problem, *key: object) -> str:
         """The expert's thoughts with the answer to another question."""
         thoughts = problem.answer.rpartition("\n")[0]
-        tasks = self._env.task_ids()
+        tasks = beside(self._env.task_ids(), self._task(problem))
         draw = rng("slip", problem.id, *key)
         for _ in range(20):
             wrong = f"{thoughts}\nfinish[{self._expert(draw.choice(tasks)).answer}]"
@@ -81,7 +83,7 @@ class Reading(Plans):
         return [] if answer is None else [f"finish[{answer}]"]
 
     def _problem(self, task: int) -> Problem:
-        solved, tasks = self._expert(task), self._env.task_ids()
+        solved, tasks = self._expert(task), beside(self._env.task_ids(), task)
         draw = rng("reading", self.name, task)
         others = [self._expert(draw.choice(tasks)) for _ in range(self._others)]
         texts = list(dict.fromkeys(text for one in (solved, *others) for text in one.paragraphs))

@@ -5,11 +5,28 @@ Every method that draws here has the same dev and test split of an environment i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
+
+Part = Literal["train", "dev", "test"]
+
+
+class HeldOut(list[int]):
+    """Tasks of one environment in parts that share no content; dev and test are drawn from the parts of that name.
+
+    Demonstrations are drawn from the part ``train``, as training tasks are.
+
+    Attributes:
+        of: part -> its tasks.
+        more: what to do for more of them, for the message that there are too few.
+    """
+
+    def __init__(self, of: Mapping[Part, Sequence[int]], more: str) -> None:
+        super().__init__(task for tasks in of.values() for task in tasks)
+        self.of, self.more = of, more
 
 
 class Shared(list[int]):
@@ -53,10 +70,27 @@ def draw_in_order(
     """
     if isinstance(ids, Shared):
         parts = []
-        for k, (part, tasks) in enumerate(ids.of.items()):
+        for k, (env, tasks) in enumerate(ids.of.items()):
             its = [(name, apportioned(count, ids.shares)[k]) for name, count in counts]
-            parts.append(draw_in_order(part, tasks, its, seed=seed, where=where))
+            parts.append(draw_in_order(env, tasks, its, seed=seed, where=where))
         return {name: _spread([part[name] for part in parts]) for name, _ in counts}
+    if isinstance(ids, HeldOut):
+        found: dict[str, list[int]] = {}
+        for part, tasks in ids.of.items():
+            its = [(name, count) for name, count in counts if _part_of(name) == part]
+            found |= _drawn(env_name, tasks, its, seed, where, f"the {len(tasks)} for {part}", f", or {ids.more}")
+        return {name: found[name] for name, _ in counts}
+    return _drawn(env_name, ids, counts, seed, where, str(len(ids)), "")
+
+
+def _part_of(split: str) -> str:
+    return split if split in ("dev", "test") else "train"
+
+
+def _drawn(
+    env_name: str, ids: Sequence[int], counts: Sequence[tuple[str, int]], seed: int, where: str, all_of: str, more: str
+) -> dict[str, list[int]]:
+    """Splits of one shuffle, in turn. ``all_of``, ``more``: for the message that there are too few."""
     drawn = list(ids)
     rng("panels", seed, env_name, "+".join(name for name, _ in counts)).shuffle(drawn)
     splits, start = {}, 0
@@ -64,11 +98,27 @@ def draw_in_order(
         if start + count > len(drawn):
             raise UserError(
                 f"{where}.{name}: {count} tasks of {env_name} are asked for, {len(drawn) - start} are left of "
-                f"{len(drawn)}; ask for fewer."
+                f"{all_of}; ask for fewer{more}."
             )
         splits[name] = drawn[start : start + count]
         start += count
     return splits
+
+
+def with_each(ids: Sequence[int], change: Callable[[Sequence[int]], Sequence[int]]) -> Sequence[int]:
+    """``ids`` after a change of each list of them: what is held out stays so, and so do the shares."""
+    if isinstance(ids, HeldOut):
+        return HeldOut({part: change(tasks) for part, tasks in ids.of.items()}, ids.more)
+    if isinstance(ids, Shared):
+        return Shared({env: with_each(tasks, change) for env, tasks in ids.of.items()}, ids.shares)
+    return change(ids)
+
+
+def beside(ids: Sequence[int], task: int) -> Sequence[int]:
+    """The tasks of the part that a task belongs to; all where nothing is held out."""
+    if isinstance(ids, HeldOut):
+        return next(tasks for tasks in ids.of.values() if task in tasks)
+    return ids
 
 
 def apportioned(count: int, shares: Sequence[float]) -> list[int]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from selfimprove.envs.interface import AgentEnv, Move, Step, World
-from selfimprove.envs.splits import Shared
+from selfimprove.envs.splits import Shared, with_each
 
 INSTRUCTION = "You act in one of several worlds. What you read next says in which, and how to act there."
 
@@ -38,10 +39,13 @@ class Mixture:
         return [part.name for part in self._parts]
 
     def task_ids(self) -> Shared:
-        """Every task; a split takes its share of each environment."""
-        n = len(self._parts)
-        ids = [[task * n + k for task in part.task_ids()] for k, part in enumerate(self._parts)]
+        """Every task; a split takes its share of each environment, of what that holds out for it if it does."""
+        ids = [with_each(part.task_ids(), partial(self._numbered, k)) for k, part in enumerate(self._parts)]
         return Shared(dict(zip(self.part_names(), ids, strict=True)), self._shares)
+
+    def _numbered(self, k: int, tasks: Sequence[int]) -> list[int]:
+        """Tasks of environment ``k`` by their numbers here."""
+        return [task * len(self._parts) + k for task in tasks]
 
     def reset(self, task_id: int) -> str:
         """See ``AgentEnv``."""

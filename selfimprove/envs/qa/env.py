@@ -28,6 +28,7 @@ from selfimprove.envs.interface import Move, Step
 from selfimprove.envs.qa.datasets import score
 from selfimprove.envs.qa.experts import Quest
 from selfimprove.envs.qa.tools.bm25 import LocalSearch
+from selfimprove.envs.splits import HeldOut
 
 INSTRUCTION = """\
 You are asked a question and have a collection of paragraphs to search. Actions:
@@ -63,13 +64,18 @@ class Questions:
     """Implements ``AgentEnv``. Copies share the questions and the corpus's index, which never change.
 
     ``names``: what an answer may be; those that the text so far holds are listed as answers. None: answers cannot be
-    listed, so no actions are.
+    listed, so no actions are. ``ids``: the places of ``quests``, where some are held out; None: none are.
     """
 
     instruction = INSTRUCTION
 
     def __init__(
-        self, name: str, quests: Sequence[Quest], search: LocalSearch, names: Collection[str] | None = None
+        self,
+        name: str,
+        quests: Sequence[Quest],
+        search: LocalSearch,
+        names: Collection[str] | None = None,
+        ids: HeldOut | None = None,
     ) -> None:
         """Raises: UserError: there are no questions."""
         if not quests:
@@ -77,15 +83,16 @@ class Questions:
         self.name, self._quests, self._search = name, quests, search
         self._titles = frozenset(paragraph.title for paragraph in search.paragraphs)
         self._names = None if names is None else frozenset(names) | self._titles
+        self._ids: Sequence[int] = range(len(quests)) if ids is None else ids
         self._now = Asked(0)
 
     def task_ids(self) -> Sequence[int]:
         """Places in the list of questions."""
-        return range(len(self._quests))
+        return self._ids
 
     def reset(self, task_id: int) -> str:
         """The question. Raises: UserError: no such task."""
-        if task_id not in self.task_ids():
+        if task_id not in range(len(self._quests)):
             raise UserError(f"{self.name} has no question {task_id}; they are numbered 0 to {len(self._quests) - 1}.")
         self._now = Asked(task_id)
         return self._quest.question.question

@@ -44,16 +44,27 @@ class EncyclopediaWorldParams(QuestionParams, EncyclopediaParams):
     """The embedded encyclopedia: a fictional world to search, and questions that take up to three paragraphs."""
 
     name: Literal["encyclopedia"] = "encyclopedia"
-    questions: int = Field(default=2000, ge=1, le=1_000_000, description="how many there are")
+    questions: int = Field(
+        default=2000,
+        ge=1,
+        le=1_000_000,
+        description="how many there are to train on; a quarter as many more are for dev, five twelfths for test, about "
+        "people and works of their own",
+    )
     seed: int = Field(default=17, ge=0, le=LARGEST_SEED, description="of the world and of its questions")
 
     def make(self) -> AgentEnv:
         """See ``TextParams``. Raises: UserError: the world is too small for so many questions."""
         from selfimprove.envs.qa.env import Questions
+        from selfimprove.envs.splits import HeldOut
 
         size = EncyclopediaParams(**{key: getattr(self, key) for key in EncyclopediaParams.model_fields})
         book, search = _encyclopedia(size.model_dump_json(), self.questions, self.seed)
-        return Questions(self.name, book.splits["train"], search, book.names)
+        quests = [quest for part in book.splits.values() for quest in part]
+        parts, start = {}, 0
+        for part, its in book.splits.items():
+            parts[part] = range(start, start := start + len(its))
+        return Questions(self.name, quests, search, book.names, HeldOut(parts, "raise env.questions"))
 
 
 class HotpotQAParams(QuestionParams):
@@ -102,9 +113,11 @@ class OwnQuestionParams(OwnParams, QuestionParams):
 
 @lru_cache(maxsize=2)
 def _encyclopedia(size: str, questions: int, seed: int) -> tuple[Encyclopedia, LocalSearch]:
-    """Made once, shared by every copy."""
+    """Made once, shared by every copy. A split has as many questions for its entries as every other."""
     from selfimprove.envs.qa.encyclopedia import make_encyclopedia
+    from selfimprove.envs.qa.encyclopedia_world import SHARES
     from selfimprove.envs.qa.tools.bm25 import LocalSearch
 
-    book = make_encyclopedia(EncyclopediaParams.model_validate_json(size), {"train": questions}, seed=seed)
+    counts = {split: max(1, round(questions * share / SHARES["train"])) for split, share in SHARES.items()}
+    book = make_encyclopedia(EncyclopediaParams.model_validate_json(size), counts, seed=seed)
     return book, LocalSearch(book.paragraphs)

@@ -19,7 +19,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, ListsGames
-from selfimprove.envs.splits import ORDER, Split, draw_in_order
+from selfimprove.envs.splits import ORDER, Split, draw_in_order, with_each
 from selfimprove.methods.agent_r.params import GameParams, SearchParams, TaskParams
 from selfimprove.methods.agent_r.prompts import opening
 from selfimprove.methods.agent_r.reply import WAITED, clean_observation
@@ -67,7 +67,7 @@ def _pools(tasks: TaskParams, env: AgentEnv) -> list[tuple[Sequence[int], tuple[
                 f"{tasks.files[name]}."
             )
     given = {i for ids in lists.values() for i in ids}
-    rest = [i for i in everything if i not in given]
+    rest = with_each(everything, lambda ids: [i for i in ids if i not in given])
     train, test = lists.get("train", rest), lists.get("test", rest)
     if tasks.games is not None:
         train = _of_games(tasks.games, env, train)

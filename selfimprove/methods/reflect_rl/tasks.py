@@ -6,13 +6,14 @@ tasks.json beside them. Trajectories are made of the training split only, so no 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.listed import ListedText
-from selfimprove.envs.splits import draw_splits
+from selfimprove.envs.splits import HeldOut, draw_splits
 from selfimprove.methods.reflect_rl.params import TaskParams
 
 Split = Literal["train", "dev", "test"]
@@ -33,8 +34,9 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
     learn, judge = list(env.task_ids("train")), list(env.task_ids("valid"))
     splits: dict[Split, list[int]] = {}
     if learn == judge and isinstance(env, ListedText):
-        counts: dict[str, int] = dict(zip(SPLITS, _sizes(cfg, len(learn)), strict=True))
-        drawn = draw_splits(env.name, env.task_ids("train"), counts, seed=seed, where="reflect_rl.tasks")
+        tasks = env.task_ids("train")
+        counts: dict[str, int] = dict(zip(SPLITS, _sizes(cfg, _whole(tasks)), strict=True))
+        drawn = draw_splits(env.name, tasks, counts, seed=seed, where="reflect_rl.tasks")
         splits = {name: drawn[name] for name in SPLITS}
     elif learn == judge:
         rng("reflect_rl panels", seed, env.name).shuffle(learn)
@@ -55,6 +57,13 @@ def build_splits(cfg: TaskParams, env: EnumeratedEnv, *, seed: int) -> dict[Spli
     if cfg.few_data:
         splits["train"] = splits["train"][: cfg.few_data]
     return splits
+
+
+def _whole(ids: Sequence[int]) -> int:
+    """How many tasks are split 7:2:1: all, or where dev and test are held out as many as each part allows."""
+    if isinstance(ids, HeldOut):
+        return min(10 * len(tasks) // {"train": 7, "dev": 2, "test": 1}[part] for part, tasks in ids.of.items())
+    return len(ids)
 
 
 def _sizes(cfg: TaskParams, n: int) -> tuple[int, int, int]:
