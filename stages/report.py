@@ -1,8 +1,7 @@
 """report: the summaries of all methods in one file."""
 
-import json
-
 from selfimprove.core.publish import write_json
+from selfimprove.core.records import read_object
 from selfimprove.pipeline.params import METHODS, RunParams
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -11,10 +10,7 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[RunParams]) -> None:
     paths = {method: stage.input(f"results/summary/{method}.json") for method in METHODS}
 
-    write_json(
-        stage.output("results/summary.json"),
-        {method: json.loads(path.read_text(encoding="utf-8")) for method, path in paths.items()},
-    )
+    write_json(stage.output("results/summary.json"), {method: read_object(path) for method, path in paths.items()})
 
 
 if __name__ == "__main__":

@@ -13,11 +13,9 @@ import sys
 import time
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside
+from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, write_if_changed
 from selfimprove.pipeline.rehearsal.run import repro
@@ -38,12 +36,8 @@ def demo(root: Path, profile: str = PROFILE) -> int:
         UserError: another demo is running.
     """
     folder = root / HOME / PROFILE
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            return _demo(root, folder, profile)
-    except Timeout:
-        raise UserError(f"another `make demo` is running in {folder}; wait for it, or stop it.") from None
+    with alone(folder / "lock", f"another `make demo` is running in {folder}; wait for it, or stop it."):
+        return _demo(root, folder, profile)
 
 
 def _demo(root: Path, folder: Path, profile: str) -> int:

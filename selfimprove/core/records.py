@@ -226,6 +226,12 @@ def only_regular(path: Path) -> None:
         raise UserError(f"{path} is a pipe or a device; name a regular file.")
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of a JSON file that a stage of ours wrote."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
 def load_json(path: Path) -> Any:
     """The content of a JSON file that somebody else may have written.
 

@@ -98,7 +98,7 @@ def fetch(
     paths = []
     for file in sources[name].files:
         target = folder / PurePosixPath(file.path).name
-        if not (target.is_file() and _hash(target) == file.sha256):
+        if not (target.is_file() and sha256_of(target) == file.sha256):
             with aside(target) as part:
                 if mirror is not None:
                     origin = str(mirror / file.path)
@@ -165,7 +165,7 @@ def _download(url: str, part: Path, *, tries: int, backoff: float, timeout: floa
 
 
 def _verify(part: Path, file: SourceFile, origin: str, sources_file: Path) -> None:
-    found = _hash(part)
+    found = sha256_of(part)
     if found != file.sha256:
         raise UserError(
             f"{origin}: SHA-256 is {found}, {sources_file} declares {file.sha256}; get the declared version, or, if "
@@ -179,6 +179,7 @@ def _verify(part: Path, file: SourceFile, origin: str, sources_file: Path) -> No
             raise UserError(re.sub(re.escape(str(part)), lambda _: origin, str(error))) from None
 
 
-def _hash(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Of the file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()

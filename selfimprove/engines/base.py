@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from selfimprove.core.records import Finish, Message
@@ -100,7 +100,10 @@ class AnsweredLate(asyncio.CancelledError):
 
 @dataclass
 class EngineStats:
-    """Counts since the engine was made. Occupancy = busy_slot_steps / slot_steps."""
+    """Counts since the engine was made. Occupancy = busy_slot_steps / slot_steps.
+
+    Of the CPU engine: prompts are read ``prefill_blocks`` blocks of ``prefill_block_slots`` that there was room for.
+    """
 
     requests: int = 0
     completions: int = 0
@@ -112,7 +115,8 @@ class EngineStats:
     retries: int = 0
     failures: int = 0
     seconds: float = 0.0
-    notes: dict[str, float] = field(default_factory=dict)
+    prefill_blocks: int = 0
+    prefill_block_slots: int = 0
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from selfimprove.core.params import Section
 
@@ -15,10 +15,13 @@ MOST_ROWS = 8192
 """Rows of a batch, at most; the engine checks whether they fit this machine's memory (``engines/cpu/slots.py``)."""
 
 
-def _count_or_auto(value: object) -> object:
+def _check_count(value: object) -> object:
     if value == "auto" or (type(value) is int and 1 <= value <= MOST_ROWS):
         return value
     raise ValueError(f"a whole number from 1 to {MOST_ROWS}, or auto, is expected, got {value!r}")
+
+
+CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_check_count)]
 
 
 class TransformersEngineConfig(Section):
@@ -31,25 +34,20 @@ class TransformersEngineConfig(Section):
     engine: Literal["transformers"]
     model: str = "policy"
     chat_template: str | None = None
-    slots: int | Literal["auto"] = Field(
+    slots: CountOrAuto = Field(
         default="auto", description="rows decoded at once, by all replicas together; auto: what suits the model's size"
     )
     replicas: int = Field(
         default=1, ge=1, le=1024, description="processes; on a CPU, one a thread decodes small models fastest"
     )
     context: int = Field(default=256, ge=16, description="tokens a slot can hold, prompt and completion")
-    prefill_rows: int | Literal["auto"] = Field(
+    prefill_rows: CountOrAuto = Field(
         default="auto", description="prompts read at once, by each replica; auto: what suits the model's size"
     )
     prefill_block: int = Field(default=32, ge=1, description="tokens of a prompt that are read at once")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["cpu", "cuda"] = "cpu"
     trust_remote_code: bool = False
-
-    @field_validator("slots", "prefill_rows", mode="before")
-    @classmethod
-    def _rows_are_a_count_or_auto(cls, value: object) -> object:
-        return _count_or_auto(value)
 
     @model_validator(mode="after")
     def _replicas_share_slots_of_a_cpu(self) -> TransformersEngineConfig:
@@ -68,7 +66,7 @@ class VllmEngineConfig(Section):
     chat_template: str | None = None
     context: int = Field(default=4096, ge=16)
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    replicas: int | Literal["auto"] = Field(
+    replicas: CountOrAuto = Field(
         default="auto", description="processes with a model each; auto: visible GPUs / tensor_parallel (on a CPU: 1)"
     )
     tensor_parallel: int = Field(default=1, ge=1, le=1024, description="GPUs that share one replica's model")
@@ -79,11 +77,6 @@ class VllmEngineConfig(Section):
     prefix_caching: bool = True
     enforce_eager: bool = False
     trust_remote_code: bool = False
-
-    @field_validator("replicas", mode="before")
-    @classmethod
-    def _replicas_are_a_count_or_auto(cls, value: object) -> object:
-        return _count_or_auto(value)
 
 
 class OpenAiEngineConfig(Section):

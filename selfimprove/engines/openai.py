@@ -287,8 +287,7 @@ class OpenAiEngine:
         return completions
 
     def _count(self, usage: Any) -> None:
-        if not isinstance(usage, dict):
-            self.stats.notes["calls_without_usage"] = self.stats.notes.get("calls_without_usage", 0) + 1
+        if not isinstance(usage, dict):  # not every endpoint counts
             return
         details = usage.get("prompt_tokens_details")
         self.stats.prompt_tokens += count_of(usage.get("prompt_tokens"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,33 +21,30 @@ ExpertMaker = Callable[[ScriptedEngineConfig], Callable[[Request, int], str]]
 @asynccontextmanager
 async def open_engines(
     configs: Mapping[str, EngineConfig],
-    names: Iterable[str],
+    policies: Mapping[str, Path],
     *,
-    policy_dir: Path,
     threads: int,
     journal: Journal,
     expert: ExpertMaker | None = None,
     cluster: ClusterParams = NO_CLUSTER,
-    beside: int = 0,
 ) -> AsyncIterator[dict[str, Engine]]:
-    """The engines called ``names``, each once; a scripted one is not journaled, as it costs nothing to ask again.
+    """The engines named in ``policies``: name -> the folder that ``model: policy`` stands for.
 
-    ``beside``: engines that are open at the same time by other calls, and share the cluster.
+    A scripted engine is not journaled, as it costs nothing to ask again.
 
     Raises:
         UserError: as ``make_engine``, and where vLLM engines that share GPUs ask for more than their memory.
     """
     engines: dict[str, Engine] = {}
-    vllm = {name: cfg for name in sorted(set(names)) if isinstance(cfg := configs[name], VllmEngineConfig)}
+    vllm = {name: cfg for name in sorted(policies) if isinstance(cfg := configs[name], VllmEngineConfig)}
     if len(vllm) > 1:
         if cluster.kind != "ray":
             check_gpu_memory(vllm, len(visible_gpus()))
         elif all(cfg.tensor_parallel == 1 for cfg in vllm.values()):  # a replica of each on every GPU
             check_gpu_memory({name: cfg.model_copy(update={"replicas": 1}) for name, cfg in vllm.items()}, 1)
-    weights = [name for name in set(names) if isinstance(configs[name], TransformersEngineConfig | VllmEngineConfig)]
-    sharing = max(1, len(weights) + beside)
+    sharing = sum(isinstance(configs[name], TransformersEngineConfig | VllmEngineConfig) for name in policies)
     try:
-        for name in sorted(set(names)):
+        for name, policy_dir in sorted(policies.items()):
             config = configs[name]
             if isinstance(config, ScriptedEngineConfig):
                 answer = expert(config) if expert else None

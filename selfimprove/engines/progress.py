@@ -25,11 +25,11 @@ TRACKED_SECONDS = 5.0
 
 
 class StageProgress:
-    """Counts finished units of a stage. Use as a context; call ``advance`` per unit, ``note`` for running metrics."""
+    """Counts finished units of a stage. Use as a context; call ``advance`` per unit."""
 
-    def __init__(self, label: str, total: int, *, done: int = 0, tracker: Tracker | None = None) -> None:
+    def __init__(self, label: str, total: int, *, tracker: Tracker | None) -> None:
         """``tracker``: gets the curves of the work."""
-        self._label, self._total, self._done = label, total, done
+        self._label, self._total, self._done = label, total, 0
         self._note, self._tracker = "", tracker
         self._engines: Mapping[str, Engine] | None = None
         self._tokens: dict[str, float] = {}
@@ -41,9 +41,7 @@ class StageProgress:
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                 TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console, transient=True,
             )  # fmt: skip
-            self._task = self._rich.add_task(label, total=total, completed=done, note="")
-        elif done:
-            self._line(f"resumed: {done} of {total} already done")
+            self._task = self._rich.add_task(label, total=total, note="")
 
     def advance(self, units: int = 1) -> None:
         """Count finished units."""
@@ -65,10 +63,6 @@ class StageProgress:
         if self._rich:
             self._rich.update(self._task, total=total)
         self.advance(done - self._done)
-
-    def note(self, text: str) -> None:
-        """Show a few running metrics beside the count."""
-        self._note = text
 
     def watch(self, engines: Mapping[str, Engine]) -> None:
         """Track what these engines generate for the work, from now on."""

@@ -263,11 +263,6 @@ class EnumeratedEnv(Returns, Protocol):
         ...
 
     @property
-    def heading(self) -> str:
-        """What ``post`` begins with, and no ``pre`` ends with."""
-        ...
-
-    @property
     def labels(self) -> tuple[str, ...]:
         """Every label that may ever be listed."""
         ...

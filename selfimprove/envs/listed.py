@@ -60,7 +60,6 @@ class ListedSnapshot(NamedTuple):
 class ListedText:
     """Implements ``EnumeratedEnv``. ``game`` should end no episode before ``max_turns``: it is cut here."""
 
-    heading = ACTION_HEADING
     decisive = ""
     levels: tuple[str, ...] = ("",)
     helped: ClassVar[Sequence[str]] = ("The last action helped.", "That was right.")

@@ -61,18 +61,18 @@ def check_room(place: str, count: int, offset: int, train: int) -> None:
         )
 
 
-def check_split(place: str, split: str, tasks: object) -> None:
+def check_split(split: str, tasks: object) -> None:
     """Refuse an evaluation on a split that has no tasks.
 
     Args:
-        place: the param that names the split; tasks: the section with a count for each.
+        split: the param ``evaluate.split``; tasks: the section with a count for each.
 
     Raises:
         ValueError: names both params.
     """
     if getattr(tasks, split) == 0:
         raise ValueError(
-            f"{place}: {split} is asked for, but tasks.{split} is 0; raise it, or evaluate on another split"
+            f"evaluate.split: {split} is asked for, but tasks.{split} is 0; raise it, or evaluate on another split"
         )
 
 

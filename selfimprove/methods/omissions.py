@@ -6,13 +6,12 @@ results table shows those that are not zero. In the default profile no prompt an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.outcomes import Estimate, ratio
-from selfimprove.core.records import Episode
+from selfimprove.core.records import Episode, read_object
 
 OMISSIONS = {
     "blocked": "share of episodes that an engine or the environment failed",
@@ -84,7 +83,4 @@ def _of_training(counters: Mapping[str, int]) -> dict[str, float]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return value
+    return read_object(file) if file.is_file() else {}

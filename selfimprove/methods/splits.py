@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,11 @@ from selfimprove.core.records import read_rows
 def split_hash(ids: Sequence[object]) -> str:
     """Names a split: its ids in order."""
     return blake2b("\n".join(map(str, ids)).encode(), digest_size=16).hexdigest()
+
+
+def sizes(splits: Mapping[Any, Sequence[object]]) -> dict[str, dict[str, Any]]:
+    """Split -> how many ids it has, and their hash: what ``splits.json`` says."""
+    return {name: {"n": len(ids), "hash": split_hash(ids)} for name, ids in splits.items()}
 
 
 def to_rows(env_name: str, ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.outcomes import Estimate, Outcome, average, compare
-from selfimprove.core.records import read_jsonl
+from selfimprove.core.records import read_jsonl, read_object
 from selfimprove.methods.omissions import omissions
 from selfimprove.methods.rows import Iterated
 
@@ -46,10 +45,10 @@ def summarise(
     for name, text in rows.items():
         folder = results / name
         outcomes[name] = read_jsonl(folder / "outcomes.jsonl", Outcome)
-        trained = {"real_tokens": 0, "steps": 0} if name in agents else _json(folder / "train.json")
+        trained = {"real_tokens": 0, "steps": 0} if name in agents else read_object(folder / "train.json")
         found[name] = {
             "what": text,
-            "metrics": _json(folder / "metrics.json"),
+            "metrics": read_object(folder / "metrics.json"),
             "training_tokens": trained["real_tokens"],
             "training_steps": trained.get("steps", trained.get("iterations")),
             "omissions": omissions(folder),
@@ -83,12 +82,18 @@ def by_environment(outcomes: Sequence[Outcome], names: Sequence[str]) -> dict[st
     return {name: average(mine) for name, mine in of.items()}
 
 
+def headline(summary: Mapping[str, Any]) -> str:
+    """The metric by which a method's rows are ranked."""
+    metric: str = summary.get("headline", next(iter(summary["columns"]), ""))
+    return metric
+
+
 def headline_metrics(method: str, summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """What DVC shows of a method: its headline metric for the last row, and the paired difference to a control.
 
     The control is ``more_sft`` where there is one, else the table's first row. Errors are standard errors.
     """
-    metric, rows = summary.get("headline", summary["columns"][0]), summary["order"]
+    metric, rows = headline(summary), summary["order"]
     mine = summary["rows"][summary["last"]]["metrics"][metric]
     against = "more_sft" if "more_sft" in rows else rows[0]
     shown = {metric: mine["mean"], f"{metric} error": mine["se"]}
@@ -114,8 +119,3 @@ def iteration_curve(
         measured = summary["rows"][name]["metrics"][metric]
         points.append({"row": row, x: number[name], metric: measured["mean"], "se": measured["se"]})
     return {"x": x, "y": y, "title": title, "top": top, "points": points}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value

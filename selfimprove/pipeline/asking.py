@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,16 @@ from selfimprove.pipeline.stage import Stage
 async def asking(
     stage: Stage[Any],
     configs: Mapping[str, EngineConfig],
-    names: Iterable[str],
-    policy_dir: Path,
+    policies: Mapping[str, Path],
     total: int,
     *,
     expert: ExpertMaker | None = None,
 ) -> AsyncIterator[tuple[dict[str, Engine], StageProgress]]:
-    """The engines called ``names`` (see ``open_engines``), and a progress over ``total`` units that watches them."""
-    with stage.journal("completions") as journal, stage.progress(total) as progress:
+    """The engines of ``policies`` (see ``open_engines``), and a progress over ``total`` units that watches them."""
+    with stage.journal() as journal, stage.progress(total) as progress:
         async with open_engines(
             configs,
-            names,
-            policy_dir=policy_dir,
+            policies,
             threads=stage.run.threads,
             journal=journal,
             expert=expert,

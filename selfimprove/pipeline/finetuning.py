@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from selfimprove.core.publish import write_json
-from selfimprove.core.records import Example
+from selfimprove.core.records import Example, read_object
 from selfimprove.core.tables import write_csv
 from selfimprove.methods.rows import NONE
 from selfimprove.pipeline.stage import Stage
@@ -38,7 +37,7 @@ def given(stage: Stage[Any], method: str, row: Any) -> Given:
 
 def lineage_tokens(stage: Stage[Any], method: str, name: str) -> int:
     """Training tokens that a row and its ancestors read, the base's own left out (declares the input)."""
-    return int(json.loads(stage.input(f"results/{method}/{name}/train.json").read_text())["lineage_tokens"])
+    return int(read_object(stage.input(f"results/{method}/{name}/train.json"))["lineage_tokens"])
 
 
 def budget_of(stage: Stage[Any], method: str, match: str) -> int | None:

@@ -1,7 +1,7 @@
-"""A lock: one process at a time works on a stage.
+"""Locks: one process at a time works on a stage, or runs a command in a folder.
 
-A second run is refused with a sentence, except when the first is an orphan: ``kill -9`` of dvc leaves its stage
-working. The orphan's results are as good as ours, so we wait for it and take them over.
+A second run of a stage is refused with a sentence, except when the first is an orphan: ``kill -9`` of dvc leaves its
+stage working. The orphan's results are as good as ours, so we wait for it and take them over.
 """
 
 from __future__ import annotations
@@ -25,6 +25,25 @@ HOST = socket.gethostname()
 POLL_SECONDS = 0.2
 UNNAMED_POLLS = 10
 """After so many tries a holder without a name is reported."""
+
+
+@contextmanager
+def alone(file: Path, sentence: str) -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        UserError: another process holds it; says ``sentence``.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(sentence) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

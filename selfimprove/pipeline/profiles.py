@@ -51,11 +51,16 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     return "".join(f"{line}\n" for line in [*written[:head], *opening, *written[head:]])
 
 
-def own_edits(text: str, folder: Path = FOLDER) -> bool:
-    """Whether a params.yaml holds anything that its profile, which it names, does not."""
+def named(text: str) -> str:
+    """The profile that a params.yaml says it is."""
     found = re.search(rf"^# {PROFILE_MARK}([\w.-]+)\.$", text, re.MULTILINE)
-    name = found[1] if found else DEFAULT
-    return name not in names(folder) or text != compose(name, folder)
+    return found[1] if found else DEFAULT
+
+
+def own_edits(text: str) -> bool:
+    """Whether a params.yaml holds anything that its profile does not."""
+    name = named(text)
+    return name not in names() or text != compose(name)
 
 
 def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:

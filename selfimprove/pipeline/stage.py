@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 PARAMS_FILE = Path("params.yaml")
 SCRATCH = Path(".scratch")
-MANIFEST = "manifest.json"
+JOURNAL, MANIFEST = "completions.journal", "manifest.json"
 DVC_STAGE = "DVC_STAGE"
 """DVC sets it to the name of the stage that it runs, such as ``rise-generate@iter1``."""
 PROBE_BYTES = 1 << 20
@@ -69,7 +69,7 @@ class Stage(Generic[S]):
         self._identity: Any = params
         self._inputs: dict[str, Path] = {}
         self._outputs: dict[Path, Path] = {}
-        self._journals: list[Journal] = []
+        self._journal: Journal | None = None
         self._blocked = False
         self.timing: dict[str, float] = {}
 
@@ -136,16 +136,15 @@ class Stage(Generic[S]):
             raise UserError(f"no entry {self.item!r} in params.yaml; there are: {', '.join(entries)}.")
         return entries[self.item]
 
-    def journal(self, name: str) -> Journal:
-        """The run's journal of that name, with whatever an earlier, killed run of the same identity wrote."""
-        journal = Journal(self.scratch / f"{name}.journal")
-        self._journals.append(journal)
-        return journal
+    def journal(self) -> Journal:
+        """The run's journal, with whatever an earlier, killed run of the same identity wrote."""
+        self._journal = Journal(self.scratch / JOURNAL)
+        return self._journal
 
     def count_blocked(self, played: Sequence[EpisodeResult]) -> None:
         """Report the episodes that engine or environment failed for good, if any.
 
-        A blocked episode counts as failed. The stage's journals are then kept after publication, so that running the
+        A blocked episode counts as failed. The stage's journal is then kept after publication, so that running the
         stage again (``dvc repro --force``) asks for the blocked episodes alone.
 
         Raises:
@@ -166,12 +165,12 @@ class Stage(Generic[S]):
 
     @property
     def journal_seconds(self) -> float:
-        """Seconds spent writing journals."""
-        return sum(journal.seconds for journal in self._journals)
+        """Seconds spent writing the journal."""
+        return 0.0 if self._journal is None else self._journal.seconds
 
-    def progress(self, total: int, *, done: int = 0) -> StageProgress:
+    def progress(self, total: int) -> StageProgress:
         """Progress over ``total`` units of this stage."""
-        return StageProgress(self.name, total, done=done, tracker=self.tracker)
+        return StageProgress(self.name, total, tracker=self.tracker)
 
     def publish(self) -> None:
         """Move every output into place; keep hard links to them in the scratch folder."""
@@ -196,7 +195,7 @@ class Stage(Generic[S]):
             link_copy(done / path, fresh / path)
             publish(fresh / path, Path(path))
         for left in self.scratch.iterdir():
-            if self._blocked and left.suffix == ".journal":
+            if self._blocked and left.name == JOURNAL:
                 continue
             if self._blocked or left.name != "done":
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
@@ -331,10 +330,10 @@ def _full_disk(error: Exception) -> str | None:
     return None
 
 
-def content_digest(path: Path, pattern: str = "*") -> str:
+def content_digest(path: Path) -> str:
     """Hash of a file's content, or of the names and contents below a folder."""
     digest = blake2b(digest_size=16)
-    for file in sorted(p for p in path.rglob(pattern) if p.is_file()) if path.is_dir() else [path]:
+    for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         digest.update(str(file.relative_to(path)).encode() + b"\0")
         with file.open("rb") as content:
             while chunk := content.read(1 << 20):

@@ -11,7 +11,6 @@ With GPUs, each of the runs at work has its own share of those that are visible.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import queue
@@ -21,9 +20,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -39,6 +37,7 @@ from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline import layout
 from selfimprove.pipeline.check import PARAMS_FILE, params_faults
+from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS, RunParams, load_section, named_paths
 from selfimprove.pipeline.plan.hardware import visible_gpus
 from selfimprove.pipeline.verify import LOCK, outputs
@@ -75,7 +74,7 @@ def main(
     if faults:
         raise UserError("\n".join([*faults, "nothing was queued."]))
     shares = gpu_shares(jobs)
-    with _alone():
+    with alone(HOME / "lock", "another sweep is at work in this folder; wait for it, or end it."):
         state = _state(method)
         points = [
             GridPoint(_name(one, state), one, rewritten(text, value))
@@ -161,18 +160,6 @@ def gpu_shares(jobs: int) -> list[dict[str, str]]:
         )
     each = len(devices) // jobs
     return [{"CUDA_VISIBLE_DEVICES": ",".join(devices[n * each : (n + 1) * each])} for n in range(jobs)]
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """One sweep at a time. Raises: UserError."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    with (HOME / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError("another sweep is at work in this folder; wait for it, or end it.") from None
-        yield
 
 
 class _Runs:

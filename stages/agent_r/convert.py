@@ -41,8 +41,8 @@ def main(stage: Stage[AgentRParams]) -> None:
     async def run() -> None:
         world = agent_r.env.world()
         try:
-            asked = ["actor"] if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else []
-            async with asking(stage, agent_r.engines, asked, actor, 0) as (engines, progress):
+            asked = {"actor": actor} if cfg.judge == "actor" and cfg.revise and cfg.data_type == "centric" else {}
+            async with asking(stage, agent_r.engines, asked, 0) as (engines, progress):
                 judge: Judge | None = ActorJudge(engines["actor"], cfg, seed) if engines else None
                 if cfg.judge == "scripted":
                     expert = agent_r.env.make()

@@ -11,7 +11,7 @@ from selfimprove.methods.agent_r.tasks import (
     demonstrate_revision,
     texts,
 )
-from selfimprove.methods.splits import split_hash, to_rows
+from selfimprove.methods.splits import sizes, to_rows
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -42,7 +42,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     folder.mkdir()
     for name in ("train", "dev", "test"):
         write_rows(folder / f"{name}.jsonl", to_rows(env.name, splits[name]))
-    write_json(folder / "splits.json", {name: {"n": len(ids), "hash": split_hash(ids)} for name, ids in splits.items()})
+    write_json(folder / "splits.json", sizes(splits))
     constants = [{"text": SYSTEM, "fixed": True}, {"text": env.instruction, "fixed": True}]
     examples = [*demonstrations, *revisions, *judgements]
     write_rows(stage.output("data/agent_r/texts.jsonl"), [*constants, *texts(examples)])

@@ -41,7 +41,7 @@ def played(stage: Stage[AgentRParams], model: Path, games: list[Beginning], cfg:
     async def run() -> Sequence[Episode]:
         world = agent_r.env.world()
         try:
-            async with asking(stage, agent_r.engines, ["actor"], model, len(games)) as (engines, progress):
+            async with asking(stage, agent_r.engines, {"actor": model}, len(games)) as (engines, progress):
                 one = lambda game: play(game.task_id, world, engines["actor"], cfg, seed, game.replies)  # noqa: E731
                 episodes = await play_all(games, one, concurrency=cfg.concurrency, progress=progress)
                 stage.timing |= replay_counts(world)

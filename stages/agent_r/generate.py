@@ -35,7 +35,7 @@ def main(stage: Stage[AgentRParams]) -> None:
         world = agent_r.env.world()
         try:
             expert = lambda c: scripted_actor(agent_r.env.make(), c.error_rate)  # noqa: E731
-            async with asking(stage, agent_r.engines, [cfg.engine], policy, len(tasks), expert=expert) as (
+            async with asking(stage, agent_r.engines, {cfg.engine: policy}, len(tasks), expert=expert) as (
                 engines,
                 progress,
             ):

@@ -12,7 +12,7 @@ from selfimprove.envs.params import AskedTeacher
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.tasks import build_splits
 from selfimprove.methods.rows import NONE
-from selfimprove.methods.splits import split_hash, to_rows
+from selfimprove.methods.splits import sizes, to_rows
 from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
@@ -32,15 +32,10 @@ def main(stage: Stage[ReflectRLParams]) -> None:
     splits = build_splits(cfg, env, seed=stage.run.seed)
     for name, ids in splits.items():
         write_rows(folder / f"{name}.jsonl", to_rows(env.name, ids))
-    sizes = {
-        name: {
-            "n": len(ids),
-            "hash": split_hash(ids),
-            "levels": {level: len(env.level_tasks(level, ids)) for level in env.levels},
-        }
-        for name, ids in splits.items()
-    }
-    write_json(folder / "splits.json", sizes)
+    said = sizes(splits)
+    for name, ids in splits.items():
+        said[name]["levels"] = {level: len(env.level_tasks(level, ids)) for level in env.levels}
+    write_json(folder / "splits.json", said)
 
 
 async def prepare(stage: Stage[ReflectRLParams], folder: Path) -> list[str]:
@@ -51,7 +46,7 @@ async def prepare(stage: Stage[ReflectRLParams], folder: Path) -> list[str]:
     teacher = stage.params.engines[cfg.teacher]
     model = teacher.model if isinstance(teacher, OpenAiEngineConfig) else cfg.teacher
     seed = key_bits(stage.run.seed, stage.name)
-    async with asking(stage, {cfg.teacher: teacher}, [cfg.teacher], stage.scratch, 0) as (engines, progress):
+    async with asking(stage, {cfg.teacher: teacher}, {cfg.teacher: stage.scratch}, 0) as (engines, progress):
         return await env.prepare(
             folder, asked=AskedTeacher(engines[cfg.teacher], cfg.asking, seed, model, progress.reach)
         )

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 from selfimprove.core.publish import write_json
@@ -10,7 +9,6 @@ from selfimprove.core.records import write_jsonl
 from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.base import Engine
 from selfimprove.engines.episodes import play_all
-from selfimprove.engines.pool import open_engines, usage
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.methods.reflect_rl.episode import RLEpisode
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
@@ -21,6 +19,7 @@ from selfimprove.methods.reflect_rl.rollout import play
 from selfimprove.methods.reflect_rl.start import check_environment, check_labels
 from selfimprove.methods.rows import NONE
 from selfimprove.methods.splits import load_split
+from selfimprove.pipeline.asking import asking
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -65,27 +64,9 @@ def evaluate(
     seed = key_bits(stage.run.seed, "reflect_rl-evaluate")  # the same for every row, so that differences are paired
 
     async def run() -> Sequence[RLEpisode]:
-        async with AsyncExitStack() as stack:
-            journal = stack.enter_context(stage.journal("completions"))
-            progress = stack.enter_context(stage.progress(len(asked)))
-            engines: dict[str, Engine] = {}
-            for key, model in models.items():  # each over its own weights
-                engines |= await stack.enter_async_context(
-                    open_engines(
-                        reflect_rl.engines,
-                        [key],
-                        policy_dir=model,
-                        threads=stage.run.threads,
-                        journal=journal,
-                        cluster=stage.run.cluster,
-                        beside=len(models) - 1,
-                    )
-                )
-            progress.watch(engines)
+        async with asking(stage, reflect_rl.engines, models, len(asked)) as (engines, progress):
             one = lambda game: play_one(game, engines, game.key(seed))  # noqa: E731
-            episodes = await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
-            stage.timing |= usage(engines)
-            return episodes
+            return await play_all(asked, one, concurrency=cfg.concurrency, progress=progress)
 
     episodes = asyncio.run(run())
     stage.count_blocked(episodes)

@@ -25,10 +25,10 @@ def main(stage: Stage[ReflectRLParams]) -> None:
         teaching_tasks(load_split(folder / "train.jsonl", env.name), cfg),
         key_bits(stage.run.seed, stage.name),
     )
-    chat = [] if isinstance(config, ScriptedEngineConfig) else [cfg.teacher]
+    chat = {} if isinstance(config, ScriptedEngineConfig) else {cfg.teacher: folder}
 
     async def run() -> None:
-        async with asking(stage, reflect_rl.engines, chat, folder, len(asked)) as (engines, progress):
+        async with asking(stage, reflect_rl.engines, chat, len(asked)) as (engines, progress):
             teacher: Teacher = ScriptedTeacher()
             if chat:
                 name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher

@@ -6,7 +6,8 @@ from pathlib import Path
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import write_jsonl, write_rows
 from selfimprove.methods.rise.params import RiseParams
-from selfimprove.methods.rise.tasks import build_splits, demonstrate, split_hash, texts, to_row
+from selfimprove.methods.rise.tasks import build_splits, demonstrate, texts, to_row
+from selfimprove.methods.splits import sizes
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -28,10 +29,7 @@ def main(stage: Stage[RiseParams]) -> None:
     folder.mkdir()
     for name in ("train", "dev", "test"):
         write_rows(folder / f"{name}.jsonl", [to_row(problem, env) for problem in splits[name]])
-    write_json(
-        folder / "splits.json",
-        {name: {"n": len(problems), "hash": split_hash(problems)} for name, problems in splits.items()},
-    )
+    write_json(folder / "splits.json", sizes({name: [one.id for one in problems] for name, problems in splits.items()}))
     write_rows(stage.output("data/rise/texts.jsonl"), texts(splits["demonstrations"] or splits["train"], env))
     base = stage.output("data/rise/base/train")
     base.mkdir()

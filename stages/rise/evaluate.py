@@ -27,7 +27,7 @@ def main(stage: Stage[RiseParams]) -> None:
     play = Play(env, rise.env.few_shot, key_bits(stage.run.seed, "rise-evaluate"))
 
     async def run() -> None:
-        async with play, asking(stage, rise.engines, ["student"], model, len(split)) as (engines, progress):
+        async with play, asking(stage, rise.engines, {"student": model}, len(split)) as (engines, progress):
             play_one = lambda problem: evaluate(problem, engines["student"], play, cfg)  # noqa: E731
             played = await play_all(split, play_one, concurrency=cfg.concurrency, progress=progress)
         sequential, parallel = [one for one, _ in played], [one for _, one in played]

@@ -28,10 +28,10 @@ def main(stage: Stage[RiseParams]) -> None:
 
     async def run() -> None:
         expert = lambda c: scripted_teacher(problems, env, embedded=embedded, error_rate=c.error_rate)  # noqa: E731
-        models = cfg.models
+        models = dict.fromkeys(cfg.models, policy)
         async with (
             play,
-            asking(stage, rise.engines, models, policy, len(problems), expert=expert) as (engines, progress),
+            asking(stage, rise.engines, models, len(problems), expert=expert) as (engines, progress),
         ):
             play_one = lambda problem: collect(problem, engines, play, cfg)  # noqa: E731
             episodes = await play_all(problems, play_one, concurrency=cfg.concurrency, progress=progress)

@@ -6,7 +6,8 @@ from selfimprove.core.sources import mirror_folder
 from selfimprove.methods.spin.params import QuestionsParams, SpinParams
 from selfimprove.methods.spin.player import material
 from selfimprove.methods.spin.prompts import few_shot_text
-from selfimprove.methods.spin.tasks import ACTED, SCAFFOLD, SPLITS, bring_snippets, examples, split_hash, texts
+from selfimprove.methods.spin.tasks import ACTED, SCAFFOLD, SPLITS, bring_snippets, examples, texts
+from selfimprove.methods.splits import sizes
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -26,8 +27,7 @@ def main(stage: Stage[SpinParams]) -> None:
     folder.mkdir()
     for name in SPLITS:
         write_jsonl(folder / f"{name}.jsonl", made.splits[name])
-    hashes = {name: {"n": len(made.splits[name]), "hash": split_hash(made.splits[name])} for name in SPLITS}
-    write_json(folder / "splits.json", hashes)
+    write_json(folder / "splits.json", sizes({name: [one.id for one in made.splits[name]] for name in SPLITS}))
     bring_snippets([stage.params.tools, stage.params.play_tools], folder, download=download, mirror=mirror)
     write_jsonl(stage.output("data/spin/corpus.jsonl"), made.paragraphs)
     write_jsonl(stage.output("data/spin/experts.jsonl"), made.experts)

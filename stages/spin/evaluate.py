@@ -34,7 +34,7 @@ def main(stage: Stage[SpinParams]) -> None:
     seed = key_bits(stage.run.seed, "spin-evaluate")
 
     async def run() -> None:
-        async with player, asking(stage, spin.engines, ["policy"], model, len(games)) as (engines, progress):
+        async with player, asking(stage, spin.engines, {"policy": model}, len(games)) as (engines, progress):
             play_one = lambda game: player.play(game, engines["policy"], cfg, seed, stage.item)  # noqa: E731
             episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)
             stage.timing |= player.timing()

@@ -34,7 +34,7 @@ def main(stage: Stage[SpinParams]) -> None:
     seed = key_bits(stage.run.seed, stage.name)
 
     async def run() -> None:
-        async with player, asking(stage, spin.engines, ["policy"], opponent, len(games)) as (engines, progress):
+        async with player, asking(stage, spin.engines, {"policy": opponent}, len(games)) as (engines, progress):
             policy = engines["policy"]
             play_one = lambda game: player.play(game[:2], policy, cfg, seed, stage.item, game[2])  # noqa: E731
             episodes = await play_all(games, play_one, concurrency=cfg.concurrency, progress=progress)

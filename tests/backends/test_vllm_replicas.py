@@ -34,7 +34,7 @@ async def stage(
     answered = 0
     with Journal(journal_file) as journal:
         async with open_engines(
-            {"student": config(replicas=2)}, ["student"], policy_dir=folder, threads=2, journal=journal
+            {"student": config(replicas=2)}, {"student": folder}, threads=2, journal=journal
         ) as engines:
 
             async def one(request: Request) -> list[Completion]:

@@ -36,7 +36,7 @@ def test_named_engines_are_made_once_and_a_model_s_answers_survive(tiny: Path, t
     async def run() -> tuple[str, str, dict[str, float]]:
         with Journal(tmp_path / "j") as journal:
             async with open_engines(
-                CONFIGS, ["student", "teacher", "student"], policy_dir=tiny, threads=1, journal=journal,
+                CONFIGS, {"teacher": tiny, "student": tiny}, threads=1, journal=journal,
                 expert=lambda config: lambda request, index: f"rate {config.error_rate}",
             ) as engines:  # fmt: skip
                 assert list(engines) == ["student", "teacher"]
@@ -62,7 +62,7 @@ def test_engines_are_closed_whatever_happens(tmp_path: Path) -> None:
     async def run(error: BaseException | None) -> None:
         with Journal(tmp_path / "j") as journal:
             async with open_engines(
-                CONFIGS, ["teacher"], policy_dir=tmp_path, threads=1, journal=journal, expert=lambda c: lambda r, i: ""
+                CONFIGS, {"teacher": tmp_path}, threads=1, journal=journal, expert=lambda c: lambda r, i: ""
             ) as engines:
                 engines["teacher"] = Closing(lambda request, index: "")
                 if error:
@@ -77,7 +77,7 @@ def test_engines_are_closed_whatever_happens(tmp_path: Path) -> None:
 def test_a_scripted_engine_where_no_expert_is_and_a_missing_model_are_refused(tmp_path: Path) -> None:
     async def run(name: str) -> None:
         with Journal(tmp_path / "j") as journal:
-            async with open_engines(CONFIGS, [name], policy_dir=tmp_path, threads=1, journal=journal):
+            async with open_engines(CONFIGS, {name: tmp_path}, threads=1, journal=journal):
                 pass
 
     with pytest.raises(UserError, match="no expert"):

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 
 import selfimprove.envs.labels as module
 from selfimprove.core.errors import UserError
+from selfimprove.envs.autoexplore.env import ACTION_HEADING as EXPLORE_HEADING
 from selfimprove.envs.autoexplore.env import STATE
 from selfimprove.envs.autoexplore.listed import TASKS_FILE, level_names
 from selfimprove.envs.autoexplore.playable import write_tasks
 from selfimprove.envs.interface import EnumeratedEnv
 from selfimprove.envs.labels import LABELS, label_ids, oracle_label
 from selfimprove.envs.registry import listed_env
+from selfimprove.envs.taxi.env import ACTION_HEADING
 from selfimprove.envs.taxi.grid import ACTIONS
 from selfimprove.envs.taxi.listed import INSTRUCTION, LEVELS, EnumeratedTaxi
 from tests.envs.autoexplore.conftest import FILES, plant, task_for
@@ -40,8 +42,8 @@ def test_the_state_that_opens_the_file_is_what_is_read() -> None:
     env.step("1")
     state = env.state()
     assert (state.pre + state.post).startswith(textwrap.dedent(shown))
-    assert state.post.startswith(env.heading)
-    assert not state.pre.endswith(env.heading)
+    assert state.post.startswith(ACTION_HEADING)
+    assert not state.pre.endswith(ACTION_HEADING)
 
 
 def test_labels_are_numbers_to_199_then_letters() -> None:
@@ -64,8 +66,9 @@ def test_the_ith_action_has_label_i_and_the_list_says_so(each: Callable[..., lis
         assert state.labels == env.labels[: len(state.labels)] == tuple(env.commands())
         for label, command in env.commands().items():
             assert re.search(rf"^(Action )?{label}[.:] {re.escape(command)}$", state.post, re.MULTILINE)
-        assert state.post.startswith(env.heading)
-        assert env.heading not in state.pre
+        heading = EXPLORE_HEADING if env.name == "autoexplore" else ACTION_HEADING
+        assert state.post.startswith(heading)
+        assert heading not in state.pre
 
 
 def test_the_smaller_set_lists_no_more_than_it_can_name(tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_a_heading_in_a_file_does_not_split_the_state(tmp_path: Path) -> None:
     env.step(oracle_label(env) or "")
     state = env.state()
     assert "0. id everything" in state.pre
-    assert state.post.count(env.heading) == 1
+    assert state.post.count(EXPLORE_HEADING) == 1
     assert len(state.post.strip().splitlines()) == 1 + len(state.labels)
     assert (state.pre + state.post).startswith(STATE.partition("{task}")[0])
 

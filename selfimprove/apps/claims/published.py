@@ -22,7 +22,9 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
 from selfimprove.core.publish import write_text
+from selfimprove.core.records import read_object
 from selfimprove.core.yaml import read_yaml
+from selfimprove.methods.summary import headline
 from selfimprove.pipeline.params import METHODS
 
 FOLDER = Path("results/published")
@@ -54,7 +56,7 @@ def collected(root: Path, kernels: str) -> dict[str, Any]:
         UserError: it has none.
     """
     summaries = {method: root / f"results/summary/{method}.json" for method in METHODS}
-    found = {method: _read(file) for method, file in summaries.items() if file.is_file()}
+    found = {method: read_object(file) for method, file in summaries.items() if file.is_file()}
     if not found:
         raise UserError(f"{root}: no results to publish; run `make repro` there first.")
     params = read_yaml(root / "params.yaml")
@@ -97,7 +99,7 @@ def read_published(folder: Path = FOLDER) -> list[Published]:
     Raises:
         UserError: they are of different params, so that they can't be pooled.
     """
-    runs = [_read(file) for file in sorted(folder.glob("*.json"))]
+    runs = [read_object(file) for file in sorted(folder.glob("*.json"))]
     if len({run["params"] for run in runs}) > 1:
         named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
         raise UserError(f"{folder} holds runs of different params: {named}; delete the old ones, or run `make claims`.")
@@ -128,7 +130,7 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
     minus = {name: {key: row[key] for key in columns} for name, row in summary["last_minus"].items()}
     kept = {key: summary[key] for key in ("columns", "gains", "rates", "order", "last")}
-    kept["headline"] = summary.get("headline", columns[0])
+    kept["headline"] = headline(summary)
     shown: dict[str, Any] = rounded({**kept, "rows": rows, "last_minus": minus})
     return shown
 
@@ -141,11 +143,6 @@ def rounded(value: Any) -> Any:
         return {key: rounded(one) for key, one in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str):
         return [rounded(one) for one in value]
-    return value
-
-
-def _read(file: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return value
 
 

@@ -16,12 +16,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from selfimprove.apps.claims.arena import ARENAS, collected_arena, publish_arena
 from selfimprove.apps.claims.claims import verdicts
 from selfimprove.apps.claims.published import FOLDER, collected, kinds_here, publish, read_published
 from selfimprove.core.errors import UserError
+from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import DEFAULT, compose, composed
 from selfimprove.pipeline.rehearsal.folder import HOME, lay_out, link_named_files, write_if_changed
@@ -47,17 +46,13 @@ def run_all(
     unknown = [kind for kind in kinds if kind not in kinds_here()]
     if unknown:
         raise UserError(f"this machine has no {unknown[0]} kernels; choose among {', '.join(kinds_here())}.")
-    lock = root / HOME / "claims.lock"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(lock, timeout=0):
-            for seed in seeds:
-                for kind in kinds:
-                    code = _run(root, kind, seed, methods, profile)
-                    if code:
-                        return code
-    except Timeout:
-        raise UserError(f"another `make claims` is running in {root / HOME}; wait for it, or stop it.") from None
+    home = root / HOME
+    with alone(home / "claims.lock", f"another `make claims` is running in {home}; wait for it, or stop it."):
+        for seed in seeds:
+            for kind in kinds:
+                code = _run(root, kind, seed, methods, profile)
+                if code:
+                    return code
     for verdict in verdicts(read_published(root / FOLDER)):
         state = "made" if verdict.made else f"not made: holds in {verdict.held} of {verdict.runs} runs"
         print(f"{verdict.claim.method}: {verdict.claim.text}: {state}")

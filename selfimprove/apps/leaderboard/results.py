@@ -22,6 +22,7 @@ from selfimprove.apps.leaderboard.suite import LEADERBOARD, LOCAL, PUBLISHED, Le
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Record
+from selfimprove.core.sources import sha256_of
 
 FOLDER = Path("results/leaderboard")
 MISSING = "–"
@@ -143,9 +144,7 @@ def fingerprint(model: str) -> str | None:
         )
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.iterdir() if path.is_file()):
-        with file.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        digest.update(f"{file.name} {content}\n".encode())
+        digest.update(f"{file.name} {sha256_of(file)}\n".encode())
     return digest.hexdigest()
 
 

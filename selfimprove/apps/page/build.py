@@ -24,10 +24,11 @@ from selfimprove.apps.page.library import Library, write_library
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.page.scores import Scorer, Wanted
 from selfimprove.apps.page.tables import Plain
-from selfimprove.apps.report.charts import VEGA_LITE, headline
+from selfimprove.apps.report.charts import VEGA_LITE
 from selfimprove.apps.report.table import TIMING, figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.publish import publish
+from selfimprove.methods.summary import headline
 from selfimprove.pipeline.params import METHODS
 
 HERE = Path(__file__).parent

@@ -18,11 +18,12 @@ from selfimprove.apps.page import provenance
 from selfimprove.apps.page.graph import hashes_of
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.page.tables import Plain
-from selfimprove.apps.report.charts import headline, own_rows
+from selfimprove.apps.report.charts import own_rows
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome, average, compare
+from selfimprove.methods.summary import headline
 
 CACHE = Path(".dvc/cache/files/md5")
 EXPERIMENTS = "refs/exps"

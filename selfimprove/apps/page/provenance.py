@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import distributions
@@ -14,7 +13,7 @@ from typing import Any
 from selfimprove.apps.page.run import Run
 from selfimprove.apps.report.compare import flat
 from selfimprove.core.errors import UserError
-from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, PROFILE_MARK, composed
+from selfimprove.pipeline.profiles import DEFAULT, FOLDER, PARAMS, composed, named
 
 NAMED = 8
 """So many of the files that differ from the commit are named."""
@@ -56,9 +55,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 def profile(run: Run) -> str:
     """The profile that ``params.yaml`` names."""
     path = run.root / PARAMS
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    found = re.search(rf"^# {PROFILE_MARK}([\w.-]+)\.$", text, re.MULTILINE)
-    return found[1] if found else DEFAULT
+    return named(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
 
 
 def own_params(run: Run) -> list[tuple[str, str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import sys
@@ -21,6 +20,7 @@ from selfimprove.apps.pretraining.tied import tie, untie
 from selfimprove.apps.pretraining.words import make_tokenizer
 from selfimprove.core.params import Section
 from selfimprove.core.publish import publish, write_json
+from selfimprove.core.sources import sha256_of
 from selfimprove.core.yaml import read_yaml
 from selfimprove.models.scratch import ScratchArch, build_scratch_model
 from selfimprove.training.config import FinetuneParams
@@ -93,8 +93,8 @@ def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:
         "sequences": sum(report.examples for report in reports),
         "steps": sum(report.steps for report in reports),
         "tokens": sum(report.real_tokens for report in reports),
-        "weights_sha256": sha256(trained / "model.safetensors"),
-        "tokenizer_sha256": sha256(trained / "tokenizer.json"),
+        "weights_sha256": sha256_of(trained / "model.safetensors"),
+        "tokenizer_sha256": sha256_of(trained / "tokenizer.json"),
         "loss": [loss for report in reports for _, loss in report.loss],
     }
     write_json(trained / "measures.json", {**facts, **measured.model_dump(mode="json")})
@@ -141,7 +141,7 @@ def _train(recipe: PretrainingRecipe, start: Path, scratch: Path) -> list[TrainR
 def _key(recipe: PretrainingRecipe, phase: int, start: Path) -> str:
     """Names all that decides a phase's result: its settings, those of the phases before it, and what it starts from."""
     settings = recipe.model_copy(update={"phases": recipe.phases[:phase]}).model_dump_json()
-    return blake2b(f"{settings}\n{sha256(start / 'model.safetensors')}".encode(), digest_size=12).hexdigest()
+    return blake2b(f"{settings}\n{sha256_of(start / 'model.safetensors')}".encode(), digest_size=12).hexdigest()
 
 
 def _tell(phase: int) -> Progress:
@@ -154,9 +154,3 @@ def _tell(phase: int) -> Progress:
             print(json.dumps(line), file=sys.stderr, flush=True)
 
     return tell
-
-
-def sha256(file: Path) -> str:
-    """Of the file's content, in hexadecimal digits."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

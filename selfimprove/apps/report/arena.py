@@ -17,7 +17,6 @@ SPIN        em: the episode's reward is 1
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -28,9 +27,10 @@ from rich.table import Table
 
 from selfimprove.apps.report.words import figure_text, method_name, signed_text
 from selfimprove.core.outcomes import Outcome, paired_difference
-from selfimprove.core.records import mean_and_error, read_jsonl
+from selfimprove.core.records import mean_and_error, read_jsonl, read_object
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
+from selfimprove.methods.summary import headline
 from selfimprove.models.base import ALL, BaseParams
 from selfimprove.models.tokenizer import TokenizerParams
 from selfimprove.pipeline.params import METHODS
@@ -54,7 +54,7 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
         summaries: method -> its summary, of those that have one.
         timing: where the stages left how long they took.
     """
-    metrics = {method: METRICS.get(method) or _headline(summary) for method, summary in summaries.items()}
+    metrics = {method: METRICS.get(method) or headline(summary) for method, summary in summaries.items()}
     solved = {method: _solved(root, method, one["last"], metrics[method]) for method, one in summaries.items()}
     shared = _largest_group(solved)
     if len(shared) < 2:
@@ -105,10 +105,6 @@ def _name(solved: Mapping[str, float]) -> str:
     return next(iter(solved)).rpartition("-")[0]
 
 
-def _headline(summary: Mapping[str, Any]) -> str:
-    return str(summary.get("headline", summary["columns"][0]))
-
-
 def _solved(root: Path, method: str, row: str, metric: str) -> dict[str, float]:
     """Task -> the metric, of one row; nothing if it was not evaluated."""
     file = root / "results" / method / row / "outcomes.jsonl"
@@ -129,7 +125,7 @@ def _measured(
     warm = [base]
     if method == "reflect_rl" and iterations[last]["reflector"] != NONE:
         warm.append(iterations[last]["reflector"])
-    trained = {row: _json(root / "results" / method / row / "train.json") for row in [*warm, *lineage]}
+    trained = {row: read_object(root / "results" / method / row / "train.json") for row in [*warm, *lineage]}
     found: dict[str, Any] = {
         "metric": metric,
         "rows": rows,
@@ -155,8 +151,8 @@ def _lineage(iterations: Mapping[str, Any], last: str) -> list[str]:
 def _episodes(root: Path, method: str, row: str) -> int:
     """Episodes that an iteration played to learn from: attempts, leaves of trees, episodes."""
     if method == "reflect_rl":
-        return int(_json(root / "results" / method / row / "train.json")["episodes"])
-    count = _json(root / "results" / method / row / "generate.json")[COLLECTED[method]]
+        return int(read_object(root / "results" / method / row / "train.json")["episodes"])
+    count = read_object(root / "results" / method / row / "generate.json")[COLLECTED[method]]
     return int(count["n"] if isinstance(count, dict) else count)
 
 
@@ -170,14 +166,9 @@ def _took(timing: Path, method: str, warm: Sequence[str], lineage: Sequence[str]
     files = [timing / f"{name}.json" for name in names]
     if not all(file.is_file() for file in files):
         return {"seconds": None, "generated": None}
-    ran = [_json(file) for file in files]
+    ran = [read_object(file) for file in files]
     written = [value for one in ran for key, value in one.items() if key.endswith("_generated_tokens")]
     return {"seconds": round(sum(one["seconds"] for one in ran), 1), "generated": int(sum(written))}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return value
 
 
 # As tables
@@ -237,7 +228,8 @@ def basis(found: Arena) -> str:
 
 def arena_tables(found: Arena) -> list[Table]:
     """The comparison, and the differences between methods."""
-    table = Table(title=f"arena: {basis(found)}", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    title = f"arena: {basis(found)}"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
     for place, head in enumerate(HEADS):
         table.add_column(head, no_wrap=True, justify="left" if place < 2 else "right")
     missing = []
@@ -248,11 +240,10 @@ def arena_tables(found: Arena) -> list[Table]:
             missing.append(": ".join(row))
     table.caption = "\n".join([NOTE, *missing])
     names, *lines = between_of(found)
-    matrix = Table(title="arena: last row of a method minus that of another, paired", box=box.SIMPLE)
+    title = "arena: last row of a method minus that of another, paired"
+    matrix = Table(title=title, box=box.SIMPLE, title_justify="left")
     for place, cell in enumerate(names):
         matrix.add_column(cell, no_wrap=True, justify="right" if place else "left")
     for cells in lines:
         matrix.add_row(*cells)
-    for made in (table, matrix):
-        made.title_justify = made.caption_justify = "left"
     return [table, matrix]

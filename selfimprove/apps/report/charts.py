@@ -16,6 +16,7 @@ from typing import Any
 
 from selfimprove.apps.report.words import method_name, metric_name, row_name
 from selfimprove.core.publish import aside
+from selfimprove.methods.summary import headline
 
 Spec = dict[str, Any]
 
@@ -50,12 +51,6 @@ def theme() -> dict[str, Any]:
         "title": {"fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12, "color": "#222222"},
         "range": {"category": list(COLOURS)},
     }  # fmt: skip
-
-
-def headline(summary: Mapping[str, Any]) -> str:
-    """The metric by which a method's rows are ranked."""
-    metric: str = summary.get("headline", next(iter(summary["columns"]), ""))
-    return metric
 
 
 def own_rows(method: str, summary: Mapping[str, Any]) -> set[str]:

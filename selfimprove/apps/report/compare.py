@@ -95,7 +95,7 @@ def flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 def table_of(runs: list[Run]) -> Table:
     """The runs, one a row; the first is what the others are compared with."""
     columns = list(dict.fromkeys(heading for _, _, cells in runs for heading in cells))
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("run", no_wrap=True)
     for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -108,7 +108,6 @@ def table_of(runs: list[Run]) -> Table:
             changed[MOST_CHANGES:] = [f"and {more} more, which `dvc params diff` lists"]
         notes += [f"{name}: {'; '.join(changed)}"] if changed else []
     table.caption = escape("\n".join(["mean ± standard error; minus: paired difference of the last row", *notes]))
-    table.caption_justify = "left"
     return table
 
 

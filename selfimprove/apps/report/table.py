@@ -6,7 +6,6 @@ Figures come from ``results/summary/<method>.json``; seconds and generated token
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,9 @@ from rich.table import Column, Table
 from selfimprove.apps.report.arena import arena, arena_tables
 from selfimprove.apps.report.charts import curve_chart, rows_chart, write_png
 from selfimprove.apps.report.words import figure_text, signed_text
+from selfimprove.core.records import read_object
 from selfimprove.methods.omissions import OMISSIONS
+from selfimprove.methods.summary import headline
 from selfimprove.pipeline.params import METHODS
 
 STAGES = ("generate", "convert", "finetune", "evaluate")
@@ -55,7 +56,7 @@ def main() -> None:
 def read_summaries(methods: Sequence[str], folder: Path = SUMMARIES) -> dict[str, Any]:
     """Method -> its summary, of those named (all if none is) that have been run, in ``METHODS``' order."""
     files = {method: folder / f"{method}.json" for method in METHODS if method in methods or not methods}
-    return {method: json.loads(file.read_text(encoding="utf-8")) for method, file in files.items() if file.is_file()}
+    return {method: read_object(file) for method, file in files.items() if file.is_file()}
 
 
 def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -> Table:
@@ -67,8 +68,9 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         title=f"{method}: held-out split, n = {first[columns[0]]['n']}, mean ± standard error",
         box=box.SIMPLE,
         padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
     )
-    table.title_justify = table.caption_justify = "left"
     table.add_column("row", no_wrap=True)
     # What was blocked, cut or left out has a column only where there is any.
     left_out = [
@@ -78,14 +80,14 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         if any(_omitted(row, stage, kind) for row in rows.values())
     ]
     headings = [f"{stage}:\n{kind}" for stage, kind in left_out]
-    headline, mixed = summary.get("headline", columns[0]), rows[order[0]].get("environments", {})
-    each = [f"{headline}\n{name}" for name in mixed]
+    metric, mixed = headline(summary), rows[order[0]].get("environments", {})
+    each = [f"{metric}\n{name}" for name in mixed]
     for column in (*columns, *each, *gains, *rates.values(), *headings, "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for name in order:
         metrics = rows[name]["metrics"]
         cells = [figure_text(metrics[column], column) for column in columns]
-        cells += [figure_text(rows[name]["environments"][one][headline], headline) for one in mixed]
+        cells += [figure_text(rows[name]["environments"][one][metric], metric) for one in mixed]
         cells += [signed_text(metrics[gain], gain) for gain in gains]
         cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
         cells += [_percent(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
@@ -149,14 +151,13 @@ def _width(table: Table, console: Console) -> int:
 
 def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
     """All methods in one table: each row's headline metric, the last row minus it, and what the row cost."""
-    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.title_justify = "left"
+    table = Table(title="all methods", box=box.SIMPLE, padding=(0, 1, 0, 0), title_justify="left")
     for column in ("method", "metric", "row"):
         table.add_column(column, no_wrap=True)
     for column in ("mean ± se", "n", "Δ (last − row)", "tokens", "train", "eval"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, summary in summaries.items():
-        metric = summary.get("headline", summary["columns"][0])
+        metric = headline(summary)
         for name in summary["order"]:
             row, difference = summary["rows"][name], summary["last_minus"].get(name)
             table.add_row(
@@ -171,8 +172,8 @@ def overview(summaries: dict[str, Any], timing: Path = TIMING) -> Table:
 
 def difference_table(method: str, summary: dict[str, Any]) -> Table:
     """The last iteration minus every other row, over the same problems; * marks more than three standard errors."""
-    table = Table(title=f"{method}: {summary['last']} minus each other row, paired", box=box.SIMPLE)
-    table.title_justify = "left"
+    title = f"{method}: {summary['last']} minus each other row, paired"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
     table.add_column("minus")
     for column in summary["columns"]:
         table.add_column(column, justify="right")
@@ -198,7 +199,7 @@ def seconds_of(method: str, row: str, timing: Path = TIMING) -> tuple[str, str]:
     found = []
     for steps in (("finetune", "reinforce"), ("evaluate", "agent")):
         paths = [timing / f"{method}-{step}@{row}.json" for step in steps]
-        seconds = [json.loads(path.read_text())["seconds"] for path in paths if path.is_file()]
+        seconds = [read_object(path)["seconds"] for path in paths if path.is_file()]
         found.append(f"{seconds[0]:.0f}" if seconds else "-")
     return found[0], found[1]
 

@@ -223,8 +223,6 @@ def add_stats(counted: Sequence[EngineStats]) -> EngineStats:
     total = EngineStats()
     for stats in counted:
         for one in fields(EngineStats):
-            if one.name not in ("seconds", "notes"):
+            if one.name != "seconds":
                 setattr(total, one.name, getattr(total, one.name) + getattr(stats, one.name))
-        for name, value in stats.notes.items():
-            total.notes[name] = total.notes.get(name, 0.0) + value
     return total

@@ -45,8 +45,7 @@ class TransformersEngine(Templated):
 
     Attributes:
         stats: see ``EngineStats``; ``prompt_tokens`` counts a prompt once for its n samples, ``cached_prompt_tokens``
-            what of it was copied, ``generated_tokens`` every token drawn (end tokens too). ``notes`` has
-            ``prefill_blocks`` computed and ``prefill_block_slots`` offered (their ratio: how full prefill passes were).
+            what of it was copied, ``generated_tokens`` every token drawn (end tokens too).
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class TransformersEngine(Templated):
             prefill_block=cfg.prefill_block,
             pad_id=self.chat.pad_id,
         )
-        self.stats = EngineStats(notes={"prefill_blocks": 0.0, "prefill_block_slots": 0.0})
+        self.stats = EngineStats()
         self._prompts = Prompts(self._decoder, cfg.prefill_block, self.stats)
         self._open: set[PendingRequest] = set()
         self._task: asyncio.Task[None] | None = None

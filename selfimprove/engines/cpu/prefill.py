@@ -92,8 +92,8 @@ class Prompts:
         ends = {row: job for row, job, tokens in work if job.request.choice and job.done + len(tokens) == job.to_read}
         last = {row: len(tokens) - 1 for row, _, tokens in work if row in ends}
         logits = self._decoder.read([(row, job.done, tokens) for row, job, tokens in work], last)
-        self._stats.notes["prefill_blocks"] += len(work)
-        self._stats.notes["prefill_block_slots"] += len(self._reading)
+        self._stats.prefill_blocks += len(work)
+        self._stats.prefill_block_slots += len(self._reading)
         for row, job, tokens in work:
             whole = len(tokens) == block and len(job.blocks) < len(job.names)
             if whole or not job.request.choice:

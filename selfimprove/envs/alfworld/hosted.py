@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from selfimprove.engines.cluster.config import ClusterParams
@@ -15,9 +14,9 @@ Outcome = tuple[str, Any]
 class ProcessHost:
     """In the actor: the process, which is started once. When it ends, so does the actor."""
 
-    def __init__(self, python: Path | None, seconds: float) -> None:
+    def __init__(self, seconds: float) -> None:
         """Raises: UserError: ALFWorld's environment is missing on this node, or does not work."""
-        self._process = AlfWorldProcess(python, seconds)
+        self._process = AlfWorldProcess(seconds=seconds)
         self._process.start()
 
     def pid(self) -> int | None:
@@ -35,10 +34,10 @@ class ProcessHost:
 class HostedAlfWorldProcess(AlfWorldProcess):
     """The process on some node."""
 
-    def __init__(self, cluster: ClusterParams, python: Path | None = None, seconds: float = SECONDS) -> None:
+    def __init__(self, cluster: ClusterParams, seconds: float = SECONDS) -> None:
         """Starts nothing yet. Raises: UserError: no time for an answer."""
-        super().__init__(python, seconds)
-        self._cluster, self._own_python = cluster, python
+        super().__init__(seconds=seconds)
+        self._cluster = cluster
         self._host: Hosted | None = None
         self._pid: int | None = None
 
@@ -49,7 +48,7 @@ class HostedAlfWorldProcess(AlfWorldProcess):
 
     def start(self) -> None:
         self.close()
-        self._host = Hosted(self._cluster, "alfworld", ProcessHost, self._own_python, self._seconds)
+        self._host = Hosted(self._cluster, "alfworld", ProcessHost, self._seconds)
         self._pid = self._host.call("pid")
         self.life += 1
 

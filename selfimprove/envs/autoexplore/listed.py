@@ -56,7 +56,6 @@ class EnumeratedAutoExplore:
 
     name = "autoexplore"
     instruction = ""
-    heading = ACTION_HEADING
     decisive = "cat"
 
     def __init__(

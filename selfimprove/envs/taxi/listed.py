@@ -22,7 +22,7 @@ from typing import NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Last, Played, State
-from selfimprove.envs.taxi.env import ACTION_HEADING, ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, succeeded
+from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, succeeded
 from selfimprove.envs.taxi.grid import (
     ABOARD,
     ACTIONS,
@@ -77,7 +77,6 @@ class EnumeratedTaxi:
 
     name = "taxi"
     instruction = INSTRUCTION
-    heading = ACTION_HEADING
     decisive = ""
     labels = LABELS
 

@@ -195,7 +195,7 @@ class AgentRParams(Iterated):
     @model_validator(mode="after")
     def _names(self) -> AgentRParams:
         self.check_rows(own="examples")
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
+        check_split(self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             search, place = iteration.generate, f"iterations.{key}.generate"
             check_known(f"{place}.engine", "engine", search.engine, self.engines)

@@ -205,7 +205,7 @@ class ReflectRLParams(Trained):
         for key in ("file", "teacher"):
             if getattr(self.tasks, key) is not None and not self.env.takes_task_file:
                 raise ValueError(f"tasks.{key}: {self.env.name} takes no tasks of a file or a teacher; remove it")
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
+        check_split(self.evaluate.split, self.tasks)
         return self
 
     @model_validator(mode="after")

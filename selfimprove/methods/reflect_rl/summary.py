@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.records import read_object
 from selfimprove.methods.reflect_rl.logs import Log, Point, curve_rows, read_curve, smoothed, stitch
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.rows import NONE
@@ -78,7 +78,7 @@ def curves(params: ReflectRLParams, results: Path) -> dict[str, list[Point]]:
         lineage = params.lineage(name)
         logs = []
         for run in lineage:
-            steps = int(json.loads((results / run / "train.json").read_text(encoding="utf-8"))["iterations"])
+            steps = int(read_object(results / run / "train.json")["iterations"])
             points = read_curve(results / run / "curves.csv")
             accumulation = params.iterations[run].rl.gradient_accumulation_steps
             logs.append(Log(points, accumulation, steps if run != name else None))

@@ -149,7 +149,7 @@ class RiseParams(Iterated):
     @model_validator(mode="after")
     def _names(self) -> RiseParams:
         self.check_rows(own="examples")
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
+        check_split(self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             asked, place = iteration.generate, f"iterations.{key}.generate"
             for model in asked.models:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from hashlib import blake2b
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,6 @@ def build_splits(
         difficulty={**dict.fromkeys(SPLITS, tasks.difficulty), "demonstrations": tasks.demonstration_difficulty},
         where="rise.tasks",
     )
-
-
-def split_hash(problems: Sequence[Problem]) -> str:
-    """Names a split: its ids in order."""
-    return blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=16).hexdigest()
 
 
 def demonstrate(problems: Sequence[Problem], env: AnswerEnv, *, few_shot: bool) -> list[Example]:

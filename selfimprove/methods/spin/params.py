@@ -248,7 +248,7 @@ class SpinParams(Iterated):
     @model_validator(mode="after")
     def _names(self) -> SpinParams:
         self.check_rows(own="pairs")
-        check_split("evaluate.split", self.evaluate.split, self.tasks)
+        check_split(self.evaluate.split, self.tasks)
         for key, iteration in self.iterations.items():
             if self.rows[key].init != iteration.init:
                 raise ValueError(

@@ -10,7 +10,6 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -108,11 +107,6 @@ def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Questi
             f"spin: questions {cfg.start} to {end} are asked for, the split has {len(order)}; fix start and end."
         )
     return [(index, split[index]) for index in order[cfg.start : end]]
-
-
-def split_hash(questions: Sequence[Question]) -> str:
-    """Names a split: its ids in order."""
-    return blake2b("\n".join(question.id for question in questions).encode(), digest_size=16).hexdigest()
 
 
 def expert_messages(expert: Expert, form: Format, *, few_shot: str = "", prefix: str = "") -> list[Message]:

@@ -75,10 +75,10 @@ def link_named_files(folder: Path, root: Path, params: Params, methods: list[str
             link(folder / path, root / path)
 
 
-def make_chats(folder: Path, count: int = 12) -> None:
+def make_chats(folder: Path) -> None:
     """Chats in the format of ``plain reformat``, where a profile's own data set is not at hand: made word problems."""
     for split, place in (("train", "train"), ("test", "test")):
-        problems = generate(count, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
+        problems = generate(12, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
         rows = [
             make_row(problem.question, expert(problem, error_rate=0.0, key=SeedKey(0, str(index))), "")
             for index, problem in enumerate(problems)

@@ -15,13 +15,14 @@ from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from ruamel.yaml import YAML
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_json, write_text
+from selfimprove.core.records import read_object
+from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import compose
 from selfimprove.pipeline.rehearsal import folder as place
@@ -57,12 +58,9 @@ def rehearse(profile: str, method: str, *, root: Path, quick: bool) -> int:
     params = _composed(profile, root)
     methods = _chosen(profile, params, method)
     folder = root / place.HOME / (f"{profile}.quick" if quick else profile)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            return _rehearse(profile, params, methods, folder, root, quick)
-    except Timeout:
-        raise UserError(f"rehearse: another rehearsal of {profile!r} is running here; wait for it or end it.") from None
+    said = f"rehearse: another rehearsal of {profile!r} is running here; wait for it or end it."
+    with alone(folder / "lock", said):
+        return _rehearse(profile, params, methods, folder, root, quick)
 
 
 def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, root: Path, quick: bool) -> int:
@@ -262,5 +260,4 @@ def _note(folder: Path, minutes: dict[str, float], stage: str, began: float) -> 
 def minutes_of(folder: Path) -> dict[str, float]:
     """Stage -> minutes of its last run, of this and earlier calls."""
     file = folder / "minutes.json"
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
+    return read_object(file) if file.is_file() else {}

@@ -118,7 +118,7 @@ def test_stats_are_the_workers_together_and_occupancy_is_a_share(folder: Path) -
     assert (stats.requests, stats.completions) == (120, 120)
     assert stats.generated_tokens == stats.busy_slot_steps
     assert 0.5 < stats.busy_slot_steps / stats.slot_steps <= 1.0
-    assert 0 < stats.notes["prefill_blocks"] <= stats.notes["prefill_block_slots"]
+    assert 0 < stats.prefill_blocks <= stats.prefill_block_slots
     assert 0 < stats.seconds < seconds - 0.05  # the wall clock's, while calls waited: neither idle time nor a sum
 
 

@@ -74,10 +74,10 @@ def test_prefix_cache_changes_no_bit_and_copies_what_is_shared(folder: Path) -> 
     assert run(warm, requests, at_once=1) == without
     shared = len(warm.chat.encode(FEW_SHOT * 2).ids) // 16 * 16
     assert warm.stats.cached_prompt_tokens >= 11 * shared
-    again = warm.stats.notes["prefill_blocks"]
+    again = warm.stats.prefill_blocks
     run(warm, requests)
     # Only each prompt's last, partial block is read again.
-    assert warm.stats.notes["prefill_blocks"] - again <= len(requests)
+    assert warm.stats.prefill_blocks - again <= len(requests)
 
 
 def test_equal_blocks_after_different_beginnings_are_not_mixed_up(folder: Path) -> None:
@@ -112,7 +112,7 @@ def test_samples_share_one_reading_of_the_prompt(folder: Path) -> None:
     engine = make_engine(folder)
     request = ask(5, turns=1, n=20)
     run(engine, [request])
-    assert engine.stats.notes["prefill_blocks"] == -(-(len(prompt_ids(engine, request)) - 1) // 16)
+    assert engine.stats.prefill_blocks == -(-(len(prompt_ids(engine, request)) - 1) // 16)
 
 
 # --- sampling --------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def test_occupancy_is_a_share_and_high_while_requests_wait(folder: Path) -> None
     stats = engine.stats
     assert 0.9 < stats.busy_slot_steps / stats.slot_steps <= 1.0
     assert stats.generated_tokens == stats.busy_slot_steps
-    assert 0.5 < stats.notes["prefill_blocks"] / stats.notes["prefill_block_slots"] <= 1.0
+    assert 0.5 < stats.prefill_blocks / stats.prefill_block_slots <= 1.0
     assert (stats.requests, stats.completions) == (120, 120)
 
 

@@ -206,7 +206,7 @@ def test_two_vllm_engines_of_a_stage_that_want_more_than_a_gpu_are_refused(
     async def opened(**teacher: object) -> list[str]:
         configs = {"student": cfg(), "teacher": cfg(**teacher)}
         with Journal(tmp_path / "journal") as journal:
-            async with open_engines(configs, configs, policy_dir=folder, threads=1, journal=journal) as engines:
+            async with open_engines(configs, dict.fromkeys(configs, folder), threads=1, journal=journal) as engines:
                 return list(engines)
 
     assert asyncio.run(opened(gpu_memory=0.1)) == ["student", "teacher"]

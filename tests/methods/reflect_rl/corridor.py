@@ -24,7 +24,6 @@ class Corridor:
 
     name = "corridor"
     instruction = "Walk. "
-    heading = "\npick:"
     decisive = ""
 
     def __init__(self, max_turns: int = 4, labels: tuple[str, ...] = ("0", "1", "2"), tasks: int = 8) -> None:
@@ -46,7 +45,7 @@ class Corridor:
     def state(self) -> State:
         task, cell, _, _ = self._now
         listed = self.commands()
-        post = self.heading + "".join(f"\n{label}. {command}" for label, command in listed.items())
+        post = "\npick:" + "".join(f"\n{label}. {command}" for label, command in listed.items())
         return State(f"task {task}, at {cell}", post, tuple(listed))
 
     def commands(self) -> dict[str, str]:
