@@ -11,7 +11,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,21 +244,35 @@ def test_nodes_without_the_repository_or_with_other_code_are_one_sentence_and_ex
     shutil.copytree(folder / "selfimprove", edited)
     (edited / "core/seeds.py").write_text("SEED = 4\n", encoding="utf-8")
     start = f"{Path(sys.executable).with_name('ray')} start --block --address={cluster.address} --num-cpus=1"
-    nodes = [
-        subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {start} --object-store-memory={80 << 20}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        for mount in (f"mount -t tmpfs none {folder}", f"mount --bind {edited} {folder}/selfimprove")
-    ]
     ray = connect(ClusterParams(kind="ray", address=cluster.address))
-    wait_until(lambda: len(living_nodes(ray)) == 4)
-    ray.shutdown()
-    said = bench.refused(folder, "rise.generate", "iter1", env={"CLUSTER": "ray", "RAY_ADDRESS": cluster.address})
+    with ExitStack() as nodes:
+        for count, mount in enumerate((f"-t tmpfs none {folder}", f"--bind {edited} {folder}/selfimprove"), start=3):
+            command = f"mount {mount} && exec {start} --object-store-memory={80 << 20}"
+            nodes.enter_context(node_of_its_own(command, partial(has_nodes, ray, count)))
+        ray.shutdown()
+        said = bench.refused(folder, "rise.generate", "iter1", env={"CLUSTER": "ray", "RAY_ADDRESS": cluster.address})
     assert re.search(rf"node \S+ has no repository at {folder}; put the folder where all nodes see it", said)
     assert re.search(rf"node \S+ has other code in {folder}/selfimprove than this machine; bring both to", said)
-    for node in nodes:
+
+
+def has_nodes(ray: Any, count: int) -> bool:
+    return len(living_nodes(ray)) == count
+
+
+@contextmanager
+def node_of_its_own(command: str, joined: Callable[[], bool]) -> Iterator[None]:
+    """A node with a file system of its own, started again until it joins: Ray gives each start 30 s."""
+    shell = ["unshare", "--mount", "sh", "-c", command]
+    begin = lambda: subprocess.Popen(shell, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: E731
+    node, deadline = begin(), time.monotonic() + WAIT
+    try:
+        while not joined():
+            assert time.monotonic() < deadline
+            if node.poll() is not None:
+                node = begin()
+            time.sleep(0.2)
+        yield
+    finally:
         node.terminate()
         node.wait(timeout=60)
 
