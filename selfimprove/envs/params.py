@@ -145,12 +145,8 @@ class TextParams(EnvParams):
             raise UserError(f"env.server: AgentGym's protocol has no {self.name}; set null.")
         return protocol
 
-    def layouts(self, count: int, *, renamed: bool = False) -> list[AgentEnv]:
-        """Copies in which the same tasks are laid out differently, where ``has_layouts``; else ``count`` is 1.
-
-        Args:
-            renamed: in all but the first, things have other names and numbers as well.
-        """
+    def layouts(self, count: int) -> list[AgentEnv]:
+        """Copies in which the same tasks are laid out differently, where ``has_layouts``; else ``count`` is 1."""
         return [self.make() for _ in range(count)]
 
 

@@ -21,7 +21,7 @@ def main(stage: Stage[AgentRParams]) -> None:
     stage.narrow((tasks, stage.params.env))
 
     splits = build_splits(tasks, env, seed=stage.run.seed)
-    layouts = stage.params.env.layouts(tasks.layouts, renamed=tasks.renamed)
+    layouts = stage.params.env.layouts(tasks.layouts)
     demonstrations = [
         (example := demonstrate(layout, task, tasks.observation_weight)).model_copy(
             update={"id": f"{example.id}_layout{i}"}

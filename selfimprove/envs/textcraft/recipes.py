@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.seeds import rng
 from selfimprove.envs.textcraft.book import embedded_recipes
-from selfimprove.envs.textcraft.files import Ingredient, Recipe, item_id, item_name, read_json, read_recipe
+from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_json, read_recipe
 
 DISTRACTORS = 10  # lines shown that the goal does not need, at most
 
@@ -74,42 +72,6 @@ class RecipeBook:
         if not isinstance(merged, dict) or not merged:
             raise UserError(f"{path}: a recipe book is a JSON object {{file name: recipe}}; found something else.")
         return RecipeBook(merged, path)
-
-    def renamed(self, seed: int) -> RecipeBook:
-        """The same book with other words for things and other numbers in its recipes: every goal keeps its place.
-
-        The words of all names are exchanged with one another, and every number of an input is that of some input of the
-        book. Who plays by such books cannot know a recipe by heart and must read the commands.
-        """
-        draw = rng("textcraft names", seed)
-        words = sorted({word for item in self.items | self.tags for word in item_name(item).split()})
-        other = dict(zip(words, draw.sample(words, len(words)), strict=True))
-
-        def name(item: str) -> str:
-            return item_id(" ".join(other[word] for word in item_name(item).split()))
-
-        recipes = list(dict.fromkeys(self._all()))
-        numbers = [slot.count for recipe in recipes for slot in recipe.inputs]
-        changed = {
-            recipe: Recipe(
-                name(recipe.output),
-                recipe.count,
-                tuple(Ingredient(name(slot.name), draw.choice(numbers), slot.is_tag) for slot in recipe.inputs),
-                recipe.tag and name(recipe.tag),
-            )
-            for recipe in recipes
-        }
-        book = copy(self)
-        book.recipes = {name(item): [changed[one] for one in own] for item, own in self.recipes.items()}
-        book.by_tag = {name(tag): [changed[one] for one in own] for tag, own in self.by_tag.items()}
-        book.items, book.tags = {name(item) for item in self.items}, {name(tag) for tag in self.tags}
-        book.tag_of = {name(item): name(tag) for item, tag in self.tag_of.items()}
-        book.members = {name(tag): [name(item) for item in items] for tag, items in self.members.items()}
-        book.depths = {name(item): depth for item, depth in self.depths.items()}
-        book.goals = [(name(item), depth) for item, depth in self.goals]
-        book._shown = {}
-        book.__dict__.pop("_uses", None)
-        return book
 
     def _add(self, recipe: Recipe) -> None:
         """Enter a recipe, unless an input already depends on its output: then only its names are known."""

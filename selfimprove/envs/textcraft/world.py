@@ -38,12 +38,9 @@ class TextCraftParams(TextParams):
 
         return TextCraft.instruction
 
-    def layouts(self, count: int, *, renamed: bool = False) -> list[AgentEnv]:
-        """See ``TextParams``: other distractors, another order of the commands; renamed: other names and numbers."""
-        from selfimprove.envs.textcraft.env import TextCraft
-
-        book, seeds = _book(self.recipes), range(self.seed, self.seed + count)
-        return [TextCraft(book.renamed(seed) if renamed and seed > self.seed else book, seed) for seed in seeds]
+    def layouts(self, count: int) -> list[AgentEnv]:
+        """See ``TextParams``: other distractors, another order of the commands."""
+        return [self.model_copy(update={"seed": self.seed + i}).make() for i in range(count)]
 
     @classmethod
     def agentgym(cls) -> AgentGym:

@@ -41,11 +41,6 @@ class TaskParams(Section):
         ge=1,
         description="textcraft: each demonstration's commands in so many orders, with other distractors",
     )
-    renamed: bool = Field(
-        default=False,
-        description="in every layout but the first, items have other names and recipes other numbers, so that a small "
-        "model learns to read the commands instead of knowing them by heart",
-    )
     train: int = Field(ge=1, le=1_000_000)
     dev: int = Field(ge=0, le=1_000_000)
     test: int = Field(ge=1, le=1_000_000)
