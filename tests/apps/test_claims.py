@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from selfimprove.apps.claims.claims import CLAIMS, Claim, verdicts
-from selfimprove.apps.claims.pages import BEGIN, END, PAGES, written
+from selfimprove.apps.claims.pages import BEGIN, END, PAGES, default_digests, written
 from selfimprove.apps.claims.published import (
     collected,
     kernels_here,
     kinds_here,
-    params_digest,
     pooled,
     publish,
     read_published,
@@ -39,13 +38,13 @@ def run(kernels: str, seed: int, gain: float = 0.1, **more: Any) -> dict[str, An
         metrics = {"em": estimate(mean), "finished": estimate(1.0)}
         return {"what": "a row", "training_tokens": 1000, "omissions": {}, "metrics": metrics}
 
-    method = {
+    results = {
         "columns": ["em"], "gains": [], "rates": {"finished": "finished"}, "order": ["more_sft", "iter1"],
         "last": "iter1", "headline": "em", "rows": {"more_sft": row(0.4), "iter1": row(0.4 + gain)},
         "last_minus": {"more_sft": {"em": estimate(gain)}},
     }  # fmt: skip
-    made = {"kernels": kernels, "seed": seed, "threads": 2, "params": "p", "packages": {"torch": "2"}}
-    return {**made, "methods": {"spin": method}, "outputs": {"a": "1", "b": "2"}, **more}
+    made = {"method": "spin", "kernels": kernels, "seed": seed, "threads": 2, "params": "p", "packages": {"torch": "2"}}
+    return {**made, "results": results, "outputs": {"a": "1", "b": "2"}, **more}
 
 
 def everywhere(**gains: float) -> list[dict[str, Any]]:
@@ -90,14 +89,19 @@ def test_the_claims_are_about_rows_and_metrics_of_the_default_profile() -> None:
 def test_verify_counts_equal_outputs_and_says_which_claims_hold_here() -> None:
     published = everywhere()
     mine = run("avx512", 17, -0.1, outputs={"a": "1", "b": "other"})
-    lines = told(mine, published)
-    assert lines[0].startswith("1 of 2 outputs equal the published bytes of seed 17 on avx2; 0 were not made here")
-    assert "0 of the 1 published claims hold in this run." in lines
-    assert "  spin: em above more_sft: -0.100 ± 0.010 (claimed; in 6 of 6 runs)" in lines
-    assert "1 of the 1 published claims hold in this run." in told(run("avx512", 17), published)
-    assert told(run("avx2", 20), published)[0] == "no run with seed 20 is published, so no bytes can be compared."
-    assert told(run("avx2", 17, params="q"), published) == [
-        "params.yaml is not the published runs' (the default profile): nothing to compare."
+    lines = told([mine], published)
+    assert lines[0].startswith(
+        "SPIN: 1 of 2 outputs equal the published bytes of seed 17 on avx2; 0 were not made here"
+    )
+    assert "SPIN: 0 of the 1 published claims hold in this run." in lines
+    assert "  em above more_sft: -0.100 ± 0.010 (claimed; in 6 of 6 runs)" in lines
+    assert "SPIN: 1 of the 1 published claims hold in this run." in told([run("avx512", 17)], published)
+    assert (
+        told([run("avx2", 20)], published)[0] == "SPIN: no run with seed 20 is published, so no bytes can be compared."
+    )
+    assert told([run("avx2", 17, params="q"), run("avx2", 17, method="rise")], published) == [
+        "SPIN: params.yaml is not the published runs': nothing to compare.",
+        "RISE: no run is published yet; `make claims` makes some.",
     ]
 
 
@@ -111,32 +115,33 @@ def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_pages_results_are_those_of_the_committed_runs(page: str) -> None:
     """If this fails: `make docs`."""
-    text, default = (ROOT / page).read_text(encoding="utf-8"), params_digest(profile("default"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    default = default_digests(ROOT / "profiles")
     assert written(text, PAGES[page], read_published(ROOT / "results/published"), default) == text
 
 
 @pytest.mark.parametrize("method", [None, "spin"])
 def test_a_page_changes_with_the_runs_and_only_between_its_marks(method: str | None) -> None:
     page = f"before\n{BEGIN}{END}after\n"
-    one, other = (written(page, method, runs, "p") for runs in (everywhere(), everywhere(avx2_17=0.12)))
+    one, other = (written(page, method, runs, {"spin": "p"}) for runs in (everywhere(), everywhere(avx2_17=0.12)))
     assert one != other
-    assert written(one, method, everywhere(), "p") == one
+    assert written(one, method, everywhere(), {"spin": "p"}) == one
     assert all(text.startswith("before\n") and text.endswith("after\n") for text in (one, other))
     with pytest.raises(UserError, match="lost its marks"):
-        written("no marks", method, everywhere(), "p")
+        written("no marks", method, everywhere(), {"spin": "p"})
 
 
 def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
     single = run("avx2", 17)
     page = f"{BEGIN}{END}"
-    assert "one seed on one kind of kernels" in written(page, "spin", [single], "p").replace("\n", " ")
-    assert "one seed on one kind" not in written(page, "spin", everywhere(), "p")
-    assert "Left out" not in written(page, "spin", [single], "p")
-    single["methods"]["spin"]["rows"]["iter1"]["omissions"] = {"evaluate": {"cramped": 0.012}}
-    assert "SPIN, evaluate: cramped up to 1.2 % (iter1)" in written(page, "spin", [single], "p")
-    assert "has changed since" not in written(page, "spin", [single], "p")
-    assert "The default profile has changed since" in written(page, "spin", [single], "q").replace("\n", " ")
-    assert "No run of RISE is published yet" in written(page, "rise", [single], "p")
+    assert "one seed on one kind of kernels" in written(page, "spin", [single], {"spin": "p"}).replace("\n", " ")
+    assert "one seed on one kind" not in written(page, "spin", everywhere(), {"spin": "p"})
+    assert "Left out" not in written(page, "spin", [single], {"spin": "p"})
+    single["results"]["rows"]["iter1"]["omissions"] = {"evaluate": {"cramped": 0.012}}
+    assert "SPIN, evaluate: cramped up to 1.2 % (iter1)" in written(page, "spin", [single], {"spin": "p"})
+    assert "has changed since" not in written(page, "spin", [single], {"spin": "p"})
+    assert "The default of SPIN has changed since" in written(page, "spin", [single], {"spin": "q"}).replace("\n", " ")
+    assert "No run of RISE is published yet" in written(page, "rise", [single], {"spin": "p"})
 
 
 def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> None:
@@ -154,14 +159,16 @@ def test_claims_run_the_pipeline_in_folders_of_their_own_and_go_on_where_they_we
         monkeypatch.setenv(name, value)
     arguments: dict[str, Any] = {"methods": ["reflect_rl"], "profile": "tiny"}
     assert run_all(root, ["default"], [1], **arguments) == 0
-    file = root / "results/published/default-1.json"
+    file = root / "results/published/reflect_rl/default-1.json"
     first = json.loads(file.read_text())
     assert (first["kernels"], first["seed"]) == ("default", 1)
     assert "results/reflect_rl/reflect_rl/metrics.json" in first["outputs"]
     assert (root / "params.yaml").read_bytes() == before
     assert not (root / "dvc.lock").exists()
     mine = collected(root / ".rehearsal/claims-default-1-tiny", "default")
-    assert told(mine, [first])[0].startswith(f"{len(first['outputs'])} of {len(first['outputs'])} outputs equal")
+    assert told(mine, [first])[0].startswith(
+        f"Reflect-RL: {len(first['outputs'])} of {len(first['outputs'])} outputs equal"
+    )
 
     capfd.readouterr()
     assert run_all(root, ["default"], [1], **arguments) == 0

@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.apps.claims.published import FOLDER, collected, kernels_here, params_digest, pooled, rounded
+from selfimprove.apps.claims.published import FOLDER, identity, kernels_here, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.profiles import composed
 
 ARENAS = FOLDER / "arena"
@@ -40,9 +41,8 @@ def collected_arena(root: Path, kernels: str) -> dict[str, Any] | None:
     found = arena(root, read_summaries([], root / SUMMARIES), root / TIMING)
     if found is None:
         return None
-    run = collected(root, kernels)
-    kept = {key: run[key] for key in ("kernels", "seed", "threads", "params", "packages")}
-    return {**kept, "arena": rounded(found)}
+    params = read_yaml(root / "params.yaml")
+    return {**identity(params, kernels), "params": params_digest(params), "arena": rounded(found)}
 
 
 def publish_arena(run: PublishedArena, folder: Path = ARENAS) -> Path:

@@ -57,11 +57,11 @@ class Verdict(NamedTuple):
 
 
 def difference(claim: Claim, run: Published) -> Estimate | None:
-    """The claim's difference in a run; None if the run does not have it."""
-    method = run["methods"].get(claim.method)
-    if method is None:
-        return None
-    place = method["rows"][method["last"]]["metrics"] if claim.row is None else method["last_minus"].get(claim.row, {})
+    """The claim's difference in a run of its method; None if the run does not have it."""
+    results = run["results"]
+    place = (
+        results["rows"][results["last"]]["metrics"] if claim.row is None else results["last_minus"].get(claim.row, {})
+    )
     found: Estimate | None = place.get(claim.metric)
     return found
 
@@ -78,16 +78,17 @@ def verdicts(runs: Sequence[Published], claims: Sequence[Claim] = CLAIMS) -> lis
 
 
 def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
-    measured = [(run["kernels"], found) for run in runs if (found := difference(claim, run)) is not None]
+    own = [run for run in runs if run["method"] == claim.method]
+    measured = [(run["kernels"], found) for run in own if (found := difference(claim, run)) is not None]
     if not measured:
         return None
     kinds = {kind: [one for other, one in measured if other == kind] for kind, _ in measured}
     by_kernels = {kind: pooled(estimates) for kind, estimates in kinds.items()}
     held = sum(one["mean"] > 0 for _, one in measured)
     made = (
-        held == len(runs)
+        held == len(own)
         and len(kinds) >= KINDS
         and all(len(estimates) >= SEEDS for estimates in kinds.values())
         and all(one["mean"] > BEYOND * one["se"] for one in by_kernels.values())
     )
-    return Verdict(claim, by_kernels, held, len(runs), made)
+    return Verdict(claim, by_kernels, held, len(own), made)

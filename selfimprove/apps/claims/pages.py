@@ -39,8 +39,8 @@ LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "
 """Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
 
 
-def written(page: str, method: str | None, runs: Sequence[Published], default: str) -> str:
-    """The page with its results between the marks. ``default``: names the default profile's params of today.
+def written(page: str, method: str | None, runs: Sequence[Published], default: Mapping[str, str]) -> str:
+    """The page with its results between the marks. ``default``: method -> names its params in today's default profile.
 
     Raises:
         UserError: the marks are missing.
@@ -53,98 +53,111 @@ def written(page: str, method: str | None, runs: Sequence[Published], default: s
 
 
 def shown_runs(runs: Sequence[Published]) -> list[Published]:
-    """The runs that tables show: all seeds of the kind of kernels that has the most; of equals, avx2."""
+    """The runs of a method that tables show: all seeds of the kind of kernels that has the most; of equals, avx2."""
     order = ["avx2", "default", "avx512"]
     kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
     best = max(kinds, key=lambda kind: (len(kinds[kind]), -order.index(kind) if kind in order else -9))
     return kinds[best]
 
 
-def _results(method: str | None, runs: Sequence[Published], default: str) -> str:
+def _results(page: str | None, published: Sequence[Published], default: Mapping[str, str]) -> str:
+    asked = METHODS if page is None else (page,)
+    by_method = {method: [run for run in published if run["method"] == method] for method in asked}
+    runs = {method: found for method, found in by_method.items() if found}
     if not runs:
-        return "No run is published yet: `make claims` makes them.\n"
-    shown = shown_runs(runs)
-    methods = [
-        one for one in METHODS if (method is None or one == method) and all(one in run["methods"] for run in shown)
-    ]
-    if not methods:
-        return (
-            f"No run of {method_name(method) if method else 'any method'} is published yet: `make claims` makes them.\n"
-        )
-    parts = [_basis(runs, shown, default), _overview(methods, shown) if method is None else _table(method, shown)]
-    parts += [_sentence(one, shown) for one in methods]
-    missing = [method_name(one) for one in METHODS if method is None and one not in methods]
+        return f"No run of {method_name(page) if page else 'any method'} is published yet: `make claims` makes them.\n"
+    shown = {method: shown_runs(found) for method, found in runs.items()}
+    parts = [_basis(runs, shown, default), _overview(shown) if page is None else _table(shown[page])]
+    parts += [_sentence(one) for one in shown.values()]
+    missing = [method_name(one) for one in asked if one not in runs]
     if missing:
         parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
-    left_out = [said for one in methods for said in _left_out(one, shown)]
+    left_out = [said for one in shown.values() for said in _left_out(one)]
     if left_out:
         parts.append(_wrapped("Left out in these runs: " + "; ".join(left_out) + "."))
-    found = [verdict for verdict in verdicts(runs) if verdict.claim.method in methods]
-    parts.append(_claims(found, runs) if method else _made(found))
+    found = verdicts([run for one in runs.values() for run in one])
+    parts.append(_claims(found, runs[page]) if page else _made(found))
     return "\n".join(parts)
 
 
-def _basis(runs: Sequence[Published], shown: Sequence[Published], default: str) -> str:
-    seeds = ", ".join(str(run["seed"]) for run in shown)
-    packages = ", ".join(f"{name} {number}" for name, number in shown[0]["packages"].items())
-    text = f"Held-out tasks, mean ± standard error; seed{'s' if len(shown) > 1 else ''} {seeds} on "
-    text += f"{shown[0]['kernels']} kernels ({packages})"
-    if len(shown) > 1:
-        text += ", pooled over the seeds"
+def _basis(
+    runs: Mapping[str, Sequence[Published]], shown: Mapping[str, Sequence[Published]], default: Mapping[str, str]
+) -> str:
+    """Of which seeds, kernels and packages the tables are; methods of the same runs are named together."""
+    text = "Held-out tasks, mean ± standard error"
+    alike: dict[str, list[str]] = {}
+    for method, found in shown.items():
+        alike.setdefault(_of_runs(found), []).append(method_name(method))
+    for of_runs, names in alike.items():
+        text += f"; {', '.join(names) + ': ' if len(alike) > 1 else ''}{of_runs}"
     text += f". Δ: the last row minus this one, task by task; * beyond {BEYOND} standard errors."
-    if len(runs) == 1:
+    alone = [method_name(method) for method, found in runs.items() if len(found) == 1]
+    if alone:
+        text += f" {'This is' if len(alone) == len(runs) else f'Of {_and(alone)} there is'} one seed on one kind of "
         text += (
-            " This is one seed on one kind of kernels. Another seed or processor moves these numbers by as much as the "
-            "errors say, or more, so no claim rests on them yet."
+            "kernels. Another seed or processor moves these numbers by as much as the errors say, or more, so no claim "
+            "rests on them yet."
         )
-    if shown[0]["params"] != default:
-        text += " The default profile has changed since; these are the results of the one before."
+    changed = [method_name(method) for method, found in shown.items() if found[0]["params"] != default[method]]
+    if changed:
+        text += f" The default of {_and(changed)} has changed since; these are the results of the one before."
     return _wrapped(text)
 
 
-def _overview(methods: Sequence[str], runs: Sequence[Published]) -> str:
+def _of_runs(runs: Sequence[Published]) -> str:
+    seeds = ", ".join(str(run["seed"]) for run in runs)
+    packages = ", ".join(f"{name} {number}" for name, number in runs[0]["packages"].items())
+    text = f"seed{'s' if len(runs) > 1 else ''} {seeds} on {runs[0]['kernels']} kernels ({packages})"
+    return f"{text}, pooled over the seeds" if len(runs) > 1 else text
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _overview(shown: Mapping[str, Sequence[Published]]) -> str:
     lines = ["| method | metric | row | mean ± se | n | Δ (last − row) | tokens |", "|---|---|---|---|---|---|---|"]
-    for method in methods:
-        first = runs[0]["methods"][method]
+    for method, runs in shown.items():
+        first = runs[0]["results"]
         metric = first["headline"]
         for row in first["order"]:
-            here = _metric(runs, method, row, metric)
+            here = _metric(runs, row, metric)
             lines.append(
                 f"| {method} | {metric} | {_row(first, row)} | {figure_text(here, metric)} | {here['n']} "
-                f"| {_delta(runs, method, row, metric)} | {_tokens(runs, method, row)} |"
+                f"| {_delta(runs, row, metric)} | {_tokens(runs, row)} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _table(method: str, runs: Sequence[Published]) -> str:
-    first = runs[0]["methods"][method]
+def _table(runs: Sequence[Published]) -> str:
+    first = runs[0]["results"]
     columns, gains, rates = first["columns"], first["gains"], first["rates"]
     heads = ["row", *columns, *gains, *rates.values(), *(f"Δ {column}" for column in columns), "tokens"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in first["order"]:
         cells = [_row(first, row)]
-        cells += [figure_text(_metric(runs, method, row, name), name) for name in columns]
-        cells += [signed_text(_metric(runs, method, row, name), name).strip() for name in gains]
-        cells += [f"{_metric(runs, method, row, name)['mean']:.2f}" for name in rates]
-        cells += [_delta(runs, method, row, name) for name in columns]
-        lines.append(f"| {' | '.join([*cells, _tokens(runs, method, row)])} |")
+        cells += [figure_text(_metric(runs, row, name), name) for name in columns]
+        cells += [signed_text(_metric(runs, row, name), name).strip() for name in gains]
+        cells += [f"{_metric(runs, row, name)['mean']:.2f}" for name in rates]
+        cells += [_delta(runs, row, name) for name in columns]
+        lines.append(f"| {' | '.join([*cells, _tokens(runs, row)])} |")
     rows = "\n".join(f"- {row}: {first['rows'][row]['what']}" for row in first["order"])
     return "\n".join(lines) + f"\n\n{rows}\n"
 
 
-def _sentence(method: str, runs: Sequence[Published]) -> str:
+def _sentence(runs: Sequence[Published]) -> str:
     """The headline metric of the last row against every other row, in words."""
-    first = runs[0]["methods"][method]
+    first = runs[0]["results"]
     metric, last = first["headline"], first["last"]
     sides: dict[str, list[str]] = {"above": [], "below": [], "": []}
     for row in first["order"]:
         if row != last:
-            found = _minus(runs, method, row, metric)
+            found = _minus(runs, row, metric)
             beyond = bool(found["se"]) and abs(found["mean"]) > BEYOND * found["se"]
             side = "" if not beyond else "above" if found["mean"] > 0 else "below"
             sides[side].append(f"{row} ({signed_text(found, metric).strip(' *')})")
-    value = figure_text(_metric(runs, method, last, metric), metric)
-    said = [f"**{method_name(method)}**: {metric} of {last} is {value}."]
+    value = figure_text(_metric(runs, last, metric), metric)
+    said = [f"**{method_name(runs[0]['method'])}**: {metric} of {last} is {value}."]
     for side in ("above", "below"):
         said += [f"More than {BEYOND} standard errors {side} {', '.join(sides[side])}."] if sides[side] else []
     said += [f"Within {BEYOND} standard errors of {', '.join(sides[''])}."] if sides[""] else []
@@ -155,17 +168,17 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def _left_out(method: str, runs: Sequence[Published]) -> list[str]:
+def _left_out(runs: Sequence[Published]) -> list[str]:
     """Kinds of omissions with the largest share of any row."""
     largest: dict[tuple[str, str], tuple[float, str]] = {}
     for run in runs:
-        for row, value in run["methods"][method]["rows"].items():
+        for row, value in run["results"]["rows"].items():
             for stage, shares in value["omissions"].items():
                 for kind in LEFT_OUT:
                     if shares.get(kind, 0) > largest.get((stage, kind), (0.0, ""))[0]:
                         largest[stage, kind] = (shares[kind], row)
     return [
-        f"{method_name(method)}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
+        f"{method_name(runs[0]['method'])}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
         for (stage, kind), (share, row) in largest.items()
     ]
 
@@ -195,27 +208,33 @@ def _made(found: Sequence[Verdict]) -> str:
     return f"Of the {len(found)} claims that the default is there to show, none is made yet (each page lists them).\n"
 
 
-def _metric(runs: Sequence[Published], method: str, row: str, name: str) -> Estimate:
-    return pooled([run["methods"][method]["rows"][row]["metrics"][name] for run in runs])
+def _metric(runs: Sequence[Published], row: str, name: str) -> Estimate:
+    return pooled([run["results"]["rows"][row]["metrics"][name] for run in runs])
 
 
-def _minus(runs: Sequence[Published], method: str, row: str, name: str) -> Estimate:
-    return pooled([run["methods"][method]["last_minus"][row][name] for run in runs])
+def _minus(runs: Sequence[Published], row: str, name: str) -> Estimate:
+    return pooled([run["results"]["last_minus"][row][name] for run in runs])
 
 
-def _delta(runs: Sequence[Published], method: str, row: str, name: str) -> str:
-    if row == runs[0]["methods"][method]["last"]:
+def _delta(runs: Sequence[Published], row: str, name: str) -> str:
+    if row == runs[0]["results"]["last"]:
         return ""
-    return signed_text(_minus(runs, method, row, name), name).strip()
+    return signed_text(_minus(runs, row, name), name).strip()
 
 
-def _tokens(runs: Sequence[Published], method: str, row: str) -> str:
-    read = [run["methods"][method]["rows"][row]["training_tokens"] for run in runs]
+def _tokens(runs: Sequence[Published], row: str) -> str:
+    read = [run["results"]["rows"][row]["training_tokens"] for run in runs]
     return f"{sum(read) / len(read) / 1000:.0f}k"
 
 
-def _row(method: Mapping[str, Any], row: str) -> str:
-    return f"{row} (last)" if row == method["last"] else row
+def _row(results: Mapping[str, Any], row: str) -> str:
+    return f"{row} (last)" if row == results["last"] else row
+
+
+def default_digests(profiles: Path = Path("profiles")) -> dict[str, str]:
+    """Method -> what names its params in today's default profile."""
+    params = composed(DEFAULT, profiles)
+    return {method: params_digest(params, [method]) for method in METHODS}
 
 
 @one_sentence()
@@ -224,7 +243,7 @@ def main() -> None:
     text = ARENA_PAGE.read_text(encoding="utf-8")
     if (new := written_arena(text)) != text:
         write_text(ARENA_PAGE, new)
-    runs, default = read_published(FOLDER), params_digest(composed(DEFAULT))
+    runs, default = read_published(FOLDER), default_digests()
     for name, method in PAGES.items():
         page = Path(name)
         text = page.read_text(encoding="utf-8")

@@ -1,8 +1,9 @@
-"""A run's results as a file that is committed: ``results/published/<kernels>-<seed>.json``.
+"""A method's results in a run as a file that is committed: ``results/published/<method>/<kernels>-<seed>.json``.
 
-It holds what the results tables show of every method, and the hash of every output of the run, so that another machine
-can tell whether it made the same bytes. ``python -m selfimprove.apps.claims.published FOLDER`` writes one of a run in
-another folder (``make claims`` does).
+It holds what the method's results table shows, and the hash of every output of the method's stages, so that another
+machine can tell whether it made the same bytes. It names the params that the method reads, so a change of one method's
+params leaves the published runs of the others as they are. ``python -m selfimprove.apps.claims.published FOLDER``
+writes those of a run in another folder (``make claims`` does).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def kinds_here() -> list[str]:
     return kinds[: kinds.index(own) + 1] if own in kinds else [own]
 
 
-def collected(root: Path, kernels: str) -> dict[str, Any]:
-    """A finished run's results, of the methods that it has.
+def collected(root: Path, kernels: str) -> list[dict[str, Any]]:
+    """The results of a finished run, of each method that it has.
 
     Raises:
         UserError: it has none.
@@ -59,23 +60,45 @@ def collected(root: Path, kernels: str) -> dict[str, Any]:
     found = {method: read_object(file) for method, file in summaries.items() if file.is_file()}
     if not found:
         raise UserError(f"{root}: no results to publish; run `make repro` there first.")
-    params = read_yaml(root / "params.yaml")
+    params, outputs = read_yaml(root / "params.yaml"), output_hashes(root / "dvc.lock")
+    return [
+        {
+            "method": method,
+            **identity(params, kernels),
+            "params": params_digest(params, [method]),
+            "results": _shown(summary),
+            "outputs": {path: md5 for path, md5 in outputs.items() if _of(path) == method},
+        }
+        for method, summary in found.items()
+    ]
+
+
+def _of(path: str) -> str | None:
+    """The method whose stages wrote it: ``results/summary/rise-turns.csv`` -> ``rise``."""
+    named = [part.split("-")[0] for part in Path(path).with_suffix("").parts]
+    return next((method for method in METHODS if method in named), None)
+
+
+def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
+    """What a run's numbers depend on beside its params and its code."""
+    packages = {name: version(name) for name in PACKAGES}
     return {
         "kernels": kernels,
         "seed": params["run"]["seed"],
         "threads": params["run"]["threads"],
-        "params": params_digest(params),
-        "packages": {name: version(name) for name in PACKAGES},
-        "methods": {method: _shown(summary) for method, summary in found.items()},
-        "outputs": output_hashes(root / "dvc.lock"),
+        "packages": packages,
     }
 
 
-def params_digest(params: Mapping[str, Any]) -> str:
-    """Names params apart from the seed and from what changes no result."""
-    rest = {key: value for key, value in params.items() if key != "tracking"}
-    rest["run"] = {key: value for key, value in params["run"].items() if key != "seed"}
-    return blake2b(json.dumps(rest, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -> str:
+    """Names the params of some methods, apart from the seed."""
+    kept = {
+        "run": {key: value for key, value in params["run"].items() if key != "seed"},
+        "methods": {
+            method: [params[method], params["base"][method], params["tokenizer"][method]] for method in methods
+        },
+    }
+    return blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
 def output_hashes(lock: Path) -> dict[str, str]:
@@ -87,23 +110,29 @@ def output_hashes(lock: Path) -> dict[str, str]:
 
 
 def publish(run: Published, folder: Path = FOLDER) -> Path:
-    """Write a run's file; one of the same kernels and seed is replaced."""
-    file = folder / f"{run['kernels']}-{run['seed']}.json"
+    """Write a file; one of the same method, kernels and seed is replaced."""
+    file = folder / run["method"] / f"{run['kernels']}-{run['seed']}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, json.dumps(run, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return file
 
 
 def read_published(folder: Path = FOLDER) -> list[Published]:
-    """All runs that are published, by kernels and seed.
+    """All runs that are published, by method, kernels and seed.
 
     Raises:
-        UserError: they are of different params, so that they can't be pooled.
+        UserError: a method's are of different params, so that they can't be pooled.
     """
-    runs = [read_object(file) for file in sorted(folder.glob("*.json"))]
-    if len({run["params"] for run in runs}) > 1:
-        named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
-        raise UserError(f"{folder} holds runs of different params: {named}; delete the old ones, or run `make claims`.")
-    return sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
+    found: list[Published] = []
+    for method in METHODS:
+        runs = [read_object(file) for file in sorted((folder / method).glob("*.json"))]
+        if len({run["params"] for run in runs}) > 1:
+            named = ", ".join(f"{run['kernels']}-{run['seed']} ({run['params']})" for run in runs)
+            raise UserError(
+                f"{folder / method} holds runs of different params: {named}; delete the old ones, or run `make claims`."
+            )
+        found += sorted(runs, key=lambda run: (run["kernels"], run["seed"]))
+    return found
 
 
 def pooled(estimates: Sequence[Estimate]) -> Estimate:
@@ -148,9 +177,10 @@ def rounded(value: Any) -> Any:
 
 @one_sentence()
 def main() -> None:
-    """Publish the run of the folder that is named (here: this one), which was made with this machine's kernels."""
+    """Publish the run of the folder that is named (else: of this one), made with this machine's kernels."""
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-    print(publish(collected(root, kernels_here())))
+    for run in collected(root, kernels_here()):
+        print(publish(run))
 
 
 if __name__ == "__main__":

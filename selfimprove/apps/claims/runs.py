@@ -76,10 +76,10 @@ def _run(root: Path, kind: str, seed: int, methods: Sequence[str], profile: str)
     if code == 0:
         compared = collected_arena(folder, kind)
         if compared is not None:
-            file = publish_arena(compared, root / ARENAS)
+            files = [publish_arena(compared, root / ARENAS)]
         else:
-            file = publish(collected(folder, kind), root / FOLDER)
-        print(f"claims: {file}", flush=True)
+            files = [publish(run, root / FOLDER) for run in collected(folder, kind)]
+        print(f"claims: {', '.join(map(str, files))}", flush=True)
     return code
 
 

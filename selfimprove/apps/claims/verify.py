@@ -11,15 +11,23 @@ from pathlib import Path
 
 from selfimprove.apps.claims.claims import difference, holds, verdicts
 from selfimprove.apps.claims.published import Published, collected, kernels_here, read_published
+from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
 
 
-def told(run: Published, runs: Sequence[Published]) -> list[str]:
-    """What there is to say of a run beside the published ones."""
+def told(mine: Sequence[Published], runs: Sequence[Published]) -> list[str]:
+    """What there is to say of a run's methods beside the published ones."""
     if not runs:
         return ["no run is published yet; `make claims` makes some."]
+    return [line for one in mine for line in _of_method(one, [run for run in runs if run["method"] == one["method"]])]
+
+
+def _of_method(run: Published, runs: Sequence[Published]) -> list[str]:
+    name = method_name(run["method"])
+    if not runs:
+        return [f"{name}: no run is published yet; `make claims` makes some."]
     if run["params"] != runs[0]["params"]:
-        return ["params.yaml is not the published runs' (the default profile): nothing to compare."]
+        return [f"{name}: params.yaml is not the published runs': nothing to compare."]
     lines = [_bytes(run, one) for one in runs if one["seed"] == run["seed"]]
     if not lines:
         lines = [f"no run with seed {run['seed']} is published, so no bytes can be compared."]
@@ -27,13 +35,14 @@ def told(run: Published, runs: Sequence[Published]) -> list[str]:
     made = [verdict.claim for verdict in found if verdict.made]
     held = [claim for claim in made if holds(claim, run)]
     lines.append(f"{len(held)} of the {len(made)} published claims hold in this run.")
+    lines = [f"{name}: {line}" for line in lines]
     for verdict in found:
         claim = verdict.claim
-        mine = difference(claim, run)
-        if mine is not None:
-            shown = f"{mine['mean']:+.3f} ± {mine['se']:.3f}"
+        difference_here = difference(claim, run)
+        if difference_here is not None:
+            shown = f"{difference_here['mean']:+.3f} ± {difference_here['se']:.3f}"
             state = "claimed" if verdict.made else "not claimed"
-            lines.append(f"  {claim.method}: {claim.text}: {shown} ({state}; in {verdict.held} of {verdict.runs} runs)")
+            lines.append(f"  {claim.text}: {shown} ({state}; in {verdict.held} of {verdict.runs} runs)")
     return lines
 
 
