@@ -94,7 +94,7 @@ def test_twice_the_problems_are_twice_the_tokens_and_four_samples_four_times_tho
     def made(problems: int, samples: int) -> tuple[int, int]:
         text = (
             f"rise: {{iterations: {{iter1: {{generate: {{tasks: {problems}, max_turns: 1, models: [student], "
-            f"num_of_samples: [{samples}]}}}}, iter2: null}}, "
+            f"num_of_samples: [{samples}], max_tokens: 64}}}}, iter2: null}}, "
             f"rows: {{iter2: null, more_sft: null, single_turn: null, unweighted: null}}}}"
         )
         (plan,) = plans("mine", folder=overlay(tmp_path, text))
