@@ -20,7 +20,6 @@ from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Move, Problem, Step
 
 LARGEST_SEARCH = 20_000
-"""States that the expert's search visits before it gives up."""
 
 
 class TextEnv(ABC):
@@ -38,6 +37,8 @@ class TextEnv(ABC):
     """Every action there is; a world whose actions depend on its state overrides ``valid_actions``."""
     tasks: int = 2000
     """How many tasks there are: task ids count from 0."""
+    largest_search: int = LARGEST_SEARCH
+    """States that the expert's search visits, at most."""
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -114,7 +115,7 @@ class TextEnv(ABC):
         """The states from ``start`` on a shortest way to reward 1, and the actions in them."""
         before: dict[Any, tuple[Any, str]] = {}
         seen, waiting = {self._apart()}, deque([start])
-        while waiting and len(seen) < LARGEST_SEARCH:
+        while waiting and len(seen) < self.largest_search:
             state = waiting.popleft()
             self.restore(state)
             for action in self.valid_actions() or ():

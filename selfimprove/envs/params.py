@@ -31,6 +31,8 @@ class EnvParams(Section):
 
     prefix: ClassVar[str] = ""
     """A name that begins with this and ":" is of this section: ``gymnasium:FrozenLake-v1``."""
+    names_module: ClassVar[bool] = True
+    """Whether what stands before the last ":" of its name is a module, on which a stage depends."""
     paper: ClassVar[str] = ""
     """The method whose paper plays environments of this kind."""
     capability: ClassVar[str] = ""

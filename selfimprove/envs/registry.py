@@ -147,7 +147,7 @@ def modules_of(method: str, name: str) -> list[str]:
     if one is None:
         return []
     by = None if issubclass(one, kind) else adapter(kind, one)
-    own = name.removeprefix(f"{one.prefix}:").split(":")[:-1]
+    own = name.removeprefix(f"{one.prefix}:").split(":")[:-1] if one.names_module else []
     return [*own, one.__module__, *([by.__module__] if by else [])]
 
 

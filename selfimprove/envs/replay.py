@@ -92,7 +92,8 @@ def diverged(world: World) -> int:
 
 
 def _stats(world: World) -> ReplayStats | None:
-    return world.stats if isinstance(world, ReplayWorld) else None
+    stats = getattr(world, "stats", None)
+    return stats if isinstance(stats, ReplayStats) else None
 
 
 @dataclass

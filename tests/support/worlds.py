@@ -9,6 +9,7 @@ from typing import Any
 from selfimprove.envs.params import EnvParams
 from selfimprove.envs.registry import named
 from tests.envs.autoexplore.conftest import FILES, plant
+from tests.support.openenv_server import GAME, counting_server
 
 ELSEWHERE = {"sciworld": "needs Java", "mixture": "has tests of its own"}
 """Environments that the light tests do not play, and why; ``make test-backends-<name>`` does."""
@@ -36,6 +37,8 @@ def keys_of(name: str, folder: Path, *, attempts: bool = False) -> dict[str, Any
         keys |= {"repos": str(folder / "repos"), "labels": "single"}
     elif name == "gymnasium:…":
         keys = {"name": "gymnasium:Taxi-v4", "actions": TAXI, "score": 20}
+    elif name == "openenv:…":
+        keys = {"name": counting_server().name, **GAME}
     elif name == "encyclopedia":
         keys |= {"people": 60, "distractors": 0, "questions": 60}
     elif name == "hotpotqa":

@@ -1,0 +1,135 @@
+"""The sessions that this process holds on an OpenEnv server, shared by all that plays there.
+
+They live on an event loop in a thread of their own, so that the same few sessions serve coroutines (a method's
+episodes) and plain calls (experts, listed actions, the check at the start): a server takes only so many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeVar
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import EnvError, Step
+from selfimprove.envs.openenv.link import FAREWELL, Server
+from selfimprove.envs.openenv.session import Rules, Session
+from selfimprove.envs.replay import ReplayState, ReplayStats, ReplayWorld, Slot
+
+T = TypeVar("T")
+
+
+class Pool:
+    """The sessions on one server, under one set of rules; none before one is needed."""
+
+    def __init__(self, name: str, instruction: str, server: Server, rules: Rules, sessions: int, retries: int) -> None:
+        """``name``: the environment's in outputs; ``sessions``: held at once, at most; ``retries``: ``Session``'s."""
+
+        async def make_slot() -> Slot:
+            return Session(server, rules, retries)
+
+        self.name, self.instruction = name, instruction
+        self._server, self._sessions, self._make_slot = server, sessions, make_slot
+        self.ways: dict[Any, list[str]] = {}
+        """What experts found."""
+        self._world: ReplayWorld | None = None
+        self._players = 0
+        self._loop = _loop(os.getpid())
+        atexit.register(self._end)
+
+    def current(self) -> ReplayWorld:
+        """Where episodes are played now; its calls belong on the pool's loop."""
+        if self._world is None:
+            self._world = ReplayWorld(self.name, self.instruction, self._make_slot, self._sessions)
+        return self._world
+
+    def now(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work on the loop; the caller waits.
+
+        Raises:
+            UserError: also where the environment fails: a plain call has nothing to go on with.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except EnvError as error:
+            raise UserError(f"{error}; look at the server's own output.") from None
+
+    async def soon(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for a coroutine of another loop, which goes on meanwhile."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def join(self) -> OpenEnvWorld:
+        """A world for a method; the sessions end with the last one that is closed."""
+        self._players += 1
+        return OpenEnvWorld(self)
+
+    async def leave(self) -> None:
+        """A world was closed."""
+        self._players -= 1
+        if self._players == 0:
+            await self.soon(self._close())
+
+    async def _close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            await world.close()
+        await self._server.close()
+
+    def _end(self) -> None:
+        """At the end of the process: say goodbye, but wait for nobody long."""
+        with suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(FAREWELL)
+
+
+class OpenEnvWorld:
+    """Implements ``World`` on a pool's sessions."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self.name, self.instruction = pool, pool.name, pool.instruction
+        self._world = pool.current()
+        self._closed = False
+
+    @property
+    def stats(self) -> ReplayStats:
+        """Of the pool's sessions while this world was open."""
+        return self._world.stats
+
+    async def reset(self, task_id: int) -> tuple[ReplayState, str]:
+        """See ``World``."""
+        state, seen = await self._pool.soon(self._world.reset(task_id))
+        return state, str(seen)
+
+    async def step(self, state: ReplayState, action: str) -> tuple[ReplayState, Step]:
+        """See ``World``."""
+        after, step = await self._pool.soon(self._world.step(state, action))
+        return after, step._replace(observation=str(step.observation))
+
+    async def close(self) -> None:
+        """See ``World``."""
+        if not self._closed:
+            self._closed = True
+            await self._pool.leave()
+
+
+_POOLS: dict[tuple[int, str], Pool] = {}
+
+
+def pool(key: str, make: Callable[[], Pool]) -> Pool:
+    """The process's pool of that key; another process, also a forked one, has sessions of its own."""
+    place = (os.getpid(), key)
+    if place not in _POOLS:
+        _POOLS[place] = make()
+    return _POOLS[place]
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """The loop of a process, which runs in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="openenv", daemon=True).start()
+    return loop

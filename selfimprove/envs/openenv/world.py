@@ -1,0 +1,121 @@
+"""An OpenEnv server's environment as params.yaml names it: ``openenv:<address>``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from selfimprove.envs.interface import AgentEnv, World
+from selfimprove.envs.params import TextParams
+
+if TYPE_CHECKING:
+    from selfimprove.envs.openenv.pool import Pool
+
+PREFIX = "openenv"
+ADDRESS = re.compile(r"https?://[\w.-]+(:[0-9]{1,5})?(/[\w./-]*)?")
+
+
+class OpenEnvParams(TextParams):
+    """Any environment on an OpenEnv server whose actions can be written as text."""
+
+    name: str = Field(pattern=rf"^{PREFIX}:", description="openenv:http://host:port, the server's address")
+    called: str = Field(default=PREFIX, pattern=r"^[\w.-]{1,60}$", description="what outputs call the environment")
+    about: str = Field(default="", description='what the environment is, said first; "": nothing')
+    reset: dict[str, Any] = Field(
+        default={"seed": "{task}"}, description="fields of a reset; {task} stands for the task's number"
+    )
+    action: str | dict[str, Any] = Field(
+        default="message",
+        description="the field of an action that is the text; or all fields, in which {action} stands for the text and "
+        "{number} for its place in actions, or for the text as a number",
+    )
+    actions: list[str] = Field(default=[], description="every action there is; []: any text, or what listed names")
+    listed: str = Field(default="", description='the field of an observation that lists what can be done now; "": none')
+    field: str = Field(
+        default="", description='the field of an observation that is shown, a.b or a.-1 inside others; "": all of them'
+    )
+    score: Literal["return", "last", "terminated"] | float = Field(
+        default="return",
+        description="return: the sum of the rewards, which has to lie in [0, 1]; last: the last reward; terminated: 1 "
+        "when the episode ends, else 0; a number: 1 from the first step with such a reward, or more, else 0",
+    )
+    tasks: int = Field(default=2000, ge=1, le=1_000_000, description="how many tasks there are, numbered from 0")
+    experts: str | None = Field(
+        default=None,
+        description="JSONL of ways to reward 1, which training starts from; null: searched over listed actions",
+    )
+    search: int = Field(default=2000, ge=1, le=1_000_000, description="states that a search visits, at most")
+    retries: int = Field(default=3, ge=0, le=20, description="how often a lost connection is made again for a call")
+    max_message: int = Field(default=1_000_000, ge=1000, description="bytes of an answer of the server, at most")
+
+    prefix: ClassVar[str] = PREFIX
+    names_module: ClassVar[bool] = False
+    paper: ClassVar[str] = ""
+
+    @model_validator(mode="after")
+    def _can_be_played(self) -> OpenEnvParams:
+        if not ADDRESS.fullmatch(self.name.partition(":")[2]):
+            raise ValueError(f"name: {PREFIX}: is followed by an address like http://127.0.0.1:8000")
+        if self.server is not None:
+            raise ValueError("server: the address stands in name; set null")
+        if len(set(self.actions)) < len(self.actions):
+            raise ValueError("actions: an action stands there twice; name each once")
+        if isinstance(self.action, dict) and not {"{action}", "{number}"} & set(_texts(self.action)):
+            raise ValueError("action: no field is {action} or {number}; say where the action's text goes")
+        return self
+
+    @property
+    def world_name(self) -> str:
+        """See ``EnvParams``."""
+        return self.called
+
+    def instruction(self) -> str:
+        what = f"one of these actions: {', '.join(self.actions)}" if self.actions else "one action"
+        about = f"{self.about}\n" if self.about else ""
+        return f"{about}Answer each time with a thought and {what}.\nThought: why\nAction: the action"
+
+    def make(self) -> AgentEnv:
+        """See ``TextParams``. Raises: UserError: nothing answers there, or what it answers does not fit."""
+        from selfimprove.core.records import read_rows
+        from selfimprove.envs.contract import check_once
+        from selfimprove.envs.openenv.env import OpenEnv, read_experts
+
+        where = self.experts and Path(self.experts)
+        experts = read_experts(read_rows(where), where, self.tasks) if where else {}
+
+        def made() -> OpenEnv:
+            return OpenEnv(self._pool(), self.tasks, experts, self.search)
+
+        check_once(self.name, self.model_dump_json(), made)
+        return made()
+
+    def world(self) -> World:
+        self.make()  # which checks it
+        return self._pool().join()
+
+    def embedded_world(self) -> World:
+        return self.world()
+
+    def _pool(self) -> Pool:
+        """The process's sessions on the server."""
+        from selfimprove.envs.openenv.link import Server
+        from selfimprove.envs.openenv.pool import Pool, pool
+        from selfimprove.envs.openenv.session import Rules
+
+        def made() -> Pool:
+            action = self.action if isinstance(self.action, dict) else {self.action: "{action}"}
+            rules = Rules(self.name, self.reset, action, self.actions, self.listed, self.field, self.score)
+            server = Server(self.name, self.server_timeout, self.max_message)
+            return Pool(self.called, self.instruction(), server, rules, self.server_concurrency, self.retries)
+
+        return pool(self.model_dump_json(), made)
+
+
+def _texts(value: Any) -> list[str]:
+    """Every text in the fields of a message."""
+    if isinstance(value, dict | list):
+        return [text for inner in (value.values() if isinstance(value, dict) else value) for text in _texts(inner)]
+    return [value] if isinstance(value, str) else []

@@ -1,0 +1,162 @@
+"""A server that speaks OpenEnv's protocol (openenv-core 0.3), with a counting game; it can misbehave.
+
+It runs in a thread of the tests' process, on a port of its own. ``tests/backends/test_openenv.py`` plays the same game
+on the real package's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+ACTIONS = ("add one", "double", "triple")
+GAME: dict[str, Any] = {"action": "word", "field": "text", "listed": "legal", "tasks": 60, "actions": list(ACTIONS)}
+"""The keys of an ``env`` section that plays it."""
+
+
+class Counting:
+    """Reach the task's goal exactly. An action that is none raises an error."""
+
+    def __init__(self) -> None:
+        self.goal, self.now = 0, 0
+
+    def reset(self, seed: int = 0) -> dict[str, Any]:
+        self.goal, self.now = seed + 2, 0
+        return self._told(f"The goal is {self.goal}. You are at 0.")
+
+    def step(self, word: str) -> dict[str, Any]:
+        self.now = {"add one": self.now + 1, "double": self.now * 2, "triple": self.now * 3}[word]
+        return self._told(f"The goal is {self.goal}. You are at {self.now}.")
+
+    def _told(self, text: str) -> dict[str, Any]:
+        legal = list(ACTIONS if self.now else ACTIONS[:1])
+        return {
+            "observation": {"text": text, "legal": legal, "place": {"now": self.now, "path": [0, self.now]}},
+            "reward": float(self.now == self.goal),
+            "done": self.now >= self.goal,
+        }
+
+
+class Refusal(Exception):
+    """An error that the server answers with."""
+
+    def __init__(self, code: str, said: str, **more: Any) -> None:
+        super().__init__(said)
+        self.told = {"type": "error", "data": {"message": said, "code": code, **more}}
+
+
+class OpenEnvServer:
+    """One server, and what it saw.
+
+    Attributes:
+        game: a class that plays.
+        changes: called with each answer of the game and the message; what it returns is told instead: data, a
+            text as it is, or nothing for so many seconds. A ``Refusal`` is told, an ``OSError`` cuts the connection.
+        sessions: at once, at most.
+        seen: the messages of every session, in their order.
+        open, most, made: sessions that are open, were open at once, were ever made.
+    """
+
+    def __init__(self, heartbeat: float | None = None) -> None:
+        """``heartbeat``: seconds between pings; who does not answer one in half that time is cut off."""
+        self.heartbeat, self.game = heartbeat, Counting
+        self.changes: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda told, message: told
+        self.sessions = 1000
+        self.seen: list[list[dict[str, Any]]] = []
+        self.open = self.most = self.made = 0
+        self._started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._serve, daemon=True).start()
+        assert self._started.wait(20)
+
+    @property
+    def name(self) -> str:
+        """As ``env.name`` has it."""
+        return f"openenv:http://127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """Listen no more, and cut all connections."""
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(20)
+
+    def start(self, port: int = 0) -> None:
+        """Listen again."""
+        asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(20)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._listen(0))
+        self._started.set()
+        self._loop.run_forever()
+
+    async def _listen(self, port: int) -> None:
+        app = web.Application()
+        app.router.add_get("/ws", self._session)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def _session(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(heartbeat=self.heartbeat)
+        await socket.prepare(request)
+        if self.open >= self.sessions:
+            full = Refusal("CAPACITY_REACHED", f"{self.open} of {self.sessions} sessions are taken")
+            await socket.send_str(json.dumps(full.told))
+            await socket.close()
+            return socket
+        game, messages = self.game(), list[dict[str, Any]]()
+        self.seen.append(messages)
+        self.made += 1
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            async for raw in socket:
+                if raw.type is not WSMsgType.TEXT:
+                    break
+                message = json.loads(raw.data)
+                messages.append(message)
+                if message["type"] == "close":
+                    break
+                try:
+                    answer = {"type": "observation", "data": self.changes(self._played(game, message), message)}
+                except Refusal as refusal:
+                    answer = refusal.told
+                if isinstance(answer["data"], float):  # seconds without an answer
+                    await asyncio.sleep(answer["data"])
+                    continue
+                await socket.send_str(answer["data"] if isinstance(answer["data"], str) else json.dumps(answer))
+        except OSError:
+            assert request.transport is not None
+            request.transport.abort()
+        finally:
+            self.open -= 1
+        return socket
+
+    def _played(self, game: Any, message: dict[str, Any]) -> dict[str, Any]:
+        data = message["data"]
+        if message["type"] == "step" and (wrong := set(data) ^ {"word"}):
+            errors = [
+                {"type": "missing" if field == "word" else "extra_forbidden", "loc": [field]} for field in sorted(wrong)
+            ]
+            raise Refusal("VALIDATION_ERROR", "Invalid message", errors=errors)
+        if message["type"] == "step" and len(str(data["word"])) > 100:
+            errors = [{"type": "string_too_long", "loc": ["word"]}]
+            raise Refusal("VALIDATION_ERROR", "Invalid message", errors=errors)
+        try:
+            told: dict[str, Any] = getattr(game, message["type"])(**data)
+        except KeyError as error:
+            raise Refusal("EXECUTION_ERROR", str(error)) from None
+        return told
+
+
+@cache
+def counting_server() -> OpenEnvServer:
+    """One that behaves, for all tests of a process."""
+    return OpenEnvServer()
