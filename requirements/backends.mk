@@ -192,6 +192,22 @@ fetch: $(REMOTE_STAMP) ## bring what dvc.lock names, so that make repro runs not
 test-backends-remote: $(REMOTE_STAMP)
 	OMP_NUM_THREADS=1 $(REMOTE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_remote.py -p no:cacheprovider
 
+# OpenEnv's server, without its web page, as TRL above (60 MB).
+OPENENV_ENV := .venvs/openenv
+OPENENV_LOCK := requirements/openenv.lock
+OPENENV_STAMP := $(OPENENV_ENV)/.ready-$(firstword $(shell cat $(OPENENV_LOCK) requirements/main.lock | cksum))
+
+$(OPENENV_STAMP): $(READY) | $(OPENENV_LOCK)
+	@echo "installing into $(OPENENV_ENV) (once; half a minute, 60 MB)"
+	$(call BESIDE_MAIN,$(OPENENV_ENV),$(OPENENV_LOCK))
+	touch $@
+
+.PHONY: env-openenv test-backends-openenv
+env-openenv: $(OPENENV_STAMP) ## create .venvs/openenv: OpenEnv's server, to play on in tests
+
+test-backends-openenv: $(OPENENV_STAMP)
+	OMP_NUM_THREADS=1 $(OPENENV_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_openenv.py -p no:cacheprovider
+
 # SkyPilot's parser, alone (320 MB).
 SKYPILOT_ENV := .venvs/skypilot
 SKYPILOT_LOCK := requirements/skypilot.lock
@@ -216,7 +232,7 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect remote slurm skypilot
+BACKENDS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 

@@ -46,6 +46,11 @@ mapfile -t main < <(printf "triton\nnvidia-cuda-cccl\n"; sed -n 's/^\([A-Za-z0-9
   --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" \
   $(printf -- '--no-emit-package=%s ' "${main[@]}" | sed 's/--no-emit-package=python-dateutil //') -o requirements/remote.lock
 
+# So does OpenEnv's server.
+"$uv" pip compile requirements/openenv.in --override requirements/openenv.overrides --constraint requirements/main.lock \
+  --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 "${skip[@]/#/--no-emit-package=}" \
+  "${main[@]/#/--no-emit-package=}" -o requirements/openenv.lock
+
 # inspect_ai, alone.
 "$uv" pip compile requirements/inspect.in --generate-hashes --no-header --no-annotate --quiet --python-version 3.11 \
   -o requirements/inspect.lock

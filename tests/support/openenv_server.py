@@ -31,7 +31,8 @@ class Counting:
         return self._told(f"The goal is {self.goal}. You are at 0.")
 
     def step(self, word: str) -> dict[str, Any]:
-        self.now = {"add one": self.now + 1, "double": self.now * 2, "triple": self.now * 3}[word]
+        now, self.now = self.now, -1  # an action that fails leaves a state that is none
+        self.now = {"add one": now + 1, "double": now * 2, "triple": now * 3}[word]
         return self._told(f"The goal is {self.goal}. You are at {self.now}.")
 
     def _told(self, text: str) -> dict[str, Any]:
@@ -61,15 +62,16 @@ class OpenEnvServer:
         sessions: at once, at most.
         seen: the messages of every session, in their order.
         open, most, made: sessions that are open, were open at once, were ever made.
+        pongs: answers to ``ping``.
     """
 
-    def __init__(self, heartbeat: float | None = None) -> None:
-        """``heartbeat``: seconds between pings; who does not answer one in half that time is cut off."""
-        self.heartbeat, self.game = heartbeat, Counting
+    def __init__(self) -> None:
+        self.game = Counting
         self.changes: Callable[[dict[str, Any], dict[str, Any]], Any] = lambda told, message: told
         self.sessions = 1000
         self.seen: list[list[dict[str, Any]]] = []
-        self.open = self.most = self.made = 0
+        self.open = self.most = self.made = self.pongs = 0
+        self._sockets: set[web.WebSocketResponse] = set()
         self._started = threading.Event()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._serve, daemon=True).start()
@@ -88,6 +90,15 @@ class OpenEnvServer:
         """Listen again."""
         asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(20)
 
+    def ping(self) -> None:
+        """Ping every session, as servers do that close those which do not answer."""
+
+        async def ping() -> None:
+            for socket in self._sockets:
+                await socket.ping()
+
+        asyncio.run_coroutine_threadsafe(ping(), self._loop).result(20)
+
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._listen(0))
@@ -104,7 +115,7 @@ class OpenEnvServer:
         self.port = self._runner.addresses[0][1]
 
     async def _session(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(heartbeat=self.heartbeat)
+        socket = web.WebSocketResponse(autoping=False)
         await socket.prepare(request)
         if self.open >= self.sessions:
             full = Refusal("CAPACITY_REACHED", f"{self.open} of {self.sessions} sessions are taken")
@@ -113,14 +124,17 @@ class OpenEnvServer:
             return socket
         game, messages = self.game(), list[dict[str, Any]]()
         self.seen.append(messages)
+        self._sockets.add(socket)
         self.made += 1
         self.open += 1
         self.most = max(self.most, self.open)
         try:
             async for raw in socket:
-                if raw.type is not WSMsgType.TEXT:
-                    break
+                if raw.type is WSMsgType.PONG:
+                    self.pongs += 1
+                    continue
                 message = json.loads(raw.data)
+                json.dumps(message, ensure_ascii=False).encode()  # a text that is no Unicode breaks a session
                 messages.append(message)
                 if message["type"] == "close":
                     break
@@ -137,6 +151,7 @@ class OpenEnvServer:
             request.transport.abort()
         finally:
             self.open -= 1
+            self._sockets.discard(socket)
         return socket
 
     def _played(self, game: Any, message: dict[str, Any]) -> dict[str, Any]:

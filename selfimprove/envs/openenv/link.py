@@ -191,8 +191,7 @@ class Connection:
     async def close(self) -> None:
         """End the session; the server may be gone."""
         self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
+        await asyncio.wait([self._reader])
         with suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 await self._socket.send_str('{"type": "close"}')

@@ -39,7 +39,8 @@ class Pool:
         """What experts found."""
         self._world: ReplayWorld | None = None
         self._players = 0
-        self._loop = _loop(os.getpid())
+        self._process = os.getpid()
+        self._loop = _loop(self._process)
         atexit.register(self._end)
 
     def current(self) -> ReplayWorld:
@@ -81,7 +82,9 @@ class Pool:
         await self._server.close()
 
     def _end(self) -> None:
-        """At the end of the process: say goodbye, but wait for nobody long."""
+        """At the end of the process: say goodbye, but wait for nobody long. A forked process has no such thread."""
+        if os.getpid() != self._process:
+            return
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(FAREWELL)
 

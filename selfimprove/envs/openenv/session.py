@@ -67,7 +67,10 @@ class Rules:
 
     def seen(self, told: Told) -> Seen:
         """The text of an observation, and the actions that it lists, else the given ones."""
-        seen = Seen(plain_text(written(self._at(told, self.field) if self.field else told.observation)))
+        try:
+            seen = Seen(plain_text(written(self._at(told, self.field) if self.field else told.observation)))
+        except RecursionError:
+            raise UserError(f"{self.name}: an observation is nested too deeply; name a text in env.field.") from None
         seen.listed = tuple(self.actions) or None
         if told.done:
             seen.listed = ()
@@ -116,7 +119,7 @@ class Rules:
                 f"{self.name}: in task {task} {what} {score:g}, and a score lies in [0, 1]; set env.score to "
                 "terminated, or to the reward that means success."
             )
-        return min(1.0, max(0.0, score))
+        return min(1.0, max(0.0, round(score, 9)))  # ten times 0.1 are 1
 
 
 class Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,20 +149,14 @@ def test_hundreds_of_sessions_play_at_once_and_end_with_the_world(server: OpenEn
     told = asyncio.run(play())
     assert server.most == 300
     assert [one[3][0] for one in told] == [f"The goal is {i % 40 + 22}. You are at 6." for i in range(600)]
-    assert still_open(server) == 0
+    asyncio.run(until(lambda: server.open == 0))
 
 
-def still_open(server: OpenEnvServer) -> int:
-    """Sessions that the server still holds, after a moment to notice."""
-
-    async def wait() -> None:
-        for _ in range(200):
-            if server.open == 0:
-                return
+async def until(there: Callable[[], bool]) -> None:
+    """Wait for what the server is about to notice."""
+    async with asyncio.timeout(30):
+        while not there():
             await asyncio.sleep(0.02)
-
-    asyncio.run(wait())
-    return server.open
 
 
 def test_a_connection_that_breaks_in_an_episode_is_made_again_and_no_action_counts_twice(
@@ -219,22 +213,18 @@ def test_a_server_that_stays_away_ends_the_episode_and_names_itself(server: Open
     server.start(server.port)
 
 
-def test_an_idle_session_answers_the_server_s_pings() -> None:
-    server = OpenEnvServer(heartbeat=0.2)
+def test_an_idle_session_answers_the_server_s_pings(server: OpenEnvServer) -> None:
     made = section(server)
 
-    async def play() -> Any:
+    async def play() -> int:
         world = made.world()
-        state, _ = await world.reset(7)
-        sessions = server.made
-        await asyncio.sleep(1)
-        _, step = await world.step(state, "add one")
+        await world.reset(7)
+        server.ping()
+        await until(lambda: server.pongs == server.open)
         await world.close()
-        assert server.made == sessions
-        return step.observation
+        return server.pongs
 
-    assert asyncio.run(play()) == "The goal is 9. You are at 1."
-    server.stop()
+    assert asyncio.run(play()) > 0
 
 
 def test_any_text_is_an_action_and_one_on_which_the_server_fails_does_nothing(server: OpenEnvServer) -> None:
@@ -327,6 +317,16 @@ def test_experts_are_searched_and_an_own_file_says_more(server: OpenEnvServer, t
     assert told.expert() == []  # off the way, and nothing to search
 
 
+def test_a_sum_of_rewards_that_rounds_to_one_is_success(server: OpenEnvServer) -> None:
+    server.changes = lambda told, message: {**told, "reward": 0.1, "done": False}
+    told = played(section(server), 58, *["add one"] * 10)
+    assert [one[1] == 1 for one in told[1:]] == [False] * 9 + [True]
+
+
+def nested(depth: int) -> Any:
+    return {"in": nested(depth - 1)} if depth else "text"
+
+
 def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) -> Any:
     """A change of the answers to messages of a kind (all, if none is given)."""
 
@@ -358,7 +358,8 @@ def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) 
         (misbehave("no JSON"), {}, "the answer to reset is not OpenEnv's: no JSON"),
         (misbehave("[" * 100_000), {}, "the answer to reset is not OpenEnv's: [[["),
         (misbehave("x" * 2000), {"max_message": 1000}, "the answer to reset is longer than 1000 bytes; raise env.max_"),
-        (misbehave(30.0), {"server_timeout": 0.2}, "no answer to reset within 0.2 s"),
+        (misbehave(observation=nested(600)), {"field": "", "listed": ""}, "an observation is nested too deeply; name"),
+        (misbehave(30.0), {"server_timeout": 1}, "no answer to reset within 1 s"),
         (misbehave(kind="reset", done=True), {}, "task 0 is over as it begins; fix env.reset"),
     ],
 )  # fmt: skip

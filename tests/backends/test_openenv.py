@@ -1,0 +1,211 @@
+"""Environments on the real server of OpenEnv (openenv-core): the counting game, as a person would write it.
+
+Runs in the environment of ``make test-backends-openenv``. The server is a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.interface import World
+from selfimprove.envs.openenv import session
+from selfimprove.envs.openenv.world import OpenEnvParams
+from selfimprove.envs.registry import text_env
+from tests.envs.contract import check_acted
+
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(300)]
+
+GAME = """
+from openenv.core.env_server import Action, Environment, Observation, State, create_app
+from pydantic import Field
+
+ACTIONS = ("add one", "double", "triple")
+
+
+class Word(Action):
+    word: str = Field(max_length=100)
+
+
+class Place(Observation):
+    text: str
+    legal: list[str]
+
+
+class Counting(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def reset(self, seed=None, episode_id=None, **more):
+        self.goal, self.now = seed + 2, 0
+        return self.told()
+
+    def step(self, action, timeout_s=None, **more):
+        now, self.now = self.now, -1  # an action that fails leaves a state that is none
+        self.now = {"add one": now + 1, "double": now * 2, "triple": now * 3}[action.word]
+        return self.told()
+
+    @property
+    def state(self):
+        return State()
+
+    def told(self):
+        return Place(
+            text=f"The goal is {self.goal}. You are at {self.now}.",
+            legal=list(ACTIONS if self.now else ACTIONS[:1]),
+            reward=float(self.now == self.goal),
+            done=self.now >= self.goal,
+        )
+
+
+app = create_app(Counting, Word, Place, max_concurrent_envs=MOST)
+"""
+SESSIONS = 100
+KEYS = {"action": "word", "field": "text", "listed": "legal", "tasks": 60}
+FREE = {**KEYS, "listed": ""}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def served(folder: Path, port: int = 0, sessions: int = SESSIONS) -> Iterator[str]:
+    """A server's name, as ``env.name`` has it."""
+    (folder / "game.py").write_text(GAME.replace("MOST", str(sessions)), encoding="utf-8")
+    port = port or free_port()
+    command = [sys.executable, "-m", "uvicorn", "game:app", "--port", str(port), "--log-level", "warning"]
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env={**os.environ})
+    try:
+        for _ in range(600):
+            assert process.poll() is None, (folder / "log").read_text()
+            try:
+                assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json() == {"status": "healthy"}
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield f"openenv:http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(tmp_path_factory.mktemp("openenv")) as name:
+        yield name
+
+
+def section(name: str, **keys: Any) -> OpenEnvParams:
+    made = text_env(**{"name": name, **KEYS, **keys})
+    assert isinstance(made, OpenEnvParams)
+    return made
+
+
+async def walk(world: World, task: int, *actions: str) -> list[Any]:
+    """An episode: what was seen, and each step's score, end and validity."""
+    state, seen = await world.reset(task)
+    told: list[Any] = [seen]
+    for action in actions:
+        state, step = await world.step(state, action)
+        told.append((step.observation, step.reward, step.done, step.info["valid"]))
+    return told
+
+
+def test_the_game_keeps_the_contract_of_every_environment(name: str) -> None:
+    made = section(name)
+    check_acted(made.make(), made.make(), [0, 7, 30], actions=60)
+
+
+def test_episodes_are_played_at_once_on_as_many_sessions_as_the_server_takes(name: str) -> None:
+    made = section(name, server_concurrency=SESSIONS - 40)  # the other tests' environments hold some
+
+    async def play() -> list[list[Any]]:
+        world = made.world()
+        try:
+            return await asyncio.gather(*(walk(world, i % 40 + 20, "add one", "double", "triple") for i in range(300)))
+        finally:
+            await world.close()
+
+    told = asyncio.run(play())
+    assert [one[3][0] for one in told] == [f"The goal is {i % 40 + 22}. You are at 6." for i in range(300)]
+
+
+def test_any_text_is_an_action_and_what_the_game_does_not_take_does_nothing(name: str) -> None:
+    made = section(name, **FREE)
+    odd = ["sing", "\ud800 \x00", "x" * 500, '"}, {"word": "double"', ""]
+
+    async def play() -> list[Any]:
+        world = made.world()
+        try:
+            return await walk(world, 7, "add one", *odd, "triple", *odd, "triple")
+        finally:
+            await world.close()
+
+    told = asyncio.run(play())
+    done = [one for one in told[1:] if one[3]]
+    assert [one[0].rpartition(" ")[2] for one in done] == ["1.", "3.", "9."]
+    assert done[-1][1:3] == (1, True)
+    assert {one for one in told[1:] if not one[3]} == {("Nothing happens.", 0, False, False)}
+
+
+def test_a_server_that_is_started_again_in_an_episode_goes_on(tmp_path: Path) -> None:
+    async def play() -> list[Any]:
+        with served(tmp_path) as name:
+            world = section(name).world()
+            state, _ = await world.reset(7)
+            state, _ = await world.step(state, "add one")
+        with served(tmp_path, int(name.rpartition(":")[2])):
+            state, _ = await world.step(state, "triple")
+            _, step = await world.step(state, "triple")
+            await world.close()
+        return [step.observation, step.reward]
+
+    assert asyncio.run(play()) == ["The goal is 9. You are at 9.", 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"action": "message"},
+            "takes no action with the fields message (word is missing; message is extra_forbidden)",
+        ),
+        ({"field": "message"}, "an observation has no message (there is text, legal); fix env.field"),
+        ({"reset": {"seed": "one"}}, "reset of task 0 failed on the server (EXECUTION_ERROR: "),
+    ],
+)
+def test_what_does_not_fit_the_server_is_one_sentence(name: str, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        section(name, **keys).make()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_server_that_is_full_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "BACKOFF", 0.01)
+    with (
+        served(tmp_path, sessions=1) as name,
+        pytest.raises(UserError, match=r"it is full: .*lower env\.server_concurr"),
+    ):
+        section(name, server_concurrency=2).make()
+    with served(tmp_path, sessions=1) as name:
+        env = section(name, server_concurrency=1).make()
+        env.reset(7)
+        assert [move.action for move in env.expert()] == ["add one", "triple", "triple"]
+        with pytest.raises(UserError, match=r"it is full: .*; lower env\.server_concurrency"):
+            section(name, called="another").make()
