@@ -163,6 +163,22 @@ def test_any_text_is_an_action_and_what_the_game_does_not_take_does_nothing(name
     assert {one for one in told[1:] if not one[3]} == {("Nothing happens.", 0, False, False)}
 
 
+def test_a_model_may_name_the_fields_itself(name: str) -> None:
+    made = section(name, **{**FREE, "action": "{json}"})
+
+    async def play() -> list[Any]:
+        world = made.world()
+        try:
+            odd = ['{"wrd": "double"}', '{"word": [1]}', "{}", "double", r'{"word": "\ud800"}']
+            return await walk(world, 7, '{"word": "add one"}', *odd, '{"word": "triple"}')
+        finally:
+            await world.close()
+
+    told = asyncio.run(play())
+    assert [one[3] for one in told[1:]] == [True, *[False] * 5, True]
+    assert told[-1][0] == "The goal is 9. You are at 3."
+
+
 def test_a_server_that_is_started_again_in_an_episode_goes_on(tmp_path: Path) -> None:
     async def play() -> list[Any]:
         with served(tmp_path) as name:

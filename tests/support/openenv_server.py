@@ -166,7 +166,7 @@ class OpenEnvServer:
             raise Refusal("VALIDATION_ERROR", "Invalid message", errors=errors)
         try:
             told: dict[str, Any] = getattr(game, message["type"])(**data)
-        except KeyError as error:
+        except (KeyError, TypeError) as error:
             raise Refusal("EXECUTION_ERROR", str(error)) from None
         return told
 

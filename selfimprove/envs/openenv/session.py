@@ -26,8 +26,8 @@ BACKOFF = 0.5
 """Seconds before a connection is first made again; doubled each time."""
 
 NOTHING = "Nothing happens."
-TASK, ACTION, NUMBER = "{task}", "{action}", "{number}"
-"""What stands in a message's fields for the task, for an action's text, and for its number."""
+TASK, ACTION, NUMBER, JSON = "{task}", "{action}", "{number}", "{json}"
+"""What stands in a message's fields for the task, for an action's text, for its number, and for what it is as JSON."""
 
 OF_THE_MESSAGE = ("missing", "extra_forbidden")
 """Kinds of faults that lie in which fields are sent, whatever the model writes into them."""
@@ -48,22 +48,29 @@ class Rules:
 
     name: str
     reset: Mapping[str, Any]
-    action: Mapping[str, Any]
+    action: Mapping[str, Any] | str
     actions: Sequence[str]
     listed: str
     field: str
     score: Score
 
     def message(self, action: str) -> dict[str, Any] | None:
-        """The fields of an action; None: it has no number."""
+        """The fields of an action; None: it has no number, or is no JSON, where that is asked for."""
         values: dict[str, Any] = {ACTION: plain_text(action)}
         if action in self.actions:
             values[NUMBER] = self.actions.index(action)
         elif not self.actions and _NUMBER.fullmatch(action.strip()):
             values[NUMBER] = int(action)
-        if NUMBER not in values and _holds(self.action, NUMBER):
+        if NUMBER not in values and holds(self.action, NUMBER):
             return None
-        return dict(filled(self.action, values))
+        if holds(self.action, JSON):
+            try:
+                values[JSON] = json.loads(values[ACTION], parse_constant=_refuse)
+                json.dumps(values[JSON], ensure_ascii=False).encode()  # escapes can spell what is no Unicode
+            except (ValueError, RecursionError):
+                return None
+        message = filled(self.action, values)
+        return message if isinstance(message, dict) else None
 
     def seen(self, told: Told) -> Seen:
         """The text of an observation, and the actions that it lists, else the given ones."""
@@ -178,7 +185,7 @@ class Session:
         except Refused as refused:
             if refused.code == "VALIDATION_ERROR":
                 wrong = [f"{field} is {kind}" for kind, field in refused.faults if kind in OF_THE_MESSAGE]
-                if wrong:
+                if wrong and not holds(self._rules.action, JSON):
                     raise UserError(
                         f"{self._server.name} takes no action with the fields {', '.join(message)} "
                         f"({in_short('; '.join(wrong))}); set env.action to the fields that it names at /schema."
@@ -260,8 +267,14 @@ def filled(template: Any, values: Mapping[str, Any]) -> Any:
     return values.get(template, template) if isinstance(template, str) else template
 
 
-def _holds(template: Any, placeholder: str) -> bool:
+def holds(template: Any, placeholder: str) -> bool:
+    """Whether something stands for a value in the fields of a message."""
     return filled(template, {placeholder: 0}) != template
+
+
+def _refuse(constant: str) -> None:
+    """NaN and infinities are no JSON."""
+    raise ValueError(constant)
 
 
 def written(value: Any) -> str:

@@ -30,7 +30,7 @@ class OpenEnvParams(TextParams):
     action: str | dict[str, Any] = Field(
         default="message",
         description="the field of an action that is the text; or all fields, in which {action} stands for the text and "
-        "{number} for its place in actions, or for the text as a number",
+        "{number} for its place in actions or the text as a number, and {json} for the text as JSON",
     )
     actions: list[str] = Field(default=[], description="every action there is; []: any text, or what listed names")
     listed: str = Field(default="", description='the field of an observation that lists what can be done now; "": none')
@@ -63,8 +63,8 @@ class OpenEnvParams(TextParams):
             raise ValueError("server: the address stands in name; set null")
         if len(set(self.actions)) < len(self.actions):
             raise ValueError("actions: an action stands there twice; name each once")
-        if isinstance(self.action, dict) and not {"{action}", "{number}"} & set(_texts(self.action)):
-            raise ValueError("action: no field is {action} or {number}; say where the action's text goes")
+        if isinstance(self.action, dict) and not {"{action}", "{number}", "{json}"} & set(_texts(self.action)):
+            raise ValueError("action: no field is {action}, {number} or {json}; say where the action's text goes")
         return self
 
     @property
@@ -106,7 +106,8 @@ class OpenEnvParams(TextParams):
         from selfimprove.envs.openenv.session import Rules
 
         def made() -> Pool:
-            action = self.action if isinstance(self.action, dict) else {self.action: "{action}"}
+            whole = isinstance(self.action, dict) or self.action == "{json}"
+            action = self.action if whole else {str(self.action): "{action}"}
             rules = Rules(self.name, self.reset, action, self.actions, self.listed, self.field, self.score)
             server = Server(self.name, self.server_timeout, self.max_message)
             return Pool(self.called, self.instruction(), server, rules, self.server_concurrency, self.retries)

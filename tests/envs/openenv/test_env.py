@@ -112,6 +112,30 @@ def test_a_world_and_the_environment_itself_are_one_game_on_the_same_sessions(se
     assert server.most == 1
 
 
+def test_it_is_part_of_a_mixture_beside_another_server_s(server: OpenEnvServer) -> None:
+    second = OpenEnvServer()
+    second.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": "elsewhere"}}
+    env = {
+        "name": "mixture",
+        "parts": [{"name": server.name, **GAME}, {"name": second.name, "called": "other", **GAME}],
+    }
+    made = text_env(**env)
+    assert made.world_name == "openenv+other"
+
+    async def play() -> list[Any]:
+        world = made.world()
+        try:
+            return [await walk(world, 2 * 7 + k, "add one") for k in range(2)]
+        finally:
+            await world.close()
+
+    told = asyncio.run(play())
+    assert [one[1][0] for one in told] == ["The goal is 9. You are at 1.", "elsewhere"]
+    mixed = made.make()
+    assert [mixed.reset(task).rpartition("\n\n")[2] for task in (14, 15)] == [NINE[0], "elsewhere"]
+    second.stop()
+
+
 def test_old_states_stay_and_a_tree_grows_over_few_sessions(server: OpenEnvServer) -> None:
     made = section(server, server_concurrency=3)
 
@@ -267,6 +291,25 @@ def test_actions_are_numbered_where_the_server_wants_numbers(server: OpenEnvServ
 
 
 @pytest.mark.parametrize(
+    ("action", "text"), [("{json}", '{{"word": "{}"}}'), ({"word": "{json}"}, '"{}"')], ids=["all fields", "one field"]
+)
+def test_actions_are_json_where_the_model_is_to_name_fields(server: OpenEnvServer, action: Any, text: str) -> None:
+    odd = [
+        "add one",
+        "[1, 2]",
+        '{"word": NaN}',
+        r'"\ud800"',
+        r'{"word": "\ud800"}',
+        "[" * 5000,
+        '{"wrd": "double"}',
+        "{}",
+    ]
+    told = played(section(server, {**FREE, "action": action}), 7, text.format("add one"), *odd, text.format("triple"))
+    assert [one for one in told if one[0] != "Nothing happens."] == NINE[:3]
+    assert len(told) == 11
+
+
+@pytest.mark.parametrize(
     ("field", "seen"),
     [
         ("text", "The goal is 9. You are at 0."),
@@ -401,7 +444,10 @@ def test_a_server_that_is_full_says_so_and_what_to_do(server: OpenEnvServer) -> 
         ({"name": "openenv:http://me:secret@127.0.0.1:8000"}, "openenv: is followed by an address like http://127.0.0"),
         ({"server": "http://127.0.0.1:9"}, "server: the address stands in name; set null"),
         ({"actions": ["up", "up"]}, "actions: an action stands there twice; name each once"),
-        ({"action": {"word": "up"}}, "action: no field is {action} or {number}; say where the action's text goes"),
+        (
+            {"action": {"word": "up"}},
+            "action: no field is {action}, {number} or {json}; say where the action's text goes",
+        ),
         ({"score": "best"}, "score"),
         ({"feild": "text"}, "feild: unknown key; remove it or fix its name"),
     ],
