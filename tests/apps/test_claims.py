@@ -75,6 +75,15 @@ def test_a_claim_is_made_only_beyond_three_standard_errors_pooled_on_every_kind_
     assert not is_made(everywhere(avx2_17=0.5))  # seeds that disagree widen the error
 
 
+def test_where_fewer_is_better_a_claim_holds_below_zero() -> None:
+    fewer = Claim("spin", "em", "more_sft", fewer=True)
+    assert fewer.text == "em below more_sft"
+    (verdict,) = verdicts(everywhere(), [fewer])
+    assert (verdict.held, verdict.made) == (0, False)
+    (verdict,) = verdicts([run(kind, seed, -0.1) for kind in ("avx2", "default") for seed in (17, 18, 19)], [fewer])
+    assert (verdict.held, verdict.made) == (6, True)
+
+
 def test_the_pooled_error_is_that_of_the_tasks_or_that_of_the_seeds() -> None:
     assert pooled([estimate(0.1, 0.03), estimate(0.1, 0.04)]) == {"mean": 0.1, "se": 0.025, "n": 200}
     assert pooled([estimate(0.0), estimate(0.2)])["se"] == pytest.approx(0.1)

@@ -1,9 +1,9 @@
 """The claims that the default is there to show, and which of them the published runs bear out.
 
-A claim is a paired difference above zero: of a method's last row to another row, or of a row's metric to its own first
-turn. In a run it *holds* if the difference is above zero. It is *made* only if it holds in every published run, at
-least ``SEEDS`` seeds on at least ``KINDS`` kinds of CPU kernels, and if on each kind the difference pooled over the
-seeds is above three standard errors.
+A claim is a paired difference above zero (below it, where fewer is better): of a method's last row to another row, or
+of a row's metric to its own first turn. In a run it *holds* if the difference is on that side of zero. It is *made*
+only if it holds in every published run, at least ``SEEDS`` seeds on at least ``KINDS`` kinds of CPU kernels, and if on
+each kind the difference pooled over the seeds is beyond three standard errors.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ BEYOND = 3
 
 
 class Claim(NamedTuple):
-    """``row``: the other row; None: ``metric`` is a difference within the last row already."""
+    """``row``: the other row; None: ``metric`` is a difference within the last row already. ``fewer``: is better."""
 
     method: str
     metric: str
     row: str | None
+    fewer: bool = False
 
     @property
     def text(self) -> str:
         """As a reader reads it."""
-        return f"{self.metric} above 0" if self.row is None else f"{self.metric} above {self.row}"
+        side = "below" if self.fewer else "above"
+        return f"{self.metric} {side} {'0' if self.row is None else self.row}"
+
+    def gain(self, difference: Estimate) -> float:
+        """How far a difference is on the better side."""
+        return -difference["mean"] if self.fewer else difference["mean"]
 
 
 CLAIMS = (
@@ -38,6 +44,7 @@ CLAIMS = (
     Claim("rise", "p1@t5-p5@t1", None),
     *(Claim("agent_r", "score", row) for row in ("base", "more_sft", "good_only", "direct")),
     *(Claim("agent_r", "revision_score", row) for row in ("base", "more_sft", "good_only", "direct")),
+    *(Claim("agent_r", "invalid_actions", row, fewer=True) for row in ("base", "more_sft", "good_only", "direct")),
     *(
         Claim("reflect_rl", "success", row)
         for row in ("policy", "more_sft", "no_reflection", "no_negatives", "no_curriculum")
@@ -67,9 +74,9 @@ def difference(claim: Claim, run: Published) -> Estimate | None:
 
 
 def holds(claim: Claim, run: Published) -> bool | None:
-    """Whether the difference is above zero in this run; None if the run does not have it."""
+    """Whether the difference is on the better side in this run; None if the run does not have it."""
     found = difference(claim, run)
-    return None if found is None else found["mean"] > 0
+    return None if found is None else claim.gain(found) > 0
 
 
 def verdicts(runs: Sequence[Published], claims: Sequence[Claim] = CLAIMS) -> list[Verdict]:
@@ -84,11 +91,11 @@ def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
         return None
     kinds = {kind: [one for other, one in measured if other == kind] for kind, _ in measured}
     by_kernels = {kind: pooled(estimates) for kind, estimates in kinds.items()}
-    held = sum(one["mean"] > 0 for _, one in measured)
+    held = sum(claim.gain(one) > 0 for _, one in measured)
     made = (
         held == len(own)
         and len(kinds) >= KINDS
         and all(len(estimates) >= SEEDS for estimates in kinds.values())
-        and all(one["mean"] > BEYOND * one["se"] for one in by_kernels.values())
+        and all(claim.gain(one) > BEYOND * one["se"] for one in by_kernels.values())
     )
     return Verdict(claim, by_kernels, held, len(own), made)

@@ -157,10 +157,9 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
         }
         for name, row in summary["rows"].items()
     }
-    minus = {name: {key: row[key] for key in columns} for name, row in summary["last_minus"].items()}
     kept = {key: summary[key] for key in ("columns", "gains", "rates", "order", "last")}
     kept["headline"] = headline(summary)
-    shown: dict[str, Any] = rounded({**kept, "rows": rows, "last_minus": minus})
+    shown: dict[str, Any] = rounded({**kept, "rows": rows, "last_minus": summary["last_minus"]})
     return shown
 
 
