@@ -187,8 +187,8 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
     kinds = list(dict.fromkeys(run["kernels"] for run in runs))
     rule = (
         "A claim is made only if it holds (the difference is on its side of zero) in every published run, of at least "
-        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than {BEYOND} "
-        "standard errors."
+        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than "
+        f"{BEYOND} standard errors."
     )
     lines = [f"| claim | {' | '.join(kinds)} | holds in | made |", f"|---{'|---' * len(kinds)}|---|---|"]
     for one in found:
