@@ -179,7 +179,9 @@ class Connection:
         if isinstance(answer, dict) and isinstance(inner := answer.get("data"), dict):
             self._server.answered = True
             if answer.get("type") == "error":
-                raise Refused(str(inner.get("code", "")), in_short(str(inner.get("message", ""))), _faults(inner))
+                raise Refused(
+                    in_short(str(inner.get("code", ""))), in_short(str(inner.get("message", ""))), _faults(inner)
+                )
             try:
                 return Told.model_validate(inner)
             except ValidationError as error:

@@ -102,7 +102,7 @@ class Rules:
             try:
                 value = value[int(key)] if isinstance(value, list) else value[key]
             except (KeyError, IndexError, TypeError, ValueError):
-                there = ", ".join(value) if isinstance(value, dict) else in_short(str(value))
+                there = in_short(", ".join(value) if isinstance(value, dict) else str(value))
                 raise UserError(
                     f"{self.name}: an observation has no {path} (there is {there[:200] or 'nothing'}); fix env.field "
                     "or env.listed."

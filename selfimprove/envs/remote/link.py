@@ -188,4 +188,6 @@ def plain_text(text: str) -> str:
 
 
 def in_short(text: str) -> str:
-    return " ".join(plain_text(text).split())[:_SAY]
+    """A server's words for a message: one line, and nothing that a terminal obeys."""
+    shown = "".join(one if one.isprintable() else " " for one in plain_text(text[: 10 * _SAY]))
+    return " ".join(shown.split())[:_SAY]
