@@ -15,14 +15,15 @@ from selfimprove.envs.openenv.pool import Pool
 from selfimprove.envs.openenv.session import NOTHING
 from selfimprove.envs.own import TextEnv
 from selfimprove.envs.replay import ReplayState
-from selfimprove.envs.splits import HeldOut
+from selfimprove.envs.splits import HeldOut, Part
 
 
 class _At(NamedTuple):
-    """A state: which one, what was seen last but for actions that did nothing, what can be done there, the score,
-    and whether it is the end."""
+    """A state: which one, the actions that led there but for those that did nothing, what was seen after the last of
+    these, what can be done there, the score, and whether it is the end."""
 
     state: ReplayState
+    path: tuple[str, ...]
     seen: str
     listed: tuple[str, ...] | None
     score: float
@@ -37,20 +38,20 @@ class OpenEnv(TextEnv):
         self.name, self.instruction = pool.name, pool.instruction  # type: ignore[misc]
         self.tasks, self.largest_search = tasks, search
         self._pool, self._experts = pool, experts
-        self._at = _At(ReplayState(-1, (), True, 0), "", (), 0.0, True)
+        self._at = _At(ReplayState(-1, (), True, 0), (), "", (), 0.0, True)
 
     def task_ids(self) -> Sequence[int]:
         """See ``AgentEnv``. Tasks with an expert of the file train; those without one are for dev and test."""
         if not self._experts:
             return range(self.tasks)
         others = [task for task in range(self.tasks) if task not in self._experts]
-        parts = {"train": sorted(self._experts), "dev": others[::2], "test": others[1::2]}
-        return HeldOut(parts, "give env.experts more tasks" if len(others) > 1 else "raise env.tasks")  # type: ignore[arg-type]
+        parts: dict[Part, Sequence[int]] = {"train": sorted(self._experts), "dev": others[::2], "test": others[1::2]}
+        return HeldOut(parts, "give env.experts more tasks to train on, or raise env.tasks")
 
     def begin(self, task_id: int) -> str:
         """See ``TextEnv``."""
         state, seen = self._pool.now(self._pool.current().reset(task_id))
-        self._at = _At(state, str(seen), getattr(seen, "listed", None), 0.0, False)
+        self._at = _At(state, (), str(seen), getattr(seen, "listed", None), 0.0, False)
         return self._at.seen
 
     def act(self, action: str) -> tuple[str, float, bool]:
@@ -66,7 +67,8 @@ class OpenEnv(TextEnv):
         state, step = self._pool.now(self._pool.current().step(at.state, action))
         listed = getattr(step.observation, "listed", None)
         said = str(step.observation)
-        self._at = _At(state, said if step.info["valid"] else at.seen, listed, step.reward, step.done)
+        path, seen = ((*at.path, action), said) if step.info["valid"] else (at.path, at.seen)
+        self._at = _At(state, path, seen, listed, step.reward, step.done)
         return step._replace(observation=said)
 
     def valid_actions(self) -> list[str] | None:
@@ -87,25 +89,21 @@ class OpenEnv(TextEnv):
         """See ``AgentEnv``: the rest of the file's way while it is followed, else a search over listed actions."""
         if self._at.done:
             return []
-        way, path = self._experts.get(self._at.state.task_id, ()), self._at.state.actions
+        way, path = self._experts.get(self._at.state.task_id, ()), self._at.path
         if way and path == tuple(move.action for move in way[: len(path)]):
             return list(way[len(path) :])
         if self._at.listed is None:
             return []
         here, ways = self._at, self._pool.ways
-        if self._place() not in ways:
+        if (here.state.task_id, path) not in ways:
             states, plan = self._search(here)
-            ways.update(((here.state.task_id, *state[1:]), plan[i:]) for i, state in enumerate(states))
+            ways.update(((state.state.task_id, state.path), plan[i:]) for i, state in enumerate(states))
             self._at = here
-        return [Move("This leads to the goal.", action) for action in ways[self._place()]]
+        return [Move("This leads to the goal.", action) for action in ways[here.state.task_id, path]]
 
     def _apart(self) -> Any:
         """See ``TextEnv``: what is seen, since paths differ wherever they lead."""
-        return self._at[1:]
-
-    def _place(self) -> tuple[Any, ...]:
-        """Under what a way from here is kept: as in the search, states that look alike are one."""
-        return self._at.state.task_id, *self._at[1:]
+        return self._at[2:]
 
 
 def read_experts(rows: Any, where: Any, tasks: int) -> dict[int, list[Move]]:

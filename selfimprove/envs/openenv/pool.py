@@ -35,8 +35,8 @@ class Pool:
 
         self.name, self.instruction = name, instruction
         self._server, self._sessions, self._make_slot = server, sessions, make_slot
-        self.ways: dict[Any, list[str]] = {}
-        """What experts found."""
+        self.ways: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+        """What experts found, by the task and the actions since its beginning."""
         self._world: ReplayWorld | None = None
         self._players = 0
         self._process = os.getpid()

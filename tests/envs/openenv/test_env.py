@@ -21,7 +21,7 @@ from selfimprove.envs.registry import listed_env, modules_of, text_env
 from selfimprove.envs.replay import replay_counts
 from selfimprove.envs.splits import HeldOut
 from tests.envs.contract import check_acted
-from tests.methods.cells import overlay
+from tests.methods.cells import overlay, play_cell
 from tests.pipeline.workbench import Forks, copy_code, write_params
 from tests.support.openenv_server import ACTIONS, GAME, Counting, OpenEnvServer, Refusal
 from tests.support.repo_copy import ROOT
@@ -485,6 +485,23 @@ def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
 
 def test_a_stage_depends_on_no_module_of_the_server_s(server: OpenEnvServer) -> None:
     assert modules_of("agent_r", server.name) == [OpenEnvParams.__module__]
+
+
+def test_a_method_learns_from_a_file_of_experts_where_any_text_is_an_action(
+    forks: Forks, tmp_path: Path, server: OpenEnvServer
+) -> None:
+    file = tmp_path / "ways.jsonl"
+    ways = [(task, ["add one"] * (task + 2)) for task in range(12)]
+    rows = [{"task": task, "moves": [{"thought": "I count.", "action": one} for one in way]} for task, way in ways]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = play_cell(forks, tmp_path, "spin", overlay("spin", {**FREE, "name": server.name, "experts": str(file)}))
+    assert summary["order"] == ["base", "iter0"]
+    experts = (tmp_path / "data/spin/experts.jsonl").read_text()
+    assert experts.count("I count.") >= 8
+    for path, tasks in (("data/spin/experts.jsonl", range(12)), ("results/spin/base/episodes.jsonl", range(12, 60))):
+        asked = {int(found) for found in re.findall(r"openenv-(\d+)", (tmp_path / path).read_text())}
+        assert asked
+        assert asked <= set(tasks)
 
 
 @pytest.mark.parametrize(
