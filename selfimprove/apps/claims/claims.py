@@ -41,6 +41,7 @@ class Claim(NamedTuple):
 CLAIMS = (
     *(Claim("rise", "m1@t5", row) for row in ("base", "more_sft", "single_turn", "unweighted")),
     Claim("rise", "m1@t5-m1@t1", None),
+    *(Claim("rise", "m1@t5-m1@t1", row) for row in ("base", "more_sft", "single_turn")),
     Claim("rise", "p1@t5-p5@t1", None),
     *(Claim("agent_r", "score", row) for row in ("base", "more_sft", "good_only", "direct")),
     *(Claim("agent_r", "revision_score", row) for row in ("base", "more_sft", "good_only", "direct")),
