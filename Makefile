@@ -36,6 +36,8 @@ LOCK := requirements/$(if $(filter cuda,$(ACCELERATOR)),gpu,main).lock
 READY := $(VENV)/.ready-$(if $(filter cuda,$(ACCELERATOR)),cuda-)$(firstword $(shell cat $(LOCK) | cksum))
 PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+# Else the pip of Python 3.11.2 (Debian 12) installs source packages in a way that leaves no metadata behind.
+export PIP_USE_PEP517 := 1
 export PYTHONHASHSEED := 0
 export DVC_NO_ANALYTICS := 1
 METHODS := rise agent_r reflect_rl spin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from typing import Any
 
 from selfimprove.training.config import FinetuneParams
@@ -40,6 +41,9 @@ def zero_config(params: FinetuneParams) -> dict[str, Any]:
 def read_tensors_only() -> None:
     """Let DeepSpeed's checkpoints hold tensors, plain values and four classes of its own; no other code is unpickled.
 
+    Before Python 3.11.4 a member of an enumeration is pickled as a call of ``getattr``; such a call may name a ZeRO
+    stage and nothing else.
+
     DeepSpeed, and XTuner after it, ask torch for any pickle at all (``weights_only=False``); the environment variable
     overrules them for every file that this process reads from here on.
     """
@@ -49,4 +53,11 @@ def read_tensors_only() -> None:
     from deepspeed.utils.tensor_fragment import fragment_address
 
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    torch.serialization.add_safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address])
+
+    def stage(kind: Any, name: str) -> Any:
+        if kind is not ZeroStageEnum:
+            raise pickle.UnpicklingError(f"a checkpoint asks for {name} of {kind}, which is no ZeRO stage")
+        return ZeroStageEnum[name]
+
+    classes = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    torch.serialization.add_safe_globals([*classes, (stage, "builtins.getattr")])

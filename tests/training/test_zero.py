@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -27,6 +28,7 @@ from selfimprove.training.loading import load_base
 from selfimprove.training.objective import example_scales, weighted_nll
 from selfimprove.training.packing import make_plan
 from selfimprove.training.rows import MODEL_INPUTS, render
+from selfimprove.training.zero import read_tensors_only
 
 Maker = Callable[..., list[Example]]
 ZERO_2 = {"kind": "deepspeed", "processes": 1, "zero_stage": 2}
@@ -147,3 +149,33 @@ def test_a_resumed_run_drops_stale_locks_of_a_compiler_and_reads_nothing_but_ten
     seal(saved)
     assert train(tmp_path).timing.resumed_at == 1
     assert [one for one in lock.parents[2].rglob("*") if one.is_file()] == [], "nothing is compiled here"
+
+
+class Called:
+    """Pickled as a call of ``getattr``, as Python before 3.11.4 pickles an enumeration's members."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.arguments = (kind, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.arguments
+
+
+def test_a_checkpoint_may_name_a_zero_stage_by_getattr_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")  # restored behind the test
+    before = torch.serialization.get_safe_globals()
+    read_tensors_only()
+    try:
+        torch.save({"zero_stage": Called(ZeroStageEnum, "weights")}, tmp_path / "good.pt")
+        assert torch.load(tmp_path / "good.pt", weights_only=False) == {"zero_stage": ZeroStageEnum.weights}
+        torch.save(Called(LossScaler, "__init__"), tmp_path / "bad.pt")
+        with pytest.raises(pickle.UnpicklingError, match="no ZeRO stage"):
+            torch.load(tmp_path / "bad.pt", weights_only=False)
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
