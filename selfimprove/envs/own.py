@@ -19,8 +19,6 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Move, Problem, Step
 
-LARGEST_SEARCH = 20_000
-
 
 class TextEnv(ABC):
     """Implements ``AgentEnv`` for a deterministic world whose state is the object's attributes (plain values).
@@ -37,7 +35,7 @@ class TextEnv(ABC):
     """Every action there is; a world whose actions depend on its state overrides ``valid_actions``."""
     tasks: int = 2000
     """How many tasks there are: task ids count from 0."""
-    largest_search: int = LARGEST_SEARCH
+    largest_search: int = 20_000
     """States that the expert's search visits, at most."""
 
     def __init_subclass__(cls) -> None:

@@ -55,7 +55,7 @@ def read_tensors_only() -> None:
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
 
     def stage(kind: Any, name: str) -> Any:
-        if kind is not ZeroStageEnum:
+        if kind is not ZeroStageEnum or name not in ZeroStageEnum.__members__:
             raise pickle.UnpicklingError(f"a checkpoint asks for {name} of {kind}, which is no ZeRO stage")
         return ZeroStageEnum[name]
 

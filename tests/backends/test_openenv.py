@@ -20,11 +20,11 @@ import httpx
 import pytest
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.interface import World
 from selfimprove.envs.openenv import session
 from selfimprove.envs.openenv.world import OpenEnvParams
 from selfimprove.envs.registry import text_env
 from tests.envs.contract import check_acted
+from tests.support.openenv_server import walk
 
 pytestmark = [pytest.mark.backend, pytest.mark.timeout(300)]
 
@@ -114,16 +114,6 @@ def section(name: str, **keys: Any) -> OpenEnvParams:
     made = text_env(**{"name": name, **KEYS, **keys})
     assert isinstance(made, OpenEnvParams)
     return made
-
-
-async def walk(world: World, task: int, *actions: str) -> list[Any]:
-    """An episode: what was seen, and each step's score, end and validity."""
-    state, seen = await world.reset(task)
-    told: list[Any] = [seen]
-    for action in actions:
-        state, step = await world.step(state, action)
-        told.append((step.observation, step.reward, step.done, step.info["valid"]))
-    return told
 
 
 def test_the_game_keeps_the_contract_of_every_environment(name: str) -> None:

@@ -86,11 +86,19 @@ def test_the_expert_goes_a_shortest_way_from_wherever_it_is_asked_and_leaves_the
 
 
 def test_the_expert_of_a_goal_that_cannot_be_reached_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfimprove.envs.own.LARGEST_SEARCH", 50)  # the path grows, so there is no end of states
+    monkeypatch.setattr(Unwinnable, "largest_search", 50)  # the path grows, so there is no end of states
+    act, tried = Unwinnable.act, list[str]()
+
+    def counted(env: Unwinnable, action: str) -> tuple[str, float, bool]:
+        tried.append(action)
+        return act(env, action)
+
+    monkeypatch.setattr(Unwinnable, "act", counted)
     env = Unwinnable()
     env.reset(0)
     assert env.expert() == []
     assert env.path == [0]
+    assert 0 < len(tried) < 200
 
 
 def test_a_wrong_task_and_a_reward_beyond_one_are_refused() -> None:

@@ -15,9 +15,15 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from selfimprove.envs.interface import World
+from selfimprove.envs.openenv.world import OpenEnvParams
+from selfimprove.envs.registry import text_env
+
 ACTIONS = ("add one", "double", "triple")
 GAME: dict[str, Any] = {"action": "word", "field": "text", "listed": "legal", "tasks": 60, "actions": list(ACTIONS)}
 """The keys of an ``env`` section that plays it."""
+FREE = {**GAME, "listed": "", "actions": []}
+"""The game with any text for an action."""
 
 
 class Counting:
@@ -175,3 +181,38 @@ class OpenEnvServer:
 def counting_server() -> OpenEnvServer:
     """One that behaves, for all tests of a process."""
     return OpenEnvServer()
+
+
+def section(server: OpenEnvServer, keys: dict[str, Any] | None = None, **more: Any) -> OpenEnvParams:
+    made = text_env(**{"name": server.name, **(GAME if keys is None else keys), **more})
+    assert isinstance(made, OpenEnvParams)
+    return made
+
+
+async def walk(world: World, task: int, *actions: str) -> list[Any]:
+    """An episode: what was seen, and each step's score, end and validity."""
+    state, seen = await world.reset(task)
+    told: list[Any] = [seen]
+    for action in actions:
+        state, step = await world.step(state, action)
+        told.append((step.observation, step.reward, step.done, step.info["valid"]))
+    return told
+
+
+def played(section: OpenEnvParams, task: int, *actions: str) -> list[Any]:
+    async def play() -> list[Any]:
+        world = section.world()
+        try:
+            return await walk(world, task, *actions)
+        finally:
+            await world.close()
+
+    return asyncio.run(play())
+
+
+NINE = [
+    "The goal is 9. You are at 0.",
+    ("The goal is 9. You are at 1.", 0, False, True),
+    ("The goal is 9. You are at 3.", 0, False, True),
+    ("The goal is 9. You are at 9.", 1, True, True),
+]

@@ -5,78 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.interface import EnvError, World
-from selfimprove.envs.openenv import session
 from selfimprove.envs.openenv.world import OpenEnvParams
-from selfimprove.envs.registry import listed_env, modules_of, text_env
+from selfimprove.envs.registry import modules_of, text_env
 from selfimprove.envs.replay import replay_counts
 from selfimprove.envs.splits import HeldOut
 from tests.envs.contract import check_acted
 from tests.methods.cells import overlay, play_cell
-from tests.pipeline.workbench import Forks, copy_code, write_params
-from tests.support.openenv_server import ACTIONS, GAME, Counting, OpenEnvServer, Refusal
+from tests.pipeline.workbench import Forks
+from tests.support.openenv_server import (
+    ACTIONS,
+    FREE,
+    GAME,
+    NINE,
+    Counting,
+    OpenEnvServer,
+    played,
+    section,
+    walk,
+)
 from tests.support.repo_copy import ROOT
-
-FREE = {**GAME, "listed": "", "actions": []}
-"""The game with any text for an action."""
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections are made again at once."""
-    monkeypatch.setattr(session, "BACKOFF", 0.01)
-
-
-@pytest.fixture
-def server() -> Iterator[OpenEnvServer]:
-    """One of the test's own."""
-    server = OpenEnvServer()
-    yield server
-    server.stop()
-
-
-def section(server: OpenEnvServer, keys: dict[str, Any] | None = None, **more: Any) -> OpenEnvParams:
-    made = text_env(**{"name": server.name, **(GAME if keys is None else keys), **more})
-    assert isinstance(made, OpenEnvParams)
-    return made
-
-
-async def walk(world: World, task: int, *actions: str) -> list[Any]:
-    """An episode: what was seen, and each step's score, end and validity."""
-    state, seen = await world.reset(task)
-    told: list[Any] = [seen]
-    for action in actions:
-        state, step = await world.step(state, action)
-        told.append((step.observation, step.reward, step.done, step.info["valid"]))
-    return told
-
-
-def played(section: OpenEnvParams, task: int, *actions: str) -> list[Any]:
-    async def play() -> list[Any]:
-        world = section.world()
-        try:
-            return await walk(world, task, *actions)
-        finally:
-            await world.close()
-
-    return asyncio.run(play())
-
-
-NINE = [
-    "The goal is 9. You are at 0.",
-    ("The goal is 9. You are at 1.", 0, False, True),
-    ("The goal is 9. You are at 3.", 0, False, True),
-    ("The goal is 9. You are at 9.", 1, True, True),
-]
 
 
 def test_an_episode_is_played_and_only_what_is_listed_is_sent(server: OpenEnvServer) -> None:
@@ -158,97 +112,6 @@ def test_old_states_stay_and_a_tree_grows_over_few_sessions(server: OpenEnvServe
             assert played(made, 40, *path, action)[-1][0] == observation
     assert server.most <= 3
     assert counts["world_steps"] >= 36
-
-
-def test_hundreds_of_sessions_play_at_once_and_end_with_the_world(server: OpenEnvServer) -> None:
-    made = section(server, server_concurrency=300)
-
-    async def play() -> list[list[Any]]:
-        world = made.world()
-        try:
-            return await asyncio.gather(*(walk(world, i % 40 + 20, "add one", "double", "triple") for i in range(600)))
-        finally:
-            await world.close()
-
-    told = asyncio.run(play())
-    assert server.most == 300
-    assert [one[3][0] for one in told] == [f"The goal is {i % 40 + 22}. You are at 6." for i in range(600)]
-    asyncio.run(until(lambda: server.open == 0))
-
-
-async def until(there: Callable[[], bool]) -> None:
-    """Wait for what the server is about to notice."""
-    async with asyncio.timeout(30):
-        while not there():
-            await asyncio.sleep(0.02)
-
-
-def test_a_connection_that_breaks_in_an_episode_is_made_again_and_no_action_counts_twice(
-    server: OpenEnvServer,
-) -> None:
-    answers = 0
-
-    def cut(told: dict[str, Any], message: dict[str, Any]) -> dict[str, Any]:
-        nonlocal answers
-        answers += 1
-        if answers % 5 == 0:
-            raise OSError
-        return told
-
-    server.changes = cut
-    made = section(server)
-    for _ in range(4):
-        assert played(made, 7, "add one", "triple", "triple") == NINE
-    assert server.made > 4
-    again = [[one["data"] for one in messages if one["type"] == "step"] for messages in server.seen]
-    assert [{"word": "add one"}, {"word": "triple"}, {"word": "triple"}] in again
-    assert all(len(steps) <= 3 for steps in again)  # a session is sent an episode's actions once
-
-
-def test_a_server_that_was_restarted_in_an_episode_is_found_again(server: OpenEnvServer) -> None:
-    made = section(server)
-
-    async def play() -> Any:
-        world = made.world()
-        state, _ = await world.reset(7)
-        state, _ = await world.step(state, "add one")
-        server.stop()
-        server.start(server.port)
-        state, _ = await world.step(state, "triple")
-        after = await world.step(state, "triple")
-        await world.close()
-        return after[1].observation, after[1].reward
-
-    assert asyncio.run(play()) == ("The goal is 9. You are at 9.", 1)
-
-
-def test_a_server_that_stays_away_ends_the_episode_and_names_itself(server: OpenEnvServer) -> None:
-    made = section(server, retries=1)
-
-    async def play() -> None:
-        world = made.world()
-        state, _ = await world.reset(7)
-        server.stop()
-        with pytest.raises(EnvError, match=rf"{server.name}: cannot connect: .*, 2 times"):
-            await world.step(state, "add one")
-        await world.close()
-
-    asyncio.run(play())
-    server.start(server.port)
-
-
-def test_an_idle_session_answers_the_server_s_pings(server: OpenEnvServer) -> None:
-    made = section(server)
-
-    async def play() -> int:
-        world = made.world()
-        await world.reset(7)
-        server.ping()
-        await until(lambda: server.pongs == server.open)
-        await world.close()
-        return server.pongs
-
-    assert asyncio.run(play()) > 0
 
 
 def test_any_text_is_an_action_and_one_on_which_the_server_fails_does_nothing(server: OpenEnvServer) -> None:
@@ -366,123 +229,6 @@ def test_a_sum_of_rewards_that_rounds_to_one_is_success(server: OpenEnvServer) -
     assert [one[1] == 1 for one in told[1:]] == [False] * 9 + [True]
 
 
-def nested(depth: int) -> Any:
-    return {"in": nested(depth - 1)} if depth else "text"
-
-
-def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) -> Any:
-    """A change of the answers to messages of a kind (all, if none is given)."""
-
-    def change(given: dict[str, Any], message: dict[str, Any]) -> Any:
-        if kind and message["type"] != kind:
-            return given
-        if code:
-            raise Refusal(code, "the game\n\x1b[2Jis broken")
-        return told if told is not None else {**given, **data}
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("changes", "keys", "said"),
-    [
-        (None, {"field": "txt"}, "an observation has no txt (there is text, legal, place); fix env.field"),
-        (misbehave(observation={"a\nb": 1}), {}, "an observation has no text (there is a b); fix env.field"),
-        (None, {"field": "text.here"}, "an observation has no text.here"),
-        (None, {"listed": "text"}, "text lists no actions: The goal is 2. You are at 0.; fix env.listed."),
-        (None, {"action": "wrd"}, "takes no action with the fields wrd (word is missing; wrd is extra_forbidden); set"),
-        (misbehave(kind="reset", code="EXECUTION_ERROR"), {}, "reset of task 0 failed on the server (EXECUTION_ERROR"),
-        (misbehave(kind="step", code="EXECUTION_ERROR"), {}, "action 'add one' failed on the server (EXECUTION_ERROR:"),
-        (misbehave(code="FACTORY_ERROR"), {}, "failed on the server (FACTORY_ERROR: the game [2Jis broken)"),
-        (misbehave(kind="step", reward=-1.0), {}, "in task 0 the rewards add up to -1, and a score lies in [0, 1]"),
-        (misbehave(kind="step", reward=7), {"score": "last"}, "in task 0 a reward is 7, and a score lies in [0, 1]"),
-        (misbehave(kind="step", reward=float("nan")), {}, "the answer to step is not OpenEnv's (reward: "),
-        (misbehave(reward="1"), {}, "the answer to reset is not OpenEnv's (reward"),
-        (misbehave(observation="text"), {}, "the answer to reset is not OpenEnv's (observation: "),
-        (misbehave("no JSON"), {}, "the answer to reset is not OpenEnv's: no JSON"),
-        (misbehave("[" * 100_000), {}, "the answer to reset is not OpenEnv's: [[["),
-        (misbehave("x" * 2000), {"max_message": 1000}, "the answer to reset is longer than 1000 bytes; raise env.max_"),
-        (misbehave(observation=nested(600)), {"field": "", "listed": ""}, "an observation is nested too deeply; name"),
-        (misbehave(30.0), {"server_timeout": 1}, "no answer to reset within 1 s"),
-        (misbehave(kind="reset", done=True), {}, "task 0 is over as it begins; fix env.reset"),
-    ],
-)  # fmt: skip
-def test_bad_input_is_one_sentence(server: OpenEnvServer, changes: Any, keys: dict[str, Any], said: str) -> None:
-    server.changes = changes or server.changes
-    with pytest.raises(UserError) as refused:
-        section(server, **keys).make()
-    assert said in str(refused.value)
-    assert str(refused.value).isprintable()
-
-
-def test_a_reset_that_depends_on_more_than_the_task_is_refused(server: OpenEnvServer) -> None:
-    server.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": str(server.made)}}
-    with pytest.raises(UserError, match=r"task 0 began with '\d' and then with '\d'; reset has to depend on nothing"):
-        section(server).world()
-
-
-def test_a_server_that_is_full_says_so_and_what_to_do(server: OpenEnvServer) -> None:
-    made = section(server, server_concurrency=4)
-    made.make()
-    server.sessions = 2
-
-    async def play() -> None:
-        world = made.world()
-        try:
-            await asyncio.gather(*(walk(world, i, "add one") for i in range(8)))
-        finally:
-            await world.close()
-
-    with pytest.raises(UserError, match=r"it is full: . of 2 sessions are taken; lower env\.server_concurrency"):
-        asyncio.run(play())
-    assert len(played(section(server, server_concurrency=2), 5, "add one")) == 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"name": "openenv:localhost:8000"}, "openenv: is followed by an address like http://127.0.0.1:8000"),
-        ({"name": "openenv:http://me:secret@127.0.0.1:8000"}, "openenv: is followed by an address like http://127.0.0"),
-        ({"server": "http://127.0.0.1:9"}, "server: the address stands in name; set null"),
-        ({"actions": ["up", "up"]}, "actions: an action stands there twice; name each once"),
-        (
-            {"action": {"word": "up"}},
-            "action: no field is {action}, {number} or {json}; say where the action's text goes",
-        ),
-        ({"score": "best"}, "score"),
-        ({"feild": "text"}, "feild: unknown key; remove it or fix its name"),
-    ],
-)
-def test_params_that_do_not_fit_are_refused_before_anything_is_sent(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as refused:
-        text_env(**{"name": "openenv:http://127.0.0.1:9", **keys})
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"task": 60, "moves": []}, "line 1: 'task' must be a number below env.tasks (60)"),
-        ({"task": 3, "moves": []}, "line 1: 'moves' must be a list of objects with texts 'thought' and 'action'"),
-        ({"task": 3, "moves": [{"action": "add one"}]}, "line 1: 'moves' must be"),
-    ],
-)
-def test_a_file_of_experts_is_read_with_care(
-    server: OpenEnvServer, tmp_path: Path, row: dict[str, Any], said: str
-) -> None:
-    file = tmp_path / "ways.jsonl"
-    file.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError) as refused:
-        section(server, experts=str(file)).make()
-    assert said in str(refused.value)
-
-
-def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
-    env = listed_env(name=server.name, **FREE).make()
-    with pytest.raises(UserError, match="openenv does not list its actions, so that they can't get labels"):
-        env.reset(0)
-
-
 def test_a_stage_depends_on_no_module_of_the_server_s(server: OpenEnvServer) -> None:
     assert modules_of("agent_r", server.name) == [OpenEnvParams.__module__]
 
@@ -502,22 +248,3 @@ def test_a_method_learns_from_a_file_of_experts_where_any_text_is_an_action(
         asked = {int(found) for found in re.findall(r"openenv-(\d+)", (tmp_path / path).read_text())}
         assert asked
         assert asked <= set(tasks)
-
-
-@pytest.mark.parametrize(
-    ("listens", "said"),
-    [
-        (False, "nothing answers at openenv:http://127.0.0.1:9 (cannot connect: "),
-        (True, "is no OpenEnv server (status 404 for /ws); fix the address in env.name."),
-    ],
-)
-def test_a_stage_that_finds_no_server_ends_with_a_sentence(
-    forks: Forks, tmp_path: Path, server: OpenEnvServer, listens: bool, said: str
-) -> None:
-    name = f"{server.name}/other" if listens else "openenv:http://127.0.0.1:9"
-    copy_code(tmp_path)
-    write_params(tmp_path, overlay("agent_r", {**GAME, "name": name}))
-    ran = forks.run(tmp_path, "agent_r.data", "")
-    assert ran.code == 2
-    assert said in ran.stderr
-    assert "Traceback" not in ran.stderr

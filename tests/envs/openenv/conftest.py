@@ -1,0 +1,24 @@
+"""A server of OpenEnv's protocol for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from selfimprove.envs.openenv import session
+from tests.support.openenv_server import OpenEnvServer
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections are made again at once."""
+    monkeypatch.setattr(session, "BACKOFF", 0.01)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenEnvServer]:
+    """One of the test's own."""
+    server = OpenEnvServer()
+    yield server
+    server.stop()

@@ -1,0 +1,140 @@
+"""What is wrong with an OpenEnv server, with its answers or with ``env`` is one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfimprove.core.errors import UserError
+from selfimprove.envs.registry import listed_env, text_env
+from tests.methods.cells import overlay
+from tests.pipeline.workbench import Forks, copy_code, write_params
+from tests.support.openenv_server import (
+    FREE,
+    GAME,
+    OpenEnvServer,
+    Refusal,
+    section,
+)
+
+
+def nested(depth: int) -> Any:
+    return {"in": nested(depth - 1)} if depth else "text"
+
+
+def misbehave(told: Any = None, *, kind: str = "", code: str = "", **data: Any) -> Any:
+    """A change of the answers to messages of a kind (all, if none is given)."""
+
+    def change(given: dict[str, Any], message: dict[str, Any]) -> Any:
+        if kind and message["type"] != kind:
+            return given
+        if code:
+            raise Refusal(code, "the game\n\x1b[2Jis broken")
+        return told if told is not None else {**given, **data}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "said"),
+    [
+        (None, {"field": "txt"}, "an observation has no txt (there is text, legal, place); fix env.field"),
+        (misbehave(observation={"a\nb": 1}), {}, "an observation has no text (there is a b); fix env.field"),
+        (None, {"field": "text.here"}, "an observation has no text.here"),
+        (None, {"listed": "text"}, "text lists no actions: The goal is 2. You are at 0.; fix env.listed."),
+        (None, {"action": "wrd"}, "takes no action with the fields wrd (word is missing; wrd is extra_forbidden); set"),
+        (misbehave(kind="reset", code="EXECUTION_ERROR"), {}, "reset of task 0 failed on the server (EXECUTION_ERROR"),
+        (misbehave(kind="step", code="EXECUTION_ERROR"), {}, "action 'add one' failed on the server (EXECUTION_ERROR:"),
+        (misbehave(code="FACTORY_ERROR"), {}, "failed on the server (FACTORY_ERROR: the game [2Jis broken)"),
+        (misbehave(kind="step", reward=-1.0), {}, "in task 0 the rewards add up to -1, and a score lies in [0, 1]"),
+        (misbehave(kind="step", reward=7), {"score": "last"}, "in task 0 a reward is 7, and a score lies in [0, 1]"),
+        (misbehave(kind="step", reward=float("nan")), {}, "the answer to step is not OpenEnv's (reward: "),
+        (misbehave(reward="1"), {}, "the answer to reset is not OpenEnv's (reward"),
+        (misbehave(observation="text"), {}, "the answer to reset is not OpenEnv's (observation: "),
+        (misbehave("no JSON"), {}, "the answer to reset is not OpenEnv's: no JSON"),
+        (misbehave("[" * 100_000), {}, "the answer to reset is not OpenEnv's: [[["),
+        (misbehave("x" * 2000), {"max_message": 1000}, "the answer to reset is longer than 1000 bytes; raise env.max_"),
+        (misbehave(observation=nested(600)), {"field": "", "listed": ""}, "an observation is nested too deeply; name"),
+        (misbehave(30.0), {"server_timeout": 1}, "no answer to reset within 1 s"),
+        (misbehave(kind="reset", done=True), {}, "task 0 is over as it begins; fix env.reset"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(server: OpenEnvServer, changes: Any, keys: dict[str, Any], said: str) -> None:
+    server.changes = changes or server.changes
+    with pytest.raises(UserError) as refused:
+        section(server, **keys).make()
+    assert said in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_reset_that_depends_on_more_than_the_task_is_refused(server: OpenEnvServer) -> None:
+    server.changes = lambda told, message: {**told, "observation": {**told["observation"], "text": str(server.made)}}
+    with pytest.raises(UserError, match=r"task 0 began with '\d' and then with '\d'; reset has to depend on nothing"):
+        section(server).world()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"name": "openenv:localhost:8000"}, "openenv: is followed by an address like http://127.0.0.1:8000"),
+        ({"name": "openenv:http://me:secret@127.0.0.1:8000"}, "openenv: is followed by an address like http://127.0.0"),
+        ({"server": "http://127.0.0.1:9"}, "server: the address stands in name; set null"),
+        ({"actions": ["up", "up"]}, "actions: an action stands there twice; name each once"),
+        (
+            {"action": {"word": "up"}},
+            "action: no field is {action}, {number} or {json}; say where the action's text goes",
+        ),
+        ({"score": "best"}, "score"),
+        ({"feild": "text"}, "feild: unknown key; remove it or fix its name"),
+    ],
+)
+def test_params_that_do_not_fit_are_refused_before_anything_is_sent(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        text_env(**{"name": "openenv:http://127.0.0.1:9", **keys})
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"task": 60, "moves": []}, "line 1: 'task' must be a number below env.tasks (60)"),
+        ({"task": 3, "moves": []}, "line 1: 'moves' must be a list of objects with texts 'thought' and 'action'"),
+        ({"task": 3, "moves": [{"action": "add one"}]}, "line 1: 'moves' must be"),
+    ],
+)
+def test_a_file_of_experts_is_read_with_care(
+    server: OpenEnvServer, tmp_path: Path, row: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "ways.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UserError) as refused:
+        section(server, experts=str(file)).make()
+    assert said in str(refused.value)
+
+
+def test_labels_need_actions_that_are_listed(server: OpenEnvServer) -> None:
+    env = listed_env(name=server.name, **FREE).make()
+    with pytest.raises(UserError, match="openenv does not list its actions, so that they can't get labels"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("listens", "said"),
+    [
+        (False, "nothing answers at openenv:http://127.0.0.1:9 (cannot connect: "),
+        (True, "is no OpenEnv server (status 404 for /ws); fix the address in env.name."),
+    ],
+)
+def test_a_stage_that_finds_no_server_ends_with_a_sentence(
+    forks: Forks, tmp_path: Path, server: OpenEnvServer, listens: bool, said: str
+) -> None:
+    name = f"{server.name}/other" if listens else "openenv:http://127.0.0.1:9"
+    copy_code(tmp_path)
+    write_params(tmp_path, overlay("agent_r", {**GAME, "name": name}))
+    ran = forks.run(tmp_path, "agent_r.data", "")
+    assert ran.code == 2
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
