@@ -60,14 +60,16 @@ def shown_runs(runs: Sequence[Published]) -> list[Published]:
     return kinds[best]
 
 
-def _results(page: str | None, published: Sequence[Published], default: Mapping[str, str]) -> str:
-    asked = METHODS if page is None else (page,)
-    by_method = {method: [run for run in published if run["method"] == method] for method in asked}
-    runs = {method: found for method, found in by_method.items() if found}
+def _results(method: str | None, published: Sequence[Published], default: Mapping[str, str]) -> str:
+    asked = METHODS if method is None else (method,)
+    by_method = {one: [run for run in published if run["method"] == one] for one in asked}
+    runs = {one: found for one, found in by_method.items() if found}
     if not runs:
-        return f"No run of {method_name(page) if page else 'any method'} is published yet: `make claims` makes them.\n"
-    shown = {method: shown_runs(found) for method, found in runs.items()}
-    parts = [_basis(runs, shown, default), _overview(shown) if page is None else _table(shown[page])]
+        return (
+            f"No run of {method_name(method) if method else 'any method'} is published yet: `make claims` makes them.\n"
+        )
+    shown = {one: shown_runs(found) for one, found in runs.items()}
+    parts = [_basis(runs, shown, default), _overview(shown) if method is None else _table(shown[method])]
     parts += [_sentence(one) for one in shown.values()]
     missing = [method_name(one) for one in asked if one not in runs]
     if missing:
@@ -76,7 +78,7 @@ def _results(page: str | None, published: Sequence[Published], default: Mapping[
     if left_out:
         parts.append(_wrapped("Left out in these runs: " + "; ".join(left_out) + "."))
     found = verdicts([run for one in runs.values() for run in one])
-    parts.append(_claims(found, runs[page]) if page else _made(found))
+    parts.append(_claims(found, runs[method]) if method else _made(found))
     return "\n".join(parts)
 
 
