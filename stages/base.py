@@ -25,7 +25,7 @@ def main(stage: Stage[BaseSection]) -> None:
     values = read_yaml(PARAMS_FILE)
     tokenizers = load_section(values, "tokenizer", TokenizerSection, str(PARAMS_FILE))
     trained = dict(tokenizers)[stage.item]
-    texts = stage.input(f"data/{cfg.texts or stage.item}/texts.jsonl")
+    texts = stage.input(f"data/{stage.item}/texts.jsonl")
     stage.narrow((cfg, trained))
 
     folder = stage.output(f"models/{stage.item}/{START}")

@@ -7,8 +7,9 @@ A page of the crafting world, three passages long::
     How is ash pole made?                                   answer: craft 2 ash pole using 1 ash branch
 
 Each world writes its own pages (``pages.py`` in its folder) from a generator of random numbers that the caller seeds.
-They hold facts, maps, recipes and single worked steps, in the world's words; no page shows a task being solved from
-its start to its end, and none the form in which a method plays an episode.
+They hold facts, maps, recipes, single worked steps and, where a world can make any number of other tasks, whole solved
+ones. None is a task that a method is tested on, and none shows the form in which a method plays: no feedback on an
+attempt, no revision, no reflection, no prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Literal, NamedTuple
 
-Ability = Literal["reading", "arithmetic", "copying", "lookup"]
+Ability = Literal["reading", "arithmetic", "copying", "lookup", "solving"]
 
 
 class Passage(NamedTuple):

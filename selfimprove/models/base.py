@@ -16,8 +16,11 @@ from selfimprove.models.scratch import ScratchArch
 SMOLLM2 = "models/smollm2"
 """The folder that ``make models/smollm2`` writes; params may name it before it is there."""
 
-ALL = "all"
-"""Whose texts train the tokenizer, where that is not one method's own."""
+SHIPPED = "models/pretrained"
+"""The folder of the small model that is in git (``make pretrain`` makes it again)."""
+
+MADE = {SMOLLM2: f"run `make {SMOLLM2}` first", SHIPPED: f"run `git checkout {SHIPPED}`, or make it: `make pretrain`"}
+"""Folders that params may name before they are there, and how they come to be."""
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 
@@ -39,15 +42,10 @@ class BaseParams(Section):
         default=None, description="null: the model's own; plain, zephyr, rise, react, text, or a file"
     )
     arch: ScratchArch = ScratchArch()
-    texts: str | None = Field(
-        default=None,
-        description="whose texts train a tokenizer from scratch: the method's own (its name, or null), or all: those "
-        "of all four methods, which then start from one model with one tokenizer",
-    )
 
     @model_validator(mode="after")
     def _pinned(self) -> BaseParams:
-        if self.model and self.model != SMOLLM2 and not Path(self.model).is_dir() and not self.revision:
+        if self.model and self.model not in MADE and not Path(self.model).is_dir() and not self.revision:
             raise ValueError(f"model {self.model!r} is no folder; for a hub model give its revision too")
         if self.model is None and self.chat_template is not None:
             raise ValueError("chat_template goes with a model; the small one's is tokenizer.<method>.template")
@@ -62,13 +60,6 @@ class BaseSection(Section):
     reflect_rl: BaseParams
     spin: BaseParams
 
-    @model_validator(mode="after")
-    def _texts(self) -> BaseSection:
-        for method, base in self:
-            if base.texts not in (None, method, ALL):
-                raise ValueError(f"{method}.texts: {base.texts!r} is given; choose {method}, its own, or {ALL}")
-        return self
-
 
 def resolve_model(params: BaseParams) -> Path:
     """The folder of the named model; a hub model is downloaded once, weights as safetensors only.
@@ -81,8 +72,8 @@ def resolve_model(params: BaseParams) -> Path:
     folder = Path(params.model)
     if folder.is_dir():
         return folder
-    if params.model == SMOLLM2:
-        raise UserError(f"base: {SMOLLM2} does not exist yet; run `make {SMOLLM2}` first.")
+    if params.model in MADE:
+        raise UserError(f"base: {params.model} does not exist yet; {MADE[params.model]}.")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

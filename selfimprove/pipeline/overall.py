@@ -17,15 +17,11 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from selfimprove.core.publish import write_json
-from selfimprove.models.base import ALL
 from selfimprove.pipeline.params import METHODS
 
 SECONDS = Path(".scratch/stages.json")
 ALWAYS = "inputs"
 """The stage that runs every time, in a second."""
-
-TEXTS = "texts"
-"""The stage that is needed only where a base names ``all`` as its texts."""
 
 _NAMED = re.compile(r"(?:Running stage|Stage|Restored stage) '([^']+)'")
 _FOREACH = re.compile(r"\$\{([\w.]+)\}")
@@ -76,8 +72,6 @@ def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
     """DVC's names of all stages that the goals need: ``report`` needs every stage, ``rise-report`` RISE's."""
     reader = YAML(typ="safe")
     params: dict[str, Any] = reader.load(root / "params.yaml")
-    bases = (params.get("base") or {}).values()
-    unneeded = TEXTS if all((base or {}).get("texts") != ALL for base in bases) else None
     names = []
     for name, stage in reader.load(root / "dvc.yaml")["stages"].items():
         found = _FOREACH.fullmatch(str(stage.get("foreach", "")))
@@ -85,7 +79,6 @@ def stage_names(goals: Sequence[str], root: Path = Path()) -> list[str]:
         for key in found[1].split(".") if found else ():
             node = (node or {}).get(key)
         names += [f"{name}@{key}" for key in node or ()] if found else [name]
-    names = [name for name in names if name != unneeded]
     methods = [goal.removesuffix("-report") for goal in goals if goal.removesuffix("-report") in METHODS]
     if not methods:
         return names

@@ -1,7 +1,7 @@
 """Warns when a method's base is a person's own model and rows still train with the small default model's settings.
 
-The default profile trains a model of 0.2 million parameters with learning rates of about 4e-3 on sequences of 192 to
-1,280 tokens. A pretrained model trained like that loses in a few steps what it knew.
+The default profile trains a model of 0.8 million parameters with learning rates of about 1e-3 on sequences of 352 to
+1,024 tokens. A large model trained like that loses in a few steps what it knew.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def small_settings(values: Mapping[str, Any], method: str) -> str | None:
     shown = f" ({size / 1e6:.0f} million parameters)" if size else ""
     return (
         f"WARNING: base.{method}.model is {model}{shown}, but these keys still have the values for the default's model "
-        f"of 0.2 million parameters, which make a pretrained model forget what it knew: {', '.join(kept)}. Set them; "
+        f"of 0.8 million parameters, which make a larger one forget what it knew: {', '.join(kept)}. Set them; "
         f"profiles/{method.replace('_', '-')}-smollm2.yaml shows values for a pretrained model."
     )
 

@@ -7,6 +7,7 @@ from selfimprove.envs.qa.experts import Expert
 from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.spin.play import SpinEpisode
+from selfimprove.methods.spin.told_apart import told_apart
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -34,7 +35,7 @@ def main(stage: Stage[SpinParams]) -> None:
     write_jsonl(folder / "own.jsonl", own)  # what the next iteration's window takes
     write_jsonl(folder / "outcome.jsonl", outcome)
     counts = {**audit.model_dump(mode="json"), "previous": len(previous), "pairs": len(pairs), "outcome": len(outcome)}
-    write_json(stage.output(f"results/spin/{name}/convert.json"), counts)
+    write_json(stage.output(f"results/spin/{name}/convert.json"), {**counts, "told_apart": told_apart(own)})
 
 
 if __name__ == "__main__":

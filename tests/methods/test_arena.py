@@ -9,14 +9,12 @@ import pytest
 
 from selfimprove.apps.report.arena import arena
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
-from selfimprove.core.records import read_rows
-from selfimprove.models.base import ALL
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import merge
 from tests.methods.cells import STAGES, overlay
 from tests.pipeline.workbench import Forks, copy_code, write_params
-from tests.support.profiles import profile
 
+PRETRAINED = Path(__file__).resolve().parents[2] / "models/pretrained"
 FIRST = {"reflect_rl": ("data", "generate", "convert")}
 """Stages before the base; ("data",) elsewhere."""
 SPLIT = {"demonstrations": 8, "train": 4, "dev": 1, "test": 3}
@@ -24,12 +22,15 @@ WHOLE = {"train": 12, "dev": 1, "test": 3}
 
 
 def params_of(env: dict[str, Any]) -> dict[str, Any]:
-    params: dict[str, Any] = {"tokenizer": {}, "base": {}}
+    params: dict[str, Any] = {}
     for method in METHODS:
         more: dict[str, Any] = {"tasks": SPLIT if method in ("rise", "agent_r") else WHOLE}
         merge(params, overlay(method, env, **more))
-        merge(params, {"base": {method: {"texts": ALL}}})
-        params["tokenizer"][method] = {"vocab_size": 512, "phrases": False, "names": False, "texts": 40000}
+        template = "react" if method == "spin" else None
+        for engine in params[method]["engines"].values():
+            if "context" in engine:
+                engine["context"] = 1024
+        merge(params, {"base": {method: {"model": str(PRETRAINED), "chat_template": template}}})
     return params
 
 
@@ -47,7 +48,6 @@ def folder(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in METHODS:
         for name in FIRST.get(method, ("data",)):
             run(f"{method}.{name}")
-    run("texts")
     for method in METHODS:
         for one in STAGES[method].split():
             name, _, item = one.partition("@")
@@ -59,18 +59,6 @@ def folder(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_four_start_from_the_same_bytes(folder: Path) -> None:
     for file in ("model.safetensors", "tokenizer.json", "config.json"):
         assert len({(folder / f"models/{method}/start" / file).read_bytes() for method in METHODS}) == 1
-
-
-def test_the_tokenizer_reads_of_every_method_from_the_first_texts_on(folder: Path) -> None:
-    texts = [row for _, row in read_rows(folder / "data/all/texts.jsonl")]
-    fixed = [row["text"] for row in texts if row.get("fixed")]
-    assert len(fixed) == len(set(fixed))
-    assert texts[: len(fixed)] == [{"text": text, "fixed": True} for text in fixed]
-    for method in METHODS:
-        own = [row["text"] for _, row in read_rows(folder / f"data/{method}/texts.jsonl")]
-        assert set(own) <= {row["text"] for row in texts}
-        first = next(text for text in own if text not in fixed)
-        assert first in [row["text"] for row in texts[: len(fixed) + len(METHODS)]]
 
 
 def test_one_table_compares_them_on_the_same_tasks(folder: Path) -> None:
@@ -85,7 +73,3 @@ def test_one_table_compares_them_on_the_same_tasks(folder: Path) -> None:
         assert one["episodes"] > 0
         assert one["generated"] > 0
         assert one["seconds"] > 0
-
-
-def test_the_profile_s_default_reads_its_own_texts_alone() -> None:
-    assert [profile("default")["base"][method]["texts"] for method in METHODS] == list(METHODS)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from selfimprove.models.base import take_weights
+from selfimprove.core.errors import UserError
+from selfimprove.models.base import SHIPPED, BaseParams, resolve_model, take_weights
 
 COMMIT = "0" * 39 + "1"
 CONFIG = b'{"model_type": "llama"}'
@@ -109,3 +110,12 @@ def test_a_folder_of_the_user_s_is_copied_and_what_the_hub_s_cache_holds_is_link
         take_weights(source, tmp_path / str(own), own=own)
         assert (tmp_path / str(own) / "model.safetensors").read_text() == "model.safetensors"
         assert (source / "model.safetensors").stat().st_nlink == links
+
+
+def test_the_shipped_model_s_folder_may_be_missing_until_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = BaseParams(model=SHIPPED)  # params of a folder in which no method starts from it are valid
+    with pytest.raises(UserError, match="git checkout models/pretrained"):
+        resolve_model(named)

@@ -47,13 +47,6 @@ def test_the_whole_default_has_the_stages_that_dvc_lists(tmp_path: Path) -> None
     assert {"base@spin", "rise-finetune@iter2", "spin-report", "report"} <= set(names)
 
 
-def test_the_texts_of_all_methods_are_counted_where_a_base_reads_them(tmp_path: Path) -> None:
-    (tmp_path / "dvc.yaml").write_bytes((ROOT / "dvc.yaml").read_bytes())
-    for name, needed in (("default", False), ("arena-textcraft", True)):
-        (tmp_path / "params.yaml").write_text(compose(name, ROOT / "profiles"))
-        assert ("texts" in stage_names(["report"], tmp_path)) is needed
-
-
 def test_a_stage_that_runs_is_shown_with_its_place_and_later_with_what_is_left(folder: Path) -> None:
     first = Overall(["rise-report"])
     assert first.line("Running stage 'inputs':\n") == "Running stage 'inputs':\n"

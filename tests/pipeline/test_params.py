@@ -337,13 +337,6 @@ def test_a_hub_model_needs_a_revision_and_a_folder_does_not(tmp_path: Path) -> N
     assert BaseParams(model=str(tmp_path)).model == str(tmp_path)
 
 
-def test_a_tokenizer_reads_the_method_s_own_texts_or_all() -> None:
-    said = complaint(put("base.spin.texts", "rise"))
-    assert "spin.texts: 'rise' is given; choose spin, its own, or all" in said
-    put("base.spin.texts", "all")(params := profile("default"))
-    assert BaseSection.model_validate(params["base"]).spin.texts == "all"
-
-
 def test_a_chat_template_goes_with_a_model_since_the_small_one_has_its_tokenizer_s() -> None:
     said = complaint(put("base.spin.chat_template", "zephyr"))
     assert "base.spin: chat_template goes with a model; the small one's is tokenizer.<method>.template" in said

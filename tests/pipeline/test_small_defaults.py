@@ -31,7 +31,7 @@ def test_an_own_model_with_the_default_s_settings_is_warned_of_by_key(model: Pat
     values["base"]["rise"]["model"] = str(model)
     said = small_settings(values, "rise") or ""
     assert said.startswith(f"WARNING: base.rise.model is {model} (6 million parameters)")
-    for key in ("base.train.lr 0.005", "base.train.max_length 352", "iter2.train.lr 0.002", "more_sft.train.lr 0.002"):
+    for key in ("base.train.lr 0.0015", "base.train.max_length 352", "iter2.train.lr 0.001", "more_sft.train.lr 0.001"):
         assert f"rise.rows.{key}" in said
     assert small_settings(values, "spin") is None
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "dvc.yaml", ".dvcignore",
-         ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore")  # fmt: skip
+PARTS = ("selfimprove", "stages", "profiles", "requirements", "data/sources.yaml", "models/pretrained",
+         "dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/plots", ".dvc/.gitignore", ".gitignore")  # fmt: skip
 
 
 def copy_repo(folder: Path, profile: str = "smoke") -> Path:

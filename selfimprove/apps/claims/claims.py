@@ -51,6 +51,7 @@ CLAIMS = (
         for row in ("policy", "more_sft", "no_reflection", "no_negatives", "no_curriculum")
     ),
     *(Claim("spin", "em", row) for row in ("base", "more_sft")),
+    Claim("spin", "told_apart_fall", None),
 )
 
 

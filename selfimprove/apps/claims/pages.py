@@ -139,8 +139,9 @@ def _table(runs: Sequence[Published]) -> str:
     for row in first["order"]:
         cells = [_row(first, row)]
         cells += [figure_text(_metric(runs, row, name), name) for name in columns]
-        cells += [signed_text(_metric(runs, row, name), name).strip() for name in gains]
-        cells += [f"{_metric(runs, row, name)['mean']:.2f}" for name in rates]
+        known = first["rows"][row]["metrics"]
+        cells += [signed_text(_metric(runs, row, name), name).strip() if name in known else "-" for name in gains]
+        cells += [f"{_metric(runs, row, name)['mean']:.2f}" if name in known else "-" for name in rates]
         cells += [_delta(runs, row, name) for name in columns]
         lines.append(f"| {' | '.join([*cells, _tokens(runs, row)])} |")
     rows = "\n".join(f"- {row}: {first['rows'][row]['what']}" for row in first["order"])

@@ -153,7 +153,7 @@ def _shown(summary: Mapping[str, Any]) -> dict[str, Any]:
             "what": row["what"],
             "training_tokens": row["training_tokens"],
             "omissions": row.get("omissions", {}),
-            "metrics": {key: row["metrics"][key] for key in metrics},
+            "metrics": {key: row["metrics"][key] for key in metrics if key in row["metrics"]},
         }
         for name, row in summary["rows"].items()
     }

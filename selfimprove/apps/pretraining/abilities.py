@@ -1,6 +1,7 @@
-"""What a pretrained base can do, measured on held-out pages: loss by world, and answers that are right word for word.
+"""What a pretrained base can do, measured on held-out pages: loss by world, and answers that are right.
 
-Each question is asked alone, behind the statements of its page: what was answered before it is left out.
+Right is what is right word for word; of a task that is solved or begun, its last line: the answer, or the action. Each
+question is asked alone, behind the statements of its page: what was answered before it is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CONTEXT, MAX_TOKENS = 640, 96
 
 
 class Right(BaseModel):
-    """Questions asked, and answered word for word."""
+    """Questions asked, and answered rightly."""
 
     asked: int
     right: int
@@ -89,8 +90,13 @@ async def _ask(engine: Engine, pages: int, seed: int) -> tuple[dict[str, Right],
     wrong: dict[str, tuple[str, str, str]] = {}
     for (kind, question, answer), (reply,) in zip(asked, replies, strict=True):
         before = answers.get(kind, Right(asked=0, right=0))
-        right = reply.text == answer
+        right = _judged(reply.text, kind) == _judged(answer, kind)
         answers[kind] = Right(asked=before.asked + 1, right=before.right + right)
         if not right:
             wrong.setdefault(kind, (question, reply.text, answer))
     return answers, list(wrong.values())
+
+
+def _judged(text: str, kind: str) -> str:
+    """The last line of an attempt to solve something, whose wording is free; else all."""
+    return text.rpartition("\n")[2] if kind.endswith(": solving") else text

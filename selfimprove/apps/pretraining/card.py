@@ -18,8 +18,8 @@ language: en
 
 A decoder of {parameters:,} parameters (Llama architecture: {layers} layers of {hidden}, {heads} heads, {positions}
 positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi, text kitchens,
-AutoExplore and the encyclopedia. It reads and copies the worlds' text, and knows no method's way to play an episode.
-It is for this repository's small runs and of no use elsewhere.
+AutoExplore and the encyclopedia. It reads and copies the worlds' text and solves tasks like theirs; it knows no
+method's prompts, feedback, revisions or reflections. It is for this repository's small runs and of no use elsewhere.
 
     base:
       rise: {{model: models/pretrained}}
@@ -36,14 +36,17 @@ It is for this repository's small runs and of no use elsewhere.
 
 {sequences:,} sequences, {tokens:,} tokens, {steps:,} steps; each page once. The pages are made by the generators in
 `selfimprove/envs/*/pages.py` and `selfimprove/apps/pretraining/copying.py` from a seed: statements, recipes, maps,
-listings, paragraphs, single worked steps and made-up words to copy. No problem, crafting task, ride or question chain
-is shown solved from start to end. Recipes have half of their numbers drawn anew; paragraphs come from worlds that no
-method searches; kitchens have a seed of their own; the taxi's {states} maps are all of the grid's. Shares of sequences:
+listings, paragraphs, single worked steps, solved tasks and made-up words to copy. What is solved from start to end is
+never a task that a method is tested on: word problems are of the split that demonstrations come from, which no other
+split shares; crafting is in other books (the embedded one's words exchanged, its numbers drawn anew); questions are
+about other worlds, in which the same names mean other people. No ride and no kitchen is solved. Kitchens have a seed of
+their own; the taxi's {states} maps are all of the grid's. Shares of sequences:
 {shares}.
 
 ## What it can do
 
-On held-out pages of the same generators, greedy; an answer counts if it is right word for word.
+On held-out pages of the same generators, greedy. An answer counts if it is right word for word; of solving, the last
+line: the result of a problem, the first action of an episode.
 
 | world: ability | asked | right |
 |---|---|---|

@@ -32,9 +32,9 @@ from selfimprove.envs.textcraft import pages as textcraft
 from selfimprove.training.encode import EncodeCounters, EncodedExample, encode_example
 
 WORLDS: dict[str, tuple[Page, ...]] = {
-    "math": (math.sums, math.story, math.story),
-    "textcraft": (textcraft.recipes, textcraft.recipes, textcraft.carrying),
-    "qa": (qa.paragraphs,),
+    "math": (math.sums, math.story, math.problems, math.problems, math.problems, math.problems),
+    "textcraft": (textcraft.recipes, textcraft.carrying, textcraft.episodes, textcraft.episodes, textcraft.episodes),
+    "qa": (qa.paragraphs, qa.searches, qa.searches),
     "taxi": (taxi.maps,),
     "alfworld": (alfworld.visit,),
     "autoexplore": (autoexplore.folder,),

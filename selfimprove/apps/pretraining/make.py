@@ -7,7 +7,10 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from hashlib import blake2b
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +27,7 @@ from selfimprove.core.sources import sha256_of
 from selfimprove.core.yaml import read_yaml
 from selfimprove.models.scratch import ScratchArch, build_scratch_model
 from selfimprove.training.config import FinetuneParams
+from selfimprove.training.encode import EncodedExample
 from selfimprove.training.launch import finish, launch, prepare
 from selfimprove.training.progress import Progress
 from selfimprove.training.report import TrainReport
@@ -119,7 +123,7 @@ def _train(recipe: PretrainingRecipe, start: Path, scratch: Path) -> list[TrainR
         shutil.rmtree(out, ignore_errors=True)
         part = prepare(start, out)
         numbers = range(first, first + phase.sequences)
-        sequences = list(encoded(recipe.text, start, recipe.seed, numbers, phase.shares, phase.lines))
+        sequences = _sequences(recipe, phase, start, numbers)
         batch = phase.batch_size or recipe.train.batch_size
         changed = {"lr": phase.lr, "schedule": phase.schedule, "batch_size": batch}
         params = recipe.train.model_copy(update=changed)
@@ -136,6 +140,26 @@ def _train(recipe: PretrainingRecipe, start: Path, scratch: Path) -> list[TrainR
         write_json(done, {"key": key, "report": reports[-1].model_dump(mode="json")})
         start, first = out, first + phase.sequences
     return reports
+
+
+def _sequences(recipe: PretrainingRecipe, phase: Phase, model: Path, numbers: range) -> list[EncodedExample]:
+    """A phase's sequences in their order, written by as many processes as train."""
+    write = partial(_written, recipe.text, model, recipe.seed, shares=phase.shares, lines=phase.lines)
+    parts = [numbers[i : i + 500] for i in range(0, len(numbers), 500)]
+    with ProcessPoolExecutor(recipe.train.launcher.processes, get_context("fork")) as pool:
+        return [one for part in pool.map(write, parts) for one in part]
+
+
+def _written(
+    text: Text,
+    model: Path,
+    seed: int,
+    numbers: range,
+    *,
+    shares: dict[str, float] | None,
+    lines: Lines | None,
+) -> list[EncodedExample]:
+    return list(encoded(text, model, seed, numbers, shares, lines))
 
 
 def _key(recipe: PretrainingRecipe, phase: int, start: Path) -> str:

@@ -31,8 +31,7 @@ from selfimprove.core.records import mean_and_error, read_jsonl, read_object
 from selfimprove.core.yaml import read_yaml
 from selfimprove.methods.rows import NONE, START
 from selfimprove.methods.summary import headline
-from selfimprove.models.base import ALL, BaseParams
-from selfimprove.models.tokenizer import TokenizerParams
+from selfimprove.models.base import BaseParams
 from selfimprove.pipeline.params import METHODS
 
 MORE = "more_sft"
@@ -80,15 +79,12 @@ def arena(root: Path, summaries: Mapping[str, Any], timing: Path) -> Arena | Non
 
 
 def same_start(params: Mapping[str, Any], methods: Sequence[str]) -> bool:
-    """Whether methods start from one model: the same named one, or one from scratch of one size with one tokenizer."""
+    """Whether methods start from one named model; from scratch each has a tokenizer of its own."""
     starts: list[object] = []
     for method in methods:
         base = BaseParams.model_validate(params["base"][method])
-        tokenizer = TokenizerParams.model_validate(params["tokenizer"][method])
         if base.model is not None:
             starts.append((base.model, base.revision, base.adapter_of))
-        elif base.texts == ALL:  # the template is how a method writes a dialogue, not what the model is
-            starts.append((base.arch, tokenizer.model_copy(update={"template": "plain"})))
         else:
             starts.append(method)
     return all(start == starts[0] for start in starts)

@@ -88,8 +88,8 @@ def results_table(method: str, summary: dict[str, Any], timing: Path = TIMING) -
         metrics = rows[name]["metrics"]
         cells = [figure_text(metrics[column], column) for column in columns]
         cells += [figure_text(rows[name]["environments"][one][metric], metric) for one in mixed]
-        cells += [signed_text(metrics[gain], gain) for gain in gains]
-        cells += [f"{metrics[key]['mean']:.2f}" for key in rates]
+        cells += [signed_text(metrics[gain], gain) if gain in metrics else "-" for gain in gains]
+        cells += [f"{metrics[key]['mean']:.2f}" if key in metrics else "-" for key in rates]
         cells += [_percent(_omitted(rows[name], stage, kind)) for stage, kind in left_out]
         cells += [f"{rows[name]['training_tokens'] / 1000:.0f}k", *seconds_of(method, name, timing)]
         table.add_row(name, *cells)

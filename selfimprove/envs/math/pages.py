@@ -1,23 +1,32 @@
 """Text about numbers for pretraining: sums, and one sentence of a story with the step that it asks for.
 
-Two pages ::
+Two pages; the third kind holds whole problems::
 
     Work out 484 - 15.                                      484 - 15 = 469
 
     Mia has 7 boxes with 12 marbles in each.                7 * 12 = 84 marbles.
     Mia loses 15 of them.                                   84 - 15 = 69 marbles.
 
-No page is a problem as the methods pose it: there is no question before the steps and none is left to be found.
+Whole problems with their solutions are of the split whose problems are demonstrations; no other split can hold them.
 """
 
 from __future__ import annotations
 
 from random import Random
 
+from selfimprove.envs.math.arithmetic import generate
+from selfimprove.envs.math.arithmetic_expert import solution
 from selfimprove.envs.math.arithmetic_words import NAMES, SCENES, Piece
+from selfimprove.envs.math.params import Difficulty
 from selfimprove.envs.passages import Passage
 
 LARGEST = 9999
+_STEPS = {2: 2.0, 3: 3.0, 4: 2.0, 5: 1.0}
+_DIFFICULTIES = (
+    Difficulty(steps=_STEPS, term=(2, 30), factor=(2, 6), multiplicand=(2, 12)),
+    Difficulty(steps=_STEPS, term=(2, 99), factor=(2, 9), multiplicand=(2, 49)),
+    Difficulty(steps=_STEPS, term=(2, 199), factor=(2, 12), multiplicand=(2, 99)),
+)
 _SAY = ("Work out {}.", "What is {}?", "{} is how much?")
 
 
@@ -39,6 +48,13 @@ def story(draws: Random) -> list[Passage]:
             passage, value = told
             passages.append(passage)
     return passages
+
+
+def problems(draws: Random) -> list[Passage]:
+    """One to three problems of two to five steps, each with its solution."""
+    difficulty = draws.choice(_DIFFICULTIES)
+    made = generate(draws.randint(1, 3), seed=draws.getrandbits(62), split="demonstrations", difficulty=difficulty)
+    return [Passage(problem.question, solution(problem), "solving") for problem in made]
 
 
 def _sum(draws: Random) -> Passage:

@@ -8,8 +8,8 @@ A page::
     search[Mara Venn]                                       Mara Venn was a painter from Tolma, born in 1712. …
     Which is before, 1712 or 1745?                          1712 is before 1745.
 
-Every page draws its world's facts anew, so what it says has to be read there. Questions take one paragraph: no page
-joins two of them to find an answer.
+Every page draws its world's facts anew, so what it says has to be read there. These questions take one paragraph;
+a second kind of page holds a whole search of other worlds, from the question to the answer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from __future__ import annotations
 from functools import lru_cache
 from random import Random
 
-from selfimprove.core.seeds import rng
+from selfimprove.core.seeds import key_bits, rng
 from selfimprove.envs.passages import Passage
 from selfimprove.envs.qa import encyclopedia_words as words
+from selfimprove.envs.qa.encyclopedia import Encyclopedia, EncyclopediaParams, make_encyclopedia
 from selfimprove.envs.qa.encyclopedia_world import YEARS, FictionalWorld, build_world, named
 
 _WORLDS = 400
@@ -47,6 +48,27 @@ def paragraphs(draws: Random) -> list[Passage]:
         else:
             page.append(_years(draws))
     return page
+
+
+def searches(draws: Random) -> list[Passage]:
+    """One or two questions of one to three paragraphs, and what their expert searches and finds."""
+    encyclopedia = _encyclopedia(draws.randrange(_WORLDS))
+    found = {paragraph.title: paragraph.text for paragraph in encyclopedia.paragraphs}
+    page = []
+    for quest in draws.sample(encyclopedia.splits["train"], draws.randint(1, 2)):
+        told = quest.question.question
+        for number, lookup in enumerate(quest.lookups):
+            said = f"Thought: {lookup.thought}\nAction: search[{lookup.query}]"
+            page.append(Passage(told, said, "reading" if number else "solving"))
+            told = found[lookup.title]
+        page.append(Passage(told, f"Thought: {quest.conclusion}\nAction: finish[{quest.question.gold}]"))
+    return page
+
+
+@lru_cache(maxsize=_WORLDS)
+def _encyclopedia(number: int) -> Encyclopedia:
+    params = EncyclopediaParams(people=_PEOPLE, distractors=0, hops={1: 0.2, 2: 0.5, 3: 0.3}, comparisons=0.35)
+    return make_encyclopedia(params, {"train": 40}, seed=key_bits("encyclopedia pages", number))
 
 
 @lru_cache(maxsize=_WORLDS)

@@ -14,6 +14,7 @@ ash ladders can make yew ladders. ``embedded_recipes`` writes the book as recipe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 FAMILIES: dict[str, str] = {
@@ -140,10 +141,10 @@ _LINE = re.compile(r"(?:(?P<group>\w+): )?(?P<count>[0-9]+) (?P<output>[\w ]+) <
 _INPUT = re.compile(r"(?P<count>[0-9]+) (?P<tag>#?)(?P<names>[\w |]+)")
 
 
-def embedded_recipes() -> dict[str, Any]:
-    """{file name: recipe}, in the format of ``files.py``."""
+def embedded_recipes(families: Mapping[str, str] = FAMILIES) -> dict[str, Any]:
+    """{file name: recipe}, in the format of ``files.py``; of other families, if such are given."""
     files: dict[str, Any] = {}
-    for materials, lines in FAMILIES.items():
+    for materials, lines in families.items():
         for line in lines.strip().splitlines():
             for material in materials.split() or [""]:
                 name, recipe = _recipe(line.strip().replace("{}", material))

@@ -10,14 +10,21 @@ A page::
     get 4 ash branch                                        Got 4 ash branch
 
 Half of the numbers are drawn anew, so that a recipe has to be read where it stands, and cannot be known by heart.
+Whole episodes are of other books: the embedded one's words exchanged with one another, all numbers drawn anew. So no
+page shows a goal of the embedded book being reached.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from functools import lru_cache
 from random import Random
 
+from selfimprove.core.seeds import rng
 from selfimprove.envs.passages import Passage
+from selfimprove.envs.textcraft.book import FAMILIES, embedded_recipes
+from selfimprove.envs.textcraft.env import TextCraft
 from selfimprove.envs.textcraft.files import Ingredient, Recipe, item_id, item_name
 from selfimprove.envs.textcraft.recipes import RecipeBook
 
@@ -49,6 +56,49 @@ def recipes(draws: Random) -> list[Passage]:
             )
         )
     return page
+
+
+_BOOKS = 400
+_MOST_ACTIONS = 14
+
+
+def episodes(draws: Random) -> list[Passage]:
+    """A goal of another book, and the expert's way to it."""
+    book = _other_book(draws.randrange(_BOOKS))
+    goals_at: dict[int, list[int]] = {}
+    for task, (_, depth) in enumerate(book.goals):
+        goals_at.setdefault(depth, []).append(task)
+    while True:
+        env = TextCraft(book, seed=draws.randrange(10_000))
+        told = env.reset(draws.choice(goals_at[draws.choice(sorted(goals_at))]))
+        moves = env.expert()
+        if len(moves) <= _MOST_ACTIONS:
+            break
+    page = []
+    for number, move in enumerate(moves):
+        said = f"Thought: {move.thought}\nAction: {move.action}"
+        page.append(Passage(told, said, "reading" if number else "solving"))
+        told = env.step(move.action).observation
+    return page
+
+
+@lru_cache(maxsize=_BOOKS)
+def _other_book(number: int) -> RecipeBook:
+    """The embedded book, but materials and other words exchanged among themselves, and all numbers drawn anew."""
+    draws = rng("crafting pages", number)
+    materials = sorted({word for family in FAMILIES for word in family.split()})
+    others = sorted({word for lines in FAMILIES.values() for word in re.findall("[a-z]+", lines)} - set(materials))
+    exchanged = {
+        word: other
+        for words in (materials, others)
+        for word, other in zip(words, draws.sample(words, len(words)), strict=True)
+    }
+
+    def other(match: re.Match[str]) -> str:
+        return exchanged.get(match[0]) or str(draws.choice((1, 1, 2, 2, 3, 4, 5, 6)))
+
+    families = {re.sub("[a-z]+", other, name): re.sub("[a-z]+|[0-9]+", other, FAMILIES[name]) for name in FAMILIES}
+    return RecipeBook(embedded_recipes(families), "crafting pages")
 
 
 def carrying(draws: Random) -> list[Passage]:

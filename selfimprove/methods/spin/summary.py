@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.records import read_object
 from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.summary import iteration_curve, summarise
 
@@ -25,7 +27,10 @@ def spin_rows(spin: SpinParams) -> dict[str, str]:
 
 
 def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
-    """Every row's metrics, and the paired differences of the last iteration to every other row."""
+    """Every row's metrics, and the paired differences of the last iteration to every other row.
+
+    Rows that were opponents have ``told_apart``; the last has ``told_apart_fall``, from the first opponent to the last.
+    """
     summary = summarise(
         spin,
         spin_rows(spin),
@@ -33,11 +38,27 @@ def summarise_spin(spin: SpinParams, results: Path) -> dict[str, Any]:
         columns=["em", "f1"],
         last=next(reversed(spin.iterations)),
         solid=["SPIN"],
-        rates={"finished": "finished", "invalid": "invalid", "steps": "steps"},
-        note="finished: share of episodes; invalid: share of rounds without an action; steps: rounds of an episode",
+        rates={"finished": "finished", "invalid": "invalid", "steps": "steps", "told_apart": "told apart"},
+        note="finished: share of episodes; invalid: share of rounds without an action; steps: rounds of an episode; "
+        "told apart: share of pairs in which a classifier tells the row's episode from the expert's (chance: .50)",
     )
     summary["curve"] = iteration_curve(
         spin, summary, method="SPIN", metric="em", x="rounds", y="em",
         title="exact match by rounds of self-play", top=1,
     )  # fmt: skip
+    told = {
+        iteration.init: read_object(results / name / "convert.json")["told_apart"]
+        for name, iteration in spin.iterations.items()
+    }
+    for row, found in told.items():
+        summary["rows"][row]["metrics"]["told_apart"] = found
+    if len(told) > 1:
+        played = list(told.values())
+        first, last = played[0], played[-1]
+        summary["rows"][summary["last"]]["metrics"]["told_apart_fall"] = {
+            "mean": first["mean"] - last["mean"],
+            "se": math.hypot(first["se"], last["se"]),  # on different questions
+            "n": min(first["n"], last["n"]),
+        }
+        summary["gains"] = ["told_apart_fall"]
     return summary

@@ -18,6 +18,7 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.envs.math.arithmetic import Difficulty, generate
 from selfimprove.envs.math.arithmetic_expert import expert
 from selfimprove.methods.spin.chats import STEM, make_row, write_rows_to
+from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.rehearsal.rule import Params
 
 HOME = Path(".rehearsal")
@@ -27,6 +28,7 @@ LINKED = (
     "stages",
     "requirements",
     "data/sources.yaml",
+    SHIPPED,
     ".dvc/config",
     ".dvc/plots",
     ".dvcignore",

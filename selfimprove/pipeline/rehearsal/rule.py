@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from selfimprove.methods.rows import NONE
+from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import METHODS
 
 Params = dict[str, Any]
@@ -143,8 +144,8 @@ def gpu_methods(params: Mapping[str, Any]) -> list[str]:
 
 
 def rehearsable(params: Mapping[str, Any]) -> list[str]:
-    """The methods worth a rehearsal: those that ask for a GPU, and those that start from a pretrained model."""
-    pretrained = [method for method in METHODS if params["base"][method]["model"]]
+    """The methods worth a rehearsal: those that ask for a GPU, and those that start from a model of a person's own."""
+    pretrained = [method for method in METHODS if params["base"][method]["model"] not in (None, SHIPPED)]
     return [method for method in METHODS if method in gpu_methods(params) or method in pretrained]
 
 

@@ -19,9 +19,9 @@ from selfimprove.apps.pretraining.make import make, read_recipe
 from selfimprove.apps.pretraining.words import FIXED
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.seeds import rng
-from selfimprove.envs.math.arithmetic import Difficulty, generate
-from selfimprove.envs.math.arithmetic_expert import solution
-from selfimprove.envs.taxi.env import Taxi
+from selfimprove.envs.math.arithmetic import split_of
+from selfimprove.envs.textcraft.files import item_name
+from selfimprove.envs.textcraft.recipes import RecipeBook
 from tests.support.repo_copy import copy_repo, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -133,15 +133,51 @@ def test_answers_on_pages_are_right() -> None:
         }
 
 
-def test_no_page_solves_a_task_of_a_method(made: Path) -> None:
-    """Solutions of problems, and the ways of whole taxi rides, do not stand in the text."""
-    problems = generate(200, seed=1, split="test", difficulty=Difficulty())
-    text = "\n".join(
-        f"{p.text}\n{p.answer}" for world in ("math", "taxi") for i in range(400) for p in page_of(world, 9, i)
-    )
-    assert not any(problem.question in text or solution(problem) in text for problem in problems)
-    assert "Thought:" not in text
-    assert Taxi().instruction not in text
+def test_problems_on_pages_are_of_no_split_that_methods_train_or_test_on() -> None:
+    asked = [p for i in range(600) for p in page_of("math", 9, i) if p.ability == "solving"]
+    assert len(asked) > 300
+    assert {split_of(passage.text) for passage in asked} == {"demonstrations"}
+    for passage in asked:
+        assert passage.answer.startswith(tuple("0123456789"))
+        assert "boxed" in passage.answer
+
+
+def test_crafting_on_pages_is_in_other_books_and_reaches_its_goal() -> None:
+    book = RecipeBook.load(None)
+    own = {recipe.command for recipes in book.recipes.values() for recipe in recipes}
+    goals = {item_name(goal) for goal, _ in book.goals}
+    episodes = 0
+    for number in range(120):
+        page = page_of("textcraft", 9, number)
+        if page[0].ability != "solving":
+            continue
+        episodes += 1
+        goal = page[0].text.rpartition("Goal: craft ")[2].removesuffix(".")
+        final = page[-1].answer.rpartition("Action: ")[2]
+        assert re.match(rf"craft \d+ {goal} using ", final)
+        shown = page[0].text.splitlines()[1:-2]
+        assert any(line.startswith(final.partition(" using ")[0]) for line in shown)
+        assert goal not in goals or final not in own, (goal, final)
+    assert episodes > 40
+
+
+def test_searches_on_pages_end_with_what_was_read(made: Path) -> None:
+    for number in range(60):
+        page = page_of("qa", 9, number)
+        if page[0].ability != "solving":
+            continue
+        read = ""
+        for passage in page:
+            read = "" if passage.ability == "solving" else f"{read} {passage.text}"
+            if finished := re.search(r"finish\[(.+)\]$", passage.answer):
+                assert finished[1] in ("yes", "no") or finished[1] in f"{read} {passage.text}"
+
+
+def test_no_page_shows_a_method_s_words_or_a_ride(made: Path) -> None:
+    text = "\n".join(f"{p.text}\n{p.answer}" for world in WORLDS for i in range(200) for p in page_of(world, 9, i))
+    assert not any(fixed in text for fixed in FIXED)
+    rides = "\n".join(f"{p.text}\n{p.answer}" for i in range(400) for p in page_of("taxi", 9, i))
+    assert "Action" not in rides
 
 
 def test_held_out_sequences_are_no_training_sequences(made: Path, recipe: Path) -> None:

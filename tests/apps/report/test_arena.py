@@ -208,9 +208,11 @@ def test_an_arena_s_methods_share_environment_tasks_start_and_tokens(name: str) 
     assert {sum(tokens) for tokens in learnt} == {run["rl"]["max_train_tokens"]}
 
 
-def test_the_default_s_methods_start_from_models_of_their_own() -> None:
-    assert not same_start(profile("default"), list(METRIC))
-    other = profile("arena-textcraft")
-    other["base"]["spin"]["arch"]["layers"] = 2
-    assert not same_start(other, list(METRIC))
-    assert same_start(other, ["rise", "agent_r", "reflect_rl"])
+def test_methods_start_alike_from_one_named_model_and_never_from_scratch() -> None:
+    params = profile("arena-textcraft")
+    assert same_start(params, list(METRIC))
+    params["base"]["spin"] |= {"model": None, "chat_template": None}
+    assert not same_start(params, list(METRIC))
+    assert same_start(params, ["rise", "agent_r", "reflect_rl"])
+    params["base"]["rise"]["model"] = None
+    assert not same_start(params, ["rise", "spin"])

@@ -6,7 +6,6 @@ The longest prompts are counted of the default's own problems, in the default's 
 
 from __future__ import annotations
 
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,10 @@ from selfimprove.core.records import Message
 from selfimprove.engines.config import TransformersEngineConfig
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.methods.rise.prompts import feedback, limit_dialogue, opening
-from selfimprove.methods.rise.tasks import build_splits, texts
-from selfimprove.models.tokenizer import TokenizerParams, train_tokenizer
+from selfimprove.methods.rise.tasks import build_splits
 from tests.support.profiles import profile
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def longest(question: str, turns: int, max_tokens: int, few_shot: bool, chat: ChatFormat) -> tuple[list[Message], int]:
@@ -35,12 +35,10 @@ def longest(question: str, turns: int, max_tokens: int, few_shot: bool, chat: Ch
 def test_no_prompt_and_no_example_of_the_default_is_too_long(seed: int, tmp_path: Path) -> None:
     values: dict[str, Any] = profile("default")
     rise = RiseParams.model_validate(values["rise"])
-    trained, env, student = TokenizerParams(**values["tokenizer"]["rise"]), rise.env.make(), rise.engines["student"]
+    env, student = rise.env.make(), rise.engines["student"]
     assert isinstance(student, TransformersEngineConfig)
     splits = build_splits(rise.tasks, env, seed=seed, download=tmp_path, mirror=None)
-    rows = [str(row["text"]) for row in islice(texts(splits["demonstrations"], env), trained.texts)]
-    train_tokenizer(rows, trained, tmp_path / "tokenizer")
-    chat = ChatFormat.load(tmp_path / "tokenizer")
+    chat = ChatFormat.load(ROOT / values["base"]["rise"]["model"])
 
     for name, iteration in rise.iterations.items():
         asked = iteration.generate

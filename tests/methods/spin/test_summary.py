@@ -1,8 +1,13 @@
 """The rows of SPIN's table and the points of its plot."""
 
+import io
 import json
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
+from selfimprove.apps.report.table import results_table
 from selfimprove.core.records import write_jsonl
 from selfimprove.methods.spin.metrics import evaluate_metrics, outcomes
 from selfimprove.methods.spin.params import SpinParams
@@ -30,6 +35,8 @@ def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tm
         write_jsonl(folder / "outcomes.jsonl", outcomes(episodes))
         (folder / "metrics.json").write_text(json.dumps(evaluate_metrics(episodes)))
         (folder / "train.json").write_text('{"real_tokens": 10, "steps": 2}')
+        told = {"mean": 0.9 if name == "iter0" else 0.6, "se": 0.03 if name == "iter0" else 0.04, "n": 100}
+        (folder / "convert.json").write_text(json.dumps({"told_apart": told}))
     summary = summarise_spin(spin, tmp_path)
     assert (summary["last"], summary["last_minus"]["base"]["em"]["mean"]) == ("iter1", 0.75)
     assert summary["last_minus"]["base"]["em"]["n"] == 4
@@ -37,3 +44,12 @@ def test_differences_are_paired_and_the_plot_stands_controls_where_they_match(tm
     assert points == {
         ("SPIN", 0): 0.25, ("more_sft", 2): 0.25, ("outcome_dpo", 2): 0.25, ("SPIN", 1): 0.25, ("SPIN", 2): 1.0,
     }  # fmt: skip
+    # what iter0 trains on was played by base, what iter1 trains on by iter0
+    told_apart = {name: row["metrics"].get("told_apart", {}).get("mean") for name, row in summary["rows"].items()}
+    assert told_apart == {"base": 0.9, "more_sft": None, "outcome_dpo": None, "iter0": 0.6, "iter1": None}
+    assert summary["rows"]["iter1"]["metrics"]["told_apart_fall"] == {
+        "mean": pytest.approx(0.3), "se": pytest.approx(0.05), "n": 100,
+    }  # fmt: skip
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(results_table("spin", summary))
+    assert "told apart" in shown.getvalue()

@@ -1,0 +1,43 @@
+"""models/pretrained, which methods of the default start from, is what its card says and can do what it must."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from selfimprove.apps.pretraining.__main__ import RECIPE
+from selfimprove.apps.pretraining.abilities import measure
+from selfimprove.apps.pretraining.make import read_recipe
+from selfimprove.pipeline.params import METHODS
+from tests.support.profiles import profile
+
+SHIPPED = Path(__file__).resolve().parents[3] / "models/pretrained"
+
+
+def test_its_recipe_is_the_one_that_make_pretrain_follows() -> None:
+    assert (SHIPPED / "recipe.yaml").read_bytes() == RECIPE.read_bytes()
+
+
+def test_its_files_are_those_that_the_card_names_and_small_enough_for_git() -> None:
+    card, measures = (SHIPPED / "README.md").read_text(), json.loads((SHIPPED / "measures.json").read_text())
+    for name, key in (("model.safetensors", "weights_sha256"), ("tokenizer.json", "tokenizer_sha256")):
+        found = hashlib.sha256((SHIPPED / name).read_bytes()).hexdigest()
+        assert found == measures[key]
+        assert found in card
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 4_000_000
+
+
+def test_rise_agent_r_and_spin_start_from_it_in_the_default_and_all_four_in_the_arenas() -> None:
+    started = [method for method in METHODS if profile("default")["base"][method].get("model") == "models/pretrained"]
+    assert started == ["rise", "agent_r", "spin"]
+    for arena in ("arena-textcraft", "arena-encyclopedia"):
+        assert {profile(arena)["base"][method]["model"] for method in METHODS} == {"models/pretrained"}
+
+
+def test_it_solves_problems_and_copies_on_any_processor() -> None:
+    text = read_recipe(RECIPE).text.model_copy(update={"held_out": 8})
+    answers = measure(text, SHIPPED, 99, threads=1).answers
+    for kind in ("math: solving", "qa: solving", "alfworld: copying"):
+        assert answers[kind].asked >= 2, kind
+        assert answers[kind].right >= 0.6 * answers[kind].asked, (kind, answers[kind])

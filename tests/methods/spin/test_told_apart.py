@@ -1,0 +1,55 @@
+"""A classifier tells episodes apart where they differ, and only there."""
+
+from __future__ import annotations
+
+from random import Random
+
+from selfimprove.core.records import Message, Pair
+from selfimprove.methods.spin.told_apart import told_apart
+
+NAMES = ("Mara", "Ilo", "Bela", "Quin", "Tess", "Vito", "Zora", "Egon")
+
+
+def pair(number: int, written: tuple[str, str], *, read: str = "") -> Pair:
+    def said(text: str) -> list[Message]:
+        looked_up = [Message(role="user", content=read)] if read else []
+        return [*looked_up, Message(role="assistant", content=text, weight=1.0)]
+
+    prompt = [Message(role="user", content=f"Question {number}?")]
+    return Pair(id=f"q{number}", prompt=prompt, real=said(written[0]), generated=said(written[1]))
+
+
+def test_episodes_of_one_source_are_told_apart_by_chance() -> None:
+    draws = Random(10)
+    words = [f"word{i}" for i in range(40)]
+    pairs = [pair(n, (" ".join(draws.sample(words, 8)), " ".join(draws.sample(words, 8)))) for n in range(600)]
+    found = told_apart(pairs)
+    assert found["n"] == 600
+    assert abs(found["mean"] - 0.5) < 3 * found["se"]
+
+
+def test_equal_episodes_are_a_coin() -> None:
+    assert told_apart([pair(n, ("I need it.", "I need it.")) for n in range(20)])["mean"] == 0.5
+
+
+def test_another_wording_is_found() -> None:
+    pairs = [pair(n, (f"I look for thing{n}.", f"Let me see thing{n}.")) for n in range(50)]
+    assert told_apart(pairs)["mean"] == 1.0
+
+
+def test_a_miscopied_name_is_found_whichever_it_is() -> None:
+    draws = Random(5)
+    pairs = []
+    for number in range(200):
+        right, wrong = draws.sample(NAMES, 2)
+        written = (f"The author is {right}.", f"The author is {wrong}.")
+        pairs.append(pair(number, written, read=f"A novel by {right}."))
+    assert told_apart(pairs)["mean"] == 1.0
+    unread = [one.model_copy(update={"real": one.real[1:], "generated": one.generated[1:]}) for one in pairs]
+    assert told_apart(unread)["mean"] == 0.5
+
+
+def test_a_pair_is_judged_alike_in_any_order() -> None:
+    draws = Random(7)
+    pairs = [pair(n, (" ".join(draws.choices("abcd", k=4)), " ".join(draws.choices("abce", k=4)))) for n in range(80)]
+    assert told_apart(pairs[::-1])["mean"] == told_apart(pairs)["mean"]
