@@ -74,6 +74,20 @@ def test_one_seed_is_said_to_be_one_and_what_is_missing_is_said(tmp_path: Path) 
     assert "| RISE | | +.100±.020* |" in text
     assert "| SPIN | -.100±.020* | |" in text
     assert "The profile arena-textcraft has changed since" in text
+    assert "More than 3 standard errors above more SFT: RISE (+.100±.020), SPIN (+.100±.020)." in text
+    assert "Of the last rows RISE is above SPIN." in text
+
+
+def test_what_is_within_three_standard_errors_is_called_so(tmp_path: Path) -> None:
+    one = run(17, 0.45)
+    one["arena"]["methods"]["spin"]["minus"]["more"] = estimate(-0.07)
+    one["arena"]["between"] = {"rise-spin": estimate(-0.05)}
+    text = " ".join(page(tmp_path, one).split())
+    assert "More than 3 standard errors below more SFT: SPIN (-.070±.020)." in text
+    assert "Within 3 standard errors of more SFT: RISE (+.050±.020)." in text
+    assert "No two methods are more than 3 standard errors apart." in text
+    one["arena"]["between"] = {"rise-spin": estimate(-0.07)}
+    assert "Of the last rows SPIN is above RISE." in " ".join(page(tmp_path, one).split())
 
 
 def test_seeds_are_pooled_and_what_one_lacks_is_not_made_up(tmp_path: Path) -> None:

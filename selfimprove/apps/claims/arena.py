@@ -14,9 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from selfimprove.apps.claims.claims import BEYOND
 from selfimprove.apps.claims.published import FOLDER, identity, kernels_here, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
+from selfimprove.apps.report.words import method_name, signed_text
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.publish import write_text
@@ -132,7 +134,48 @@ def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
     if missing:
         table += "\n" + "".join(f"- {one}\n" for one in missing)
     between = _markdown(between_of(found))
-    return f"{_wrapped(text)}\n{table}\nThe last row of a method minus that of another:\n\n{between}"
+    told = _wrapped(" ".join([*_against_more(found), *_against_others(found)]))
+    return f"{_wrapped(text)}\n{table}\nThe last row of a method minus that of another:\n\n{between}\n{told}"
+
+
+def _against_more(found: Arena) -> list[str]:
+    """Each method's last row against more SFT, in words."""
+    sides: dict[str, list[str]] = {"above": [], "below": [], "": []}
+    for method, one in found["methods"].items():
+        if "more" in one.get("minus", {}):
+            difference = signed_text(one["minus"]["more"], one["metric"]).strip()
+            sides[_side(one["minus"]["more"])].append(f"{method_name(method)} ({difference.strip('*')})")
+    return [
+        f"{words} more SFT: {', '.join(sides[side])}."
+        for side, words in (
+            ("above", f"More than {BEYOND} standard errors above"),
+            ("below", f"More than {BEYOND} standard errors below"),
+            ("", f"Within {BEYOND} standard errors of"),
+        )
+        if sides[side]
+    ]
+
+
+def _against_others(found: Arena) -> list[str]:
+    """Which methods' last rows are above which others'."""
+    above: dict[str, list[str]] = {}
+    for pair, difference in found["between"].items():
+        side = _side(difference)
+        if side:
+            one, other = map(method_name, pair.split("-") if side == "above" else reversed(pair.split("-")))
+            above.setdefault(one, []).append(other)
+    if not above:
+        return [f"No two methods are more than {BEYOND} standard errors apart."]
+    return [
+        "Of the last rows " + "; ".join(f"{one} is above {' and '.join(below)}" for one, below in above.items()) + "."
+    ]
+
+
+def _side(difference: Mapping[str, float]) -> str:
+    """Of zero; nothing within ``BEYOND`` standard errors."""
+    if not difference["se"] or abs(difference["mean"]) <= BEYOND * difference["se"]:
+        return ""
+    return "above" if difference["mean"] > 0 else "below"
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
