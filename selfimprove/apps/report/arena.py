@@ -39,6 +39,8 @@ METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
 """What counts a solved task as 1; RISE's is its headline."""
 COLLECTED = {"rise": "samples", "agent_r": "leaves", "spin": "em"}
 """The count of collected episodes in an iteration's generate.json; Reflect-RL's is in a run's train.json."""
+ONCE = {"rise": "m1@t1"}
+"""Of a method that has several attempts at a task, its first one alone: what it does with as much as the others have."""
 
 Arena = dict[str, Any]
 """What the tables show, as JSON: env, tasks, same_start, methods (name -> what was measured, or ``missing``: why
@@ -131,6 +133,9 @@ def _measured(
         "tokens": sum(trained[row]["real_tokens"] for row in lineage),
         "episodes": sum(_episodes(root, method, row) for row in lineage),
     }
+    if method in ONCE:
+        once = {kind: _solved(root, method, row, ONCE[method]) for kind, row in rows.items() if row in order}
+        found["once"] = {kind: mean_and_error(values.values()) for kind, values in once.items()}
     if MORE in solved:
         found["more_tokens"] = summary["rows"][MORE]["training_tokens"]
     return found | _took(timing, method, warm, lineage)
@@ -216,6 +221,17 @@ def between_of(found: Arena) -> list[list[str]]:
     return lines
 
 
+def once_of(found: Arena) -> list[str]:
+    """A sentence for each method that has several attempts: what its first ones alone are worth."""
+    words = {"base": "base", "more": "more SFT", "last": "last"}
+    return [
+        f"{method_name(method)}'s first attempts alone are right in "
+        f"{', '.join(f'{figure_text(value, ONCE[method])} ({words[kind]})' for kind, value in one['once'].items())}."
+        for method, one in found["methods"].items()
+        if "once" in one
+    ]
+
+
 def basis(found: Arena) -> str:
     """What all rows have in common, in a sentence."""
     start = "one model and one tokenizer" if found["same_start"] else "models or tokenizers that differ"
@@ -234,7 +250,7 @@ def arena_tables(found: Arena) -> list[Table]:
             table.add_row(*row)
         else:
             missing.append(": ".join(row))
-    table.caption = "\n".join([NOTE, *missing])
+    table.caption = "\n".join([NOTE, *once_of(found), *missing])
     names, *lines = between_of(found)
     title = "arena: last row of a method minus that of another, paired"
     matrix = Table(title=title, box=box.SIMPLE, title_justify="left")

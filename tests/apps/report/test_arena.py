@@ -14,7 +14,7 @@ from rich.console import Console
 from selfimprove.apps.page import tables
 from selfimprove.apps.page.build import environment
 from selfimprove.apps.page.run import Run
-from selfimprove.apps.report.arena import Arena, arena, arena_tables, between_of, rows_of, same_start
+from selfimprove.apps.report.arena import Arena, arena, arena_tables, between_of, once_of, rows_of, same_start
 from selfimprove.apps.report.table import SUMMARIES, fitted, read_summaries
 from selfimprove.core.outcomes import Outcome
 from selfimprove.core.publish import write_json, write_text
@@ -48,7 +48,10 @@ def write_method(root: Path, method: str, tasks: Sequence[int] = (7, 3, 5, 9), e
         solved = SOLVED[method][{base: 0, "more_sft": 1, "reflector": 0}.get(row, 2)]
         write_jsonl(
             results / row / "outcomes.jsonl",
-            [Outcome(id=f"{env}-{task}", values={metric: float(one)}) for task, one in zip(tasks, solved, strict=True)],
+            [
+                Outcome(id=f"{env}-{task}", values={metric: float(one), **({"m1@t1": 0.0} if method == "rise" else {})})
+                for task, one in zip(tasks, solved, strict=True)
+            ],
         )
         tokens = {base: 1000, "more_sft": 500, "reflector": 400}.get(row, 250)
         write_json(results / row / "train.json", {"real_tokens": tokens, "episodes": 40})
@@ -118,6 +121,14 @@ def test_tokens_episodes_and_seconds_are_of_everything_that_made_the_last_row(ro
     assert {name: (one["seconds"], one["generated"]) for name, one in methods.items()} == {
         "rise": (14.0, 3500), "agent_r": (14.0, 3500), "reflect_rl": (8.0, 1500), "spin": (14.0, 3500)
     }  # fmt: skip
+
+
+def test_what_the_first_of_several_attempts_is_worth_alone_is_said(root: Path) -> None:
+    write_method(root, "rise")
+    write_method(root, "spin")
+    said = ["RISE's first attempts alone are right in .000±.000 (base), .000±.000 (more SFT), .000±.000 (last)."]
+    assert once_of(found(root)) == said
+    assert said[0] in str(arena_tables(found(root))[0].caption)
 
 
 def test_what_was_restored_has_no_seconds(root: Path) -> None:
@@ -197,7 +208,18 @@ def test_an_arena_s_methods_share_environment_tasks_start_and_tokens(name: str) 
     tasks = [params[method]["tasks"] for method in methods]
     for split in ("dev", "test"):
         assert len({one[split] for one in tasks}) == 1
-    assert len({one["train"] + one.get("demonstrations", 0) for one in tasks}) == 1
+    taught = params["rise"]["iterations"]["iter1"]["generate"]
+    assert "teacher" in taught["models"]
+    explained = params["reflect_rl"]["generate"]
+    experts = {
+        "rise": params["rise"]["tasks"]["demonstrations"] + taught["tasks"],
+        "agent_r": params["agent_r"]["tasks"]["demonstrations"],
+        "reflect_rl": explained["tasks"],
+        "spin": params["spin"]["tasks"]["train"],
+    }
+    assert len(set(experts.values())) == 1, experts
+    assert explained["negative_tasks"] == explained["tasks"]
+    assert len({one["train"] + one.get("demonstrations", 0) for one in tasks[:3]}) == 1  # SPIN has its experts' alone
     rows = [params[method]["rows"] for method in ("rise", "agent_r", "spin")]
     warm = {one["base"]["train"]["max_train_tokens"] for one in rows}
     models = params["reflect_rl"]["models"]
