@@ -40,7 +40,7 @@ METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
 COLLECTED = {"rise": "samples", "agent_r": "leaves", "spin": "em"}
 """The count of collected episodes in an iteration's generate.json; Reflect-RL's is in a run's train.json."""
 ONCE = {"rise": "m1@t1"}
-"""Of a method that has several attempts at a task, its first one alone: what it does with as much as the others have."""
+"""Of a method that has several attempts at a task, its first one alone: as much as the others have."""
 
 Arena = dict[str, Any]
 """What the tables show, as JSON: env, tasks, same_start, methods (name -> what was measured, or ``missing``: why
