@@ -16,7 +16,7 @@ from typing import Any
 
 from selfimprove.apps.claims.claims import BEYOND
 from selfimprove.apps.claims.published import FOLDER, identity, kernels_here, params_digest, pooled, rounded
-from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, basis, between_of, once_of, rows_of
+from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, attempts_of, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
 from selfimprove.apps.report.words import method_name, signed_text
 from selfimprove.core.cli import one_sentence
@@ -134,7 +134,7 @@ def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
     if missing:
         table += "\n" + "".join(f"- {one}\n" for one in missing)
     between = _markdown(between_of(found))
-    told = _wrapped(" ".join([*_against_more(found), *_against_others(found), *once_of(found)]))
+    told = _wrapped(" ".join([*_against_more(found), *_against_others(found), *attempts_of(found)]))
     return f"{_wrapped(text)}\n{table}\nThe last row of a method minus that of another:\n\n{between}\n{told}"
 
 

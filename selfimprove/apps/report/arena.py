@@ -39,8 +39,9 @@ METRICS = {"agent_r": "success", "reflect_rl": "success", "spin": "em"}
 """What counts a solved task as 1; RISE's is its headline."""
 COLLECTED = {"rise": "samples", "agent_r": "leaves", "spin": "em"}
 """The count of collected episodes in an iteration's generate.json; Reflect-RL's is in a run's train.json."""
-ONCE = {"rise": "m1@t1"}
-"""Of a method that has several attempts at a task, its first one alone: as much as the others have."""
+ATTEMPTS = {"rise": {"first": "m1@t1", "any": "p1@{turn}"}}
+"""Of a method that has several attempts at a task: what its first one alone is worth, which is as much as the others
+have, and how often any of them is right; ``turn`` is the headline's."""
 
 Arena = dict[str, Any]
 """What the tables show, as JSON: env, tasks, same_start, methods (name -> what was measured, or ``missing``: why
@@ -133,9 +134,10 @@ def _measured(
         "tokens": sum(trained[row]["real_tokens"] for row in lineage),
         "episodes": sum(_episodes(root, method, row) for row in lineage),
     }
-    if method in ONCE:
-        once = {kind: _solved(root, method, row, ONCE[method]) for kind, row in rows.items() if row in order}
-        found["once"] = {kind: mean_and_error(values.values()) for kind, values in once.items()}
+    for which, name in ATTEMPTS.get(method, {}).items():
+        named = name.format(turn=metric.partition("@")[2])
+        attempts = {kind: _solved(root, method, row, named) for kind, row in rows.items() if row in order}
+        found[which] = {kind: mean_and_error(values.values()) for kind, values in attempts.items()}
     if MORE in solved:
         found["more_tokens"] = summary["rows"][MORE]["training_tokens"]
     return found | _took(timing, method, warm, lineage)
@@ -221,15 +223,19 @@ def between_of(found: Arena) -> list[list[str]]:
     return lines
 
 
-def once_of(found: Arena) -> list[str]:
-    """A sentence for each method that has several attempts: what its first ones alone are worth."""
-    words = {"base": "base", "more": "more SFT", "last": "last"}
+def attempts_of(found: Arena) -> list[str]:
+    """A sentence for each method that has several attempts: what the first ones are worth alone, and any of them."""
     return [
-        f"{method_name(method)}'s first attempts alone are right in "
-        f"{', '.join(f'{figure_text(value, ONCE[method])} ({words[kind]})' for kind, value in one['once'].items())}."
+        f"{method_name(method)}'s first attempts alone are right in {_three(one['first'])}, any of its attempts in "
+        f"{_three(one['any'])}."
         for method, one in found["methods"].items()
-        if "once" in one
+        if "first" in one
     ]
+
+
+def _three(values: Mapping[str, Any]) -> str:
+    words = {"base": "base", "more": "more SFT", "last": "last"}
+    return ", ".join(f"{figure_text(value, '')} ({words[kind]})" for kind, value in values.items())
 
 
 def basis(found: Arena) -> str:
@@ -250,7 +256,7 @@ def arena_tables(found: Arena) -> list[Table]:
             table.add_row(*row)
         else:
             missing.append(": ".join(row))
-    table.caption = "\n".join([NOTE, *once_of(found), *missing])
+    table.caption = "\n".join([NOTE, *attempts_of(found), *missing])
     names, *lines = between_of(found)
     title = "arena: last row of a method minus that of another, paired"
     matrix = Table(title=title, box=box.SIMPLE, title_justify="left")
