@@ -93,13 +93,16 @@ def test_what_is_within_three_standard_errors_is_called_so(tmp_path: Path) -> No
 def test_seeds_are_pooled_and_what_one_lacks_is_not_made_up(tmp_path: Path) -> None:
     one, other = run(17, 0.5), run(18, 0.7)
     other["arena"]["methods"]["spin"]["seconds"] = None
+    other["arena"]["methods"]["spin"]["episodes"] = 403
     found = pooled_arena([one, other])
     rise, spin = found["methods"]["rise"], found["methods"]["spin"]
     assert rise["values"]["last"] == {"mean": pytest.approx(0.6), "se": pytest.approx(0.1), "n": 600}
     assert rise["values"]["base"]["n"] == 600  # equal in both seeds, and pooled all the same
     assert (rise["tokens"], rise["seconds"], spin["seconds"]) == (600_017.5, 100.0, None)
     assert found["methods"]["agent_r"] == {"missing": "no results yet"}
-    assert "seeds 17, 18 on avx2 kernels, pooled." in " ".join(page(tmp_path, one, other).split())
+    text = " ".join(page(tmp_path, one, other).split())
+    assert "seeds 17, 18 on avx2 kernels, pooled." in text
+    assert "| 402 | 9k | - |" in text  # of 401.5 episodes; no seconds, since one seed has none
 
 
 def test_a_seed_in_which_a_method_is_missing_is_not_pooled_with_one_that_has_it() -> None:

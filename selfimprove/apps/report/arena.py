@@ -198,7 +198,7 @@ def rows_of(found: Arena) -> list[list[str]]:
         cells = [figure_text(values[kind], metric) if kind in values else "-" for kind in ("base", "more", "last")]
         cells += [signed_text(minus[kind], metric).strip() if kind in minus else "-" for kind in ("base", "more")]
         cells += [f"{one[key] / 1000:.0f}k" for key in ("warm_tokens", "tokens")]
-        cells.append(str(one["episodes"]))
+        cells.append(f"{one['episodes']:.0f}")
         cells.append("-" if one["generated"] is None else f"{one['generated'] / 1000:.0f}k")
         cells.append("-" if one["seconds"] is None else f"{one['seconds']:.0f}")
         rows.append([method_name(method), metric, *cells])
