@@ -8,8 +8,8 @@ A page of the crafting world, three passages long::
 
 Each world writes its own pages (``pages.py`` in its folder) from a generator of random numbers that the caller seeds.
 They hold facts, maps, recipes, single worked steps and, where a world can make any number of other tasks, whole solved
-ones. None is a task that a method is tested on, and none shows the form in which a method plays: no feedback on an
-attempt, no revision, no reflection, no prompt.
+ones, searches and crafting with the expert's thoughts and actions. None is a task that a method is tested on, and none
+shows what is a method's own: its prompt, feedback on an attempt, a revision, a judgement, a reflection.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def test_sbatch_runs_the_smoke_profile_to_its_table_and_a_requeued_job_goes_on_w
     assert re.search(r"^ ?spin\b", text, re.M), text
     assert "iter0" in text.rsplit("Running stage", 1)[1]
     again = {stage for stage, times in Counter(ran(text)).items() if times > 1}
+    assert "inputs" in again, text  # it runs in each of the two jobs
     assert len(again - {"inputs"}) <= 1, again  # the stage that the signal met; what had finished is not redone
     assert (repo / "results/summary/spin.json").is_file()
     answered = re.findall(r"requests answered: (\d+) on \S+, (\d+) on \S+\n", text)

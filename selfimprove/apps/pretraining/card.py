@@ -18,8 +18,9 @@ language: en
 
 A decoder of {parameters:,} parameters (Llama architecture: {layers} layers of {hidden}, {heads} heads, {positions}
 positions, bfloat16) with one tokenizer for all embedded worlds: word problems, TextCraft, DangerousTaxi, text kitchens,
-AutoExplore and the encyclopedia. It reads and copies the worlds' text and solves tasks like theirs; it knows no
-method's prompts, feedback, revisions or reflections. It is for this repository's small runs and of no use elsewhere.
+AutoExplore and the encyclopedia. It reads and copies the worlds' text and solves tasks like theirs, searching
+and crafting by thoughts and actions as their experts do; it knows no method's prompts, feedback, revisions or
+reflections. It is for this repository's small runs and of no use elsewhere.
 
     base:
       rise: {{model: models/pretrained}}
