@@ -232,6 +232,18 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
+    """A field of a row that must hold text; ``place``: the file and the line, for the message.
+
+    Raises:
+        UserError: it is missing, empty or no text.
+    """
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{place}: field {key!r} must hold text; fix or delete it.")
+    return value
+
+
 def load_json(path: Path) -> Any:
     """The content of a JSON file that somebody else may have written.
 

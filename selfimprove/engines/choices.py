@@ -46,19 +46,22 @@ def decide(
         temperature[row], top_p[row], top_k[row] = request.temperature, request.top_p, request.top_k
         alike.setdefault(None if ids is None else tuple(ids), []).append(row)
     warm = torch.from_numpy(temperature).to(device)
+    nucleus = torch.from_numpy(top_p).to(device) if (top_p < 1).any() else None
+    most = torch.from_numpy(top_k).to(device) if top_k.any() else None
     drawn, logprob = choose(
         logits,
         torch.from_numpy(uniforms(keys, np.zeros(rows, dtype=np.uint64))).to(device),
         warm,
-        torch.from_numpy(top_p).to(device) if (top_p < 1).any() else None,
+        nucleus,
         [(group, ids) for ids, group in alike.items() if ids is not None],
-        torch.from_numpy(top_k).to(device) if top_k.any() else None,
+        most,
     )
     tokens, model = drawn.tolist(), logprob.tolist()
     found: dict[int, Drawn] = {}
     for ids, group in alike.items():
         at = torch.as_tensor(group, device=device)
-        scores = (score.tolist() for score in score_choices(logits[at], warm[at], drawn[at], ids))
+        filters = [None if one is None else one[at] for one in (nucleus, most)]
+        scores = (score.tolist() for score in score_choices(logits[at], warm[at], drawn[at], ids, *filters))
         for row, chosen, entropy in zip(group, *scores, strict=True):
             found[row] = Drawn(tokens[row], model[row], chosen, entropy)
     return found

@@ -88,10 +88,30 @@ def _most_probable(weights: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     return weights.masked_fill(weights < least, -torch.inf)
 
 
+def possible(
+    logits: torch.Tensor, scale: torch.Tensor, top_p: torch.Tensor | None, top_k: torch.Tensor | None
+) -> torch.Tensor:
+    """The logits [rows, tokens] of what ``choose`` could draw with these filters; minus infinity for all else.
+
+    ``scale``: [rows, 1], the temperature.
+    """
+    if top_k is not None:
+        logits = _most_probable(logits, top_k)
+    if top_p is not None:
+        kept = _nucleus(torch.softmax(logits / scale, -1), top_p) > 0
+        logits = logits.masked_fill(~kept & (top_p < 1)[:, None], -torch.inf)
+    return logits
+
+
 def score_choices(
-    logits: torch.Tensor, temperature: torch.Tensor, drawn: torch.Tensor, ids: Sequence[int] | None
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    drawn: torch.Tensor,
+    ids: Sequence[int] | None,
+    top_p: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the drawn token and entropy (nats) of softmax(logits / temperature) over ``ids`` alone.
+    """Log-probability of the drawn token and entropy (nats) among what could be drawn, at that temperature.
 
     Both [rows] float64, each row's the same whoever else is in the batch.
 
@@ -100,12 +120,13 @@ def score_choices(
         temperature: [rows]; 0 counts as 1.
         drawn: [rows] int64, among ``ids``.
         ids: what could be drawn; None is the whole vocabulary.
+        top_p, top_k: as in ``choose``.
     """
     scale = torch.where(temperature == 0, 1.0, temperature)[:, None]
     if ids is not None:
         kept = torch.as_tensor(ids, device=logits.device)
         logits, drawn = logits[:, kept], (drawn[:, None] == kept).int().argmax(-1)
-    logs = torch.log_softmax(logits.double() / scale, -1)
+    logs = torch.log_softmax(possible(logits, scale, top_p, top_k).double() / scale, -1)
     entropy = -(logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)).sum(-1)
     return logs.gather(1, drawn[:, None])[:, 0], entropy
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from selfimprove.core.pages import between, markdown
 from selfimprove.core.publish import write_text
 from selfimprove.envs.params import AnswerParams, EnvParams, OwnAnswerParams, OwnTextParams, TextParams
 from selfimprove.envs.qa.world import OwnQuestionParams
@@ -66,11 +67,11 @@ def _rows() -> dict[str, type[EnvParams]]:
 
 def table() -> str:
     """The table in Markdown."""
-    lines = [f"| environment | {' | '.join(TITLES.values())} |", f"|---|{'---|' * len(TITLES)}"]
-    for name, one in (_rows() | YOURS).items():
-        shown = " | ".join(_shown(cell(method, one)) for method in TITLES)
-        lines.append(f"| {f'your `{name}`' if name in YOURS else f'`{name}`'} | {shown} |")
-    return "\n".join(lines) + "\n"
+    lines = [
+        [f"your `{name}`" if name in YOURS else f"`{name}`", *(_shown(cell(method, one)) for method in TITLES)]
+        for name, one in (_rows() | YOURS).items()
+    ]
+    return markdown(["environment", *TITLES.values()], lines)
 
 
 def _shown(one: Cell) -> str:
@@ -81,8 +82,7 @@ def _shown(one: Cell) -> str:
 
 def with_table(page: str) -> str:
     """The page with the table of today."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table() + END + rest.split(END)[1]
+    return between(page, BEGIN, END, table())
 
 
 if __name__ == "__main__":

@@ -62,8 +62,9 @@ class EnvParams(Section):
 
     @property
     def world_name(self) -> str:
-        """What the environment calls itself in outputs."""
-        return self.name
+        """What the environment calls itself in outputs; an adapter has the name of the one that it adapts."""
+        inner: EnvParams | None = getattr(self, "inner", None)
+        return inner.world_name if inner else self.name
 
 
 class Judged(NamedTuple):

@@ -99,18 +99,19 @@ def to_text(example: Example) -> dict[str, str]:
 
 
 def from_text(row: Mapping[str, Any], where: str, markers: Markers = MARKERS["spaced"]) -> Example:
-    """The example of a {"text"} row: trained on is what follows the last act marker, or else the last analyse marker.
+    """The example of a {"text"} row: trained on is what follows the last act or analyse marker.
 
     Raises:
         UserError: no text, or neither marker is in it, so that the loss mask would be empty.
     """
     text = row.get("text")
-    marker = next((m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text), None)
-    if not isinstance(text, str) or marker is None:
+    there = [m for m in (markers.act, markers.analyse) if isinstance(text, str) and m in text]
+    if not isinstance(text, str) or not there:
         raise UserError(
             f"{where}: no text with {markers.act.strip()!r} or {markers.analyse.strip()!r}, after which an answer is "
             "trained on; fix or delete the line."
         )
+    marker = max(there, key=text.rfind)  # a file that is shown may hold the other one
     prompt, _, answer = text.rpartition(marker)
     messages = [
         Message(role="user", content=prompt + marker),

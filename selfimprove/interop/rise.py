@@ -33,7 +33,7 @@ from selfimprove.core.records import (
     read_jsonl,
     write_jsonl,
 )
-from selfimprove.core.seeds import key_bits
+from selfimprove.envs.math.problem_files import Ids
 from selfimprove.envs.math.world import make_env
 from selfimprove.methods.rise.prompts import feedback, opening
 
@@ -49,17 +49,19 @@ def to_log(episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
 
 
 def log_entry(index: int, episode: Episode) -> dict[str, Any]:
-    """One entry of the log. ``dialogue`` is the last prompt: every message before the last action.
+    """One entry of the log. ``dialogue`` is the last prompt: the messages before the last action that it showed.
 
     A turn that the client failed on stands in ``actions`` (``["blocked"]``) and ``rewards`` (``[null]``) alone; the
     other lists stop before it.
     """
     turns = list(takewhile(lambda turn: turn.attempt.reward is not None, episode.turns))
     failed = {str(len(turns))} if episode.status == "blocked" or len(turns) < len(episode.turns) else set()
-    dialogue = [{"role": _agent(message.role), "content": message.content} for message in episode.prompt]
+    begun = [{"role": _agent(message.role), "content": message.content} for message in episode.prompt]
+    pairs = []
     for turn in turns if failed else turns[:-1]:
-        dialogue.append({"role": "agent", "content": turn.attempt.text})
-        dialogue.append({"role": "user", "content": turn.observation})
+        pairs.append({"role": "agent", "content": turn.attempt.text})
+        pairs.append({"role": "user", "content": _told(turn, episode.query)})
+    left_out = 0 if failed or not turns else turns[-1].omitted
     return {
         "task_id": index,
         "query": episode.query,
@@ -69,13 +71,13 @@ def log_entry(index: int, episode: Episode) -> dict[str, Any]:
             "best_actions": [turn.attempt.text for turn in turns],
             "actions": {str(t): [attempt.text for attempt in turn.attempts] for t, turn in enumerate(turns)}
             | {turn: [BLOCKED] for turn in failed},
-            "best_observations": [turn.observation for turn in turns],
+            "best_observations": [_told(turn, episode.query) for turn in turns],
             "observations": {str(t): _observations(turn, episode.query) for t, turn in enumerate(turns)},
             "best_rewards": [turn.attempt.reward for turn in turns],
             "rewards": {str(t): [attempt.reward for attempt in turn.attempts] for t, turn in enumerate(turns)}
             | {turn: [None] for turn in failed},
         },
-        "dialogue": dialogue,
+        "dialogue": begun + pairs[left_out:],
         "id": episode.id,
         "env": episode.env,
         "seed": episode.seed,
@@ -128,7 +130,8 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UserError(f"{where}, {place}: {first['msg']}; fix or delete the entry.") from None
-    return [_episode(entry, f"{where}, entry {key}", env_name) for key, entry in entries.items()]
+    ids: dict[str, Ids] = {}
+    return [_episode(entry, f"{where}, entry {key}", env_name, ids) for key, entry in entries.items()]
 
 
 def to_dataset(examples: Sequence[Example]) -> list[dict[str, Any]]:
@@ -152,14 +155,22 @@ def _agent(role: str) -> str:
     return "agent" if role == "assistant" else "user"
 
 
+def _told(turn: Turn, query: str) -> str:
+    """The feedback on the chosen attempt; independent first attempts of an evaluation were told that they are wrong."""
+    return turn.observation or feedback(turn.attempt.reward, query, forced_negative=True)
+
+
 def _observations(turn: Turn, query: str) -> list[str]:
+    """Of every attempt. Where a right one was told that it is wrong, as in an evaluation, so were the others."""
+    told = _told(turn, query)
+    forced = not turn.observation or (turn.attempt.reward == 1 and told != feedback(1, query))
     return [
-        turn.observation if i == turn.chosen or attempt.reward is None else feedback(attempt.reward, query)
+        told if i == turn.chosen or attempt.reward is None else feedback(attempt.reward, query, forced_negative=forced)
         for i, attempt in enumerate(turn.attempts)
     ]
 
 
-def _episode(entry: _Entry, where: str, env_name: str | None) -> Episode:
+def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids]) -> Episode:
     name = entry.env or env_name
     if name is None:
         raise UserError(f"{where}: the log does not say which environment it is of; give --env gsm8k or --env math.")
@@ -173,7 +184,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None) -> Episode:
     blocked = blocked or any(None in rewards for rewards in (history.best_rewards, *history.rewards.values()))
     solved = any(turn.attempt.reward == 1 for turn in turns)
     return Episode(
-        id=entry.id or f"{name}-{key_bits(name, entry.query):016x}",
+        id=entry.id or ids.setdefault(name, Ids(name)).of({}, entry.query),
         env=name,
         query=entry.query,
         gold=entry.answer,
@@ -216,6 +227,11 @@ def _opening(entry: _Entry) -> list[Message]:
         for m in entry.dialogue
     ]
     actions, told = entry.turn_history.best_actions, entry.turn_history.best_observations
+    if entry.omitted:  # ours: how many pairs the last prompt showed is known
+        failed = len(entry.turn_history.actions) > len(actions)
+        shown = 2 * len(actions) if failed else 2 * (len(actions) - 1) - entry.omitted[-1]
+        if shown < len(messages):
+            return messages[: len(messages) - shown]
     for index in range(1, len(messages) - 1):
         before, attempt, after = messages[index - 1 : index + 2]
         # The feedback tells the first attempt from a worked example that it repeats word for word; what stands before

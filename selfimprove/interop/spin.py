@@ -81,12 +81,9 @@ def pair_row(pair: Pair) -> dict[str, Any]:
 
 
 def asked_in(prompt: str) -> str:
-    """A prompt's question, with the worked episodes before it, if any, and without Alpaca wrapper or ``Question:``."""
+    """A prompt's question, with the worked episodes before it, if any, and without Alpaca wrapper or newline."""
     shots, wrapper, rest = prompt.rpartition(WRAPPER)
-    if wrapper:
-        return shots + rest.removesuffix(RESPONSE)
-    shots, mark, rest = prompt.rpartition("Question: ")
-    return shots + rest.removesuffix("\n") if mark and rest.endswith("\n") else prompt
+    return shots + rest.removesuffix(RESPONSE) if wrapper else prompt.removesuffix("\n")
 
 
 def joined(messages: Sequence[Message]) -> str:

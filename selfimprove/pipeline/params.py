@@ -23,29 +23,6 @@ METHODS = ("rise", "agent_r", "reflect_rl", "spin")
 SECTIONS = ("run", "tracking", "tokenizer", "base", *METHODS)
 """Top-level keys of params.yaml, in the pipeline's order."""
 
-RENAMED = {
-    "evaluate.panel": "split",
-    "convert.temperature": "reward_temperature",
-    "convert.accumulate_data": "accumulate",
-    "generate.problems": "tasks",
-    "evaluate.max_steps": "max_turns",
-    "horizon": "max_turns",
-    "max_rounds": "max_turns",
-    "max_new_tokens": "max_tokens",
-    "max_tokens": "max_train_tokens",
-    "reflect_rl.sft": "models",
-    "reflect_rl.controls": "models, and rows",
-    "evaluate.sft_only": "rows",
-    "evaluate.reflector": "rows.<name>.reflector",
-    "reflect": "reflector: none",
-    "sft": "rows.base.train",
-    "controls": "rows",
-    "init_from": "rows.<name>.init",
-    "finetune": "rows.<name>.train",
-    "convert.weight_normalization": "rows.<name>.weights",
-}
-"""The end of a former key's path -> its name today. Read only for keys that their section does not have."""
-
 SHOWN = 60
 """Characters of a value that a message repeats, at most."""
 
@@ -137,9 +114,6 @@ def _sentence(fault: ErrorDetails, section: str, value: Any) -> str:
     path = ".".join([section, *place])
     kind = fault["type"]
     if kind == "extra_forbidden":
-        renamed = next((new for old, new in RENAMED.items() if f".{path}".endswith(f".{old}")), None)
-        if renamed is not None:
-            return f"{path}: this key is now called {renamed!r}; rename it."
         return f"{path}: unknown key{_nearest(place[-1], sorted(_known_keys()))}"
     if kind == "missing":
         return f"{path}: missing; add it."

@@ -120,7 +120,7 @@ def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
 
 
 def test_the_marks_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"docs/arena.md has lost its marks"):
+    with pytest.raises(UserError, match=r"a page has lost its marks <!-- arena textcraft"):
         written_arena("nothing", tmp_path, ROOT / "profiles")
 
 

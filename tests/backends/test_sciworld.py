@@ -249,6 +249,7 @@ def test_mapped_actions_are_done_and_told(pool: JvmPool) -> None:
     step = env.step("please open the door to the hallway!")
     assert step.observation == "The door is now open."
     assert step.info["mapped_from"] == "please open the door to the hallway!"
+    assert step.info["mapped_to"] == "open door to hallway"
     assert "mapped_from" not in env.step("go to hallway").info
     assert "mapped_from" not in env.step("dance").info
     assert env.snapshot().actions[0] == "please open the door to the hallway!"

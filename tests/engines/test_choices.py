@@ -175,3 +175,15 @@ def test_a_certain_choice_has_no_entropy_and_no_nan() -> None:
     logits = torch.tensor([[0.0, 1000.0, -torch.inf]])
     logprob, entropy = score_choices(logits, torch.ones(1), torch.tensor([1]), None)
     assert (float(logprob), float(entropy)) == (0.0, 0.0)
+
+
+def test_what_filters_leave_out_counts_neither_for_the_probability_nor_for_the_entropy() -> None:
+    logits, one = torch.tensor([[2.0, 1.0, 0.0]]), torch.ones(1)
+    logprob, entropy = score_choices(logits, one, torch.tensor([0]), None, None, torch.tensor([1]))
+    assert (float(logprob), float(entropy)) == (0.0, 0.0)
+    logprob, entropy = score_choices(logits, one, torch.tensor([0]), None, torch.tensor([0.7]), None)
+    two = torch.log_softmax(logits[0, :2].double(), -1)
+    assert float(logprob) == pytest.approx(float(two[0]))
+    assert float(entropy) == pytest.approx(float(-(two.exp() * two).sum()))
+    unfiltered = score_choices(logits, one, torch.tensor([0]), None)
+    assert score_choices(logits, one, torch.tensor([0]), None, one, torch.tensor([0])) == unfiltered

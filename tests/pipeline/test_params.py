@@ -119,37 +119,6 @@ def test_an_unknown_key_is_named_in_full_with_the_nearest_that_exists(path: str,
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("rise.evaluate.panel", "split"),
-        ("rise.iterations.iter1.generate.problems", "tasks"),
-        ("rise.iterations.iter1.convert.temperature", "reward_temperature"),
-        ("rise.iterations.iter2.convert.accumulate_data", "accumulate"),
-        ("rise.rows.base.train.max_tokens", "max_train_tokens"),
-        ("agent_r.evaluate.max_steps", "max_turns"),
-        ("reflect_rl.env.horizon", "max_turns"),
-        ("reflect_rl.generate.horizon", "max_turns"),
-        ("reflect_rl.evaluate.max_new_tokens", "max_tokens"),
-        ("reflect_rl.rl.max_new_tokens", "max_tokens"),
-        ("spin.evaluate.max_rounds", "max_turns"),
-        ("spin.iterations.iter0.generate.max_rounds", "max_turns"),
-        ("rise.sft", "rows.base.train"),
-        ("spin.controls", "rows"),
-        ("rise.iterations.iter1.init_from", "rows.<name>.init"),
-        ("agent_r.iterations.iter1.finetune", "rows.<name>.train"),
-        ("rise.iterations.iter1.convert.weight_normalization", "rows.<name>.weights"),
-        ("reflect_rl.sft", "models"),
-        ("reflect_rl.controls", "models, and rows"),
-        ("reflect_rl.iterations.reflect_rl.reflect", "reflector: none"),
-        ("reflect_rl.evaluate.sft_only", "rows"),
-        ("reflect_rl.evaluate.reflector", "rows.<name>.reflector"),
-    ],
-)
-def test_a_key_that_was_renamed_is_told_its_new_name(path: str, name: str) -> None:
-    assert complaint(put(path, 1)) == f"params.yaml: {path}: this key is now called {name!r}; rename it."
-
-
-@pytest.mark.parametrize(
     "key", ["rise.train", "agent_r.train", "reflect_rl.train", "reflect_rl.rl", "spin.train", "spin.pairs"]
 )
 def test_a_fault_in_what_trainings_share_is_said_once_and_not_of_every_training(key: str) -> None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from selfimprove.apps.claims.claims import BEYOND
+from selfimprove.apps.claims.claims import BEYOND, by_side, shown_runs, side_of
 from selfimprove.apps.claims.published import FOLDER, identity, kernels_here, params_digest, pooled, rounded
 from selfimprove.apps.report.arena import HEADS, NOTE, Arena, arena, attempts_of, basis, between_of, rows_of
 from selfimprove.apps.report.table import SUMMARIES, TIMING, read_summaries
-from selfimprove.apps.report.words import method_name, signed_text
+from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
+from selfimprove.core.pages import between, markdown, prose
 from selfimprove.core.publish import write_text
 from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline.profiles import composed
@@ -31,8 +31,6 @@ PROFILES = {"textcraft": "arena-textcraft", "encyclopedia": "arena-encyclopedia"
 """Environment -> the profile whose published runs the page shows."""
 MARK = "<!-- arena {}: `make docs` -->\n"
 END = "<!-- end of arena -->\n"
-WIDTH = 120
-"""Of a line of prose."""
 
 PublishedArena = Mapping[str, Any]
 """What such a file holds: which run it was, and its ``Arena``."""
@@ -102,25 +100,19 @@ def written_arena(page: str, folder: Path = ARENAS, profiles: Path = Path("profi
         UserError: the marks are missing.
     """
     for env, profile in PROFILES.items():
-        before, mark, rest = page.partition(MARK.format(env))
-        _, end, after = rest.partition(END)
-        if not mark or not end:
-            raise UserError(f"{PAGE} has lost its marks {MARK.format(env).strip()} … {END.strip()}; put them back.")
         shown = _shown(read_arenas(env, folder), profile, params_digest(composed(profile, profiles)))
-        page = f"{before}{mark}\n{shown}\n{end}{after}"
+        page = between(page, MARK.format(env), END, f"\n{shown}\n")
     return page
 
 
 def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
-    """The tables of the kind of kernels with the most seeds."""
+    """The tables of the runs that are shown."""
     if not runs:
         return f'No run is published yet: `make claims ARGS="--profile {profile}"` makes them.\n'
-    kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
-    kernels = max(kinds, key=lambda kind: len(kinds[kind]))
-    shown = kinds[kernels]
+    shown = shown_runs(runs)
     found = pooled_arena(shown)
     seeds = ", ".join(str(run["seed"]) for run in shown)
-    text = f"{basis(found).capitalize()}; seed{'s' if len(shown) > 1 else ''} {seeds} on {kernels} kernels"
+    text = f"{basis(found).capitalize()}; seed{'s' if len(shown) > 1 else ''} {seeds} on {shown[0]['kernels']} kernels"
     text += (
         ", pooled. "
         if len(shown) > 1
@@ -130,37 +122,31 @@ def _shown(runs: Sequence[PublishedArena], profile: str, today: str) -> str:
     if shown[0]["params"] != today:
         text += f" The profile {profile} has changed since; these are the results of the one before."
     missing = [": ".join(row) for row in rows_of(found) if len(row) < len(HEADS)]
-    table = _markdown([list(HEADS), *(row for row in rows_of(found) if len(row) == len(HEADS))])
+    table = markdown(HEADS, [row for row in rows_of(found) if len(row) == len(HEADS)])
     if missing:
         table += "\n" + "".join(f"- {one}\n" for one in missing)
-    between = _markdown(between_of(found))
-    told = _wrapped(" ".join([*_against_more(found), *_against_others(found), *attempts_of(found)]))
-    return f"{_wrapped(text)}\n{table}\nThe last row of a method minus that of another:\n\n{between}\n{told}"
+    head, *pairs = between_of(found)
+    told = prose(" ".join([*_against_more(found), *_against_others(found), *attempts_of(found)]))
+    pairs_table = markdown(head, pairs)
+    return f"{prose(text)}\n{table}\nThe last row of a method minus that of another:\n\n{pairs_table}\n{told}"
 
 
 def _against_more(found: Arena) -> list[str]:
     """Each method's last row against more SFT, in words."""
-    sides: dict[str, list[str]] = {"above": [], "below": [], "": []}
-    for method, one in found["methods"].items():
-        if "more" in one.get("minus", {}):
-            difference = signed_text(one["minus"]["more"], one["metric"]).strip()
-            sides[_side(one["minus"]["more"])].append(f"{method_name(method)} ({difference.strip('*')})")
-    return [
-        f"{words} more SFT: {', '.join(sides[side])}."
-        for side, words in (
-            ("above", f"More than {BEYOND} standard errors above"),
-            ("below", f"More than {BEYOND} standard errors below"),
-            ("", f"Within {BEYOND} standard errors of"),
-        )
-        if sides[side]
-    ]
+    minus = {
+        method: (one["minus"]["more"], one["metric"])
+        for method, one in found["methods"].items()
+        if "more" in one.get("minus", {})
+    }
+    sides = by_side({method_name(method): found for method, found in minus.items()})
+    return [f"{words} more SFT: {', '.join(names)}." for words, names in sides.items()]
 
 
 def _against_others(found: Arena) -> list[str]:
     """Which methods' last rows are above which others'."""
     above: dict[str, list[str]] = {}
     for pair, difference in found["between"].items():
-        side = _side(difference)
+        side = side_of(difference)
         if side:
             one, other = map(method_name, pair.split("-") if side == "above" else reversed(pair.split("-")))
             above.setdefault(one, []).append(other)
@@ -169,22 +155,6 @@ def _against_others(found: Arena) -> list[str]:
     return [
         "Of the last rows " + "; ".join(f"{one} is above {' and '.join(below)}" for one, below in above.items()) + "."
     ]
-
-
-def _side(difference: Mapping[str, float]) -> str:
-    """Of zero; nothing within ``BEYOND`` standard errors."""
-    if not difference["se"] or abs(difference["mean"]) <= BEYOND * difference["se"]:
-        return ""
-    return "above" if difference["mean"] > 0 else "below"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *others]) + "\n"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 @one_sentence()

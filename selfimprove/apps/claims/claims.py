@@ -8,10 +8,11 @@ each kind the difference pooled over the seeds is beyond three standard errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from selfimprove.apps.claims.published import Published, pooled
+from selfimprove.apps.report.words import signed_text
 from selfimprove.core.outcomes import Estimate
 
 SEEDS = 3
@@ -101,3 +102,37 @@ def _verdict(claim: Claim, runs: Sequence[Published]) -> Verdict | None:
         and all(claim.gain(one) > BEYOND * one["se"] for one in by_kernels.values())
     )
     return Verdict(claim, by_kernels, held, len(own), made)
+
+
+Run = TypeVar("Run", bound=Mapping[str, Any])
+
+
+def shown_runs(runs: Sequence[Run]) -> list[Run]:
+    """Of a method's published runs, or an arena's, those that tables show.
+
+    They are all seeds of the kind of kernels that has the most; of equals, avx2.
+    """
+    order = ["avx2", "default", "avx512"]
+    kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
+    best = max(kinds, key=lambda kind: (len(kinds[kind]), -order.index(kind) if kind in order else -9))
+    return kinds[best]
+
+
+def side_of(difference: Mapping[str, float]) -> str:
+    """Of zero; nothing within ``BEYOND`` standard errors."""
+    if not difference["se"] or abs(difference["mean"]) <= BEYOND * difference["se"]:
+        return ""
+    return "above" if difference["mean"] > 0 else "below"
+
+
+def by_side(differences: Mapping[str, tuple[Estimate, str]]) -> dict[str, list[str]]:
+    """Name -> (difference, its metric) as words: "More than 3 standard errors above" -> the names, and so on."""
+    words = {
+        "above": f"More than {BEYOND} standard errors above",
+        "below": f"More than {BEYOND} standard errors below",
+        "": f"Within {BEYOND} standard errors of",
+    }
+    found: dict[str, list[str]] = {text: [] for text in words.values()}
+    for name, (difference, metric) in differences.items():
+        found[words[side_of(difference)]].append(f"{name} ({signed_text(difference, metric).strip(' *')})")
+    return {text: names for text, names in found.items() if names}

@@ -6,20 +6,19 @@ and which claims are made. A test fails if a page differs.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from selfimprove.apps.claims.arena import PAGE as ARENA_PAGE
 from selfimprove.apps.claims.arena import written_arena
-from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, verdicts
+from selfimprove.apps.claims.claims import BEYOND, KINDS, SEEDS, Verdict, by_side, shown_runs, verdicts
 from selfimprove.apps.claims.published import FOLDER, Published, params_digest, pooled, read_published
 from selfimprove.apps.report.table import figure_text, signed_text
 from selfimprove.apps.report.words import method_name
 from selfimprove.core.cli import one_sentence
-from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Estimate
+from selfimprove.core.pages import between, markdown, prose
 from selfimprove.core.publish import write_text
 from selfimprove.pipeline.params import METHODS
 from selfimprove.pipeline.profiles import DEFAULT, composed
@@ -33,8 +32,6 @@ PAGES = {
     "docs/spin.md": "spin",
 }
 """Page -> the method whose results it shows; None: all."""
-WIDTH = 120
-"""Of a line of prose."""
 LEFT_OUT = ("blocked", "shortened_prompts", "cramped", "shortened_judgements", "shortened_examples")
 """Omissions that a page names: what we left out. Completions that ``max_tokens`` ended are the model's own doing."""
 
@@ -45,19 +42,7 @@ def written(page: str, method: str | None, runs: Sequence[Published], default: M
     Raises:
         UserError: the marks are missing.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"a page has lost its marks {BEGIN.strip()} … {END.strip()}; put them back around its results.")
-    return f"{before}{BEGIN}\n{_results(method, runs, default)}\n{END}{after}"
-
-
-def shown_runs(runs: Sequence[Published]) -> list[Published]:
-    """The runs of a method that tables show: all seeds of the kind of kernels that has the most; of equals, avx2."""
-    order = ["avx2", "default", "avx512"]
-    kinds = {run["kernels"]: [one for one in runs if one["kernels"] == run["kernels"]] for run in runs}
-    best = max(kinds, key=lambda kind: (len(kinds[kind]), -order.index(kind) if kind in order else -9))
-    return kinds[best]
+    return between(page, BEGIN, END, f"\n{_results(method, runs, default)}\n")
 
 
 def _results(method: str | None, published: Sequence[Published], default: Mapping[str, str]) -> str:
@@ -76,7 +61,7 @@ def _results(method: str | None, published: Sequence[Published], default: Mappin
         parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
     left_out = [said for one in shown.values() for said in _left_out(one)]
     if left_out:
-        parts.append(_wrapped("Left out in these runs: " + "; ".join(left_out) + "."))
+        parts.append(prose("Left out in these runs: " + "; ".join(left_out) + "."))
     found = verdicts([run for one in runs.values() for run in one])
     parts.append(_claims(found, runs[method]) if method else _made(found))
     return "\n".join(parts)
@@ -103,7 +88,7 @@ def _basis(
     changed = [method_name(method) for method, found in shown.items() if found[0]["params"] != default[method]]
     if changed:
         text += f" The default of {_and(changed)} has changed since; these are the results of the one before."
-    return _wrapped(text)
+    return prose(text)
 
 
 def _of_runs(runs: Sequence[Published]) -> str:
@@ -118,24 +103,22 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _overview(shown: Mapping[str, Sequence[Published]]) -> str:
-    lines = ["| method | metric | row | mean ± se | n | Δ (last − row) | tokens |", "|---|---|---|---|---|---|---|"]
+    lines = []
     for method, runs in shown.items():
         first = runs[0]["results"]
         metric = first["headline"]
         for row in first["order"]:
             here = _metric(runs, row, metric)
-            lines.append(
-                f"| {method} | {metric} | {_row(first, row)} | {figure_text(here, metric)} | {here['n']} "
-                f"| {_delta(runs, row, metric)} | {_tokens(runs, row)} |"
-            )
-    return "\n".join(lines) + "\n"
+            cells = [method, metric, _row(first, row), figure_text(here, metric), str(here["n"])]
+            lines.append([*cells, _delta(runs, row, metric), _tokens(runs, row)])
+    return markdown(["method", "metric", "row", "mean ± se", "n", "Δ (last − row)", "tokens"], lines)
 
 
 def _table(runs: Sequence[Published]) -> str:
     first = runs[0]["results"]
     columns, gains, rates = first["columns"], first["gains"], first["rates"]
     heads = ["row", *columns, *gains, *rates.values(), *(f"Δ {column}" for column in columns), "tokens"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for row in first["order"]:
         cells = [_row(first, row)]
         cells += [figure_text(_metric(runs, row, name), name) for name in columns]
@@ -143,32 +126,20 @@ def _table(runs: Sequence[Published]) -> str:
         cells += [signed_text(_metric(runs, row, name), name).strip() if name in known else "-" for name in gains]
         cells += [f"{_metric(runs, row, name)['mean']:.2f}" if name in known else "-" for name in rates]
         cells += [_delta(runs, row, name) for name in columns]
-        lines.append(f"| {' | '.join([*cells, _tokens(runs, row)])} |")
+        lines.append([*cells, _tokens(runs, row)])
     rows = "\n".join(f"- {row}: {first['rows'][row]['what']}" for row in first["order"])
-    return "\n".join(lines) + f"\n\n{rows}\n"
+    return f"{markdown(heads, lines)}\n{rows}\n"
 
 
 def _sentence(runs: Sequence[Published]) -> str:
     """The headline metric of the last row against every other row, in words."""
     first = runs[0]["results"]
     metric, last = first["headline"], first["last"]
-    sides: dict[str, list[str]] = {"above": [], "below": [], "": []}
-    for row in first["order"]:
-        if row != last:
-            found = _minus(runs, row, metric)
-            beyond = bool(found["se"]) and abs(found["mean"]) > BEYOND * found["se"]
-            side = "" if not beyond else "above" if found["mean"] > 0 else "below"
-            sides[side].append(f"{row} ({signed_text(found, metric).strip(' *')})")
+    sides = by_side({row: (_minus(runs, row, metric), metric) for row in first["order"] if row != last})
     value = figure_text(_metric(runs, last, metric), metric)
     said = [f"**{method_name(runs[0]['method'])}**: {metric} of {last} is {value}."]
-    for side in ("above", "below"):
-        said += [f"More than {BEYOND} standard errors {side} {', '.join(sides[side])}."] if sides[side] else []
-    said += [f"Within {BEYOND} standard errors of {', '.join(sides[''])}."] if sides[""] else []
-    return _wrapped(" ".join(said))
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
+    said += [f"{words} {', '.join(names)}." for words, names in sides.items()]
+    return prose(" ".join(said))
 
 
 def _left_out(runs: Sequence[Published]) -> list[str]:
@@ -193,21 +164,21 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
         f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than "
         f"{BEYOND} standard errors."
     )
-    lines = [f"| claim | {' | '.join(kinds)} | holds in | made |", f"|---{'|---' * len(kinds)}|---|---|"]
+    lines = []
     for one in found:
         cells = [
             signed_text(one.by_kernels[kind], one.claim.metric).strip() if kind in one.by_kernels else ""
             for kind in kinds
         ]
         made = "yes" if one.made else "no"
-        lines.append(f"| {one.claim.text} | {' | '.join(cells)} | {one.held} of {one.runs} | {made} |")
-    return _wrapped(rule) + "\n" + "\n".join(lines) + "\n"
+        lines.append([one.claim.text, *cells, f"{one.held} of {one.runs}", made])
+    return f"{prose(rule)}\n{markdown(['claim', *kinds, 'holds in', 'made'], lines)}"
 
 
 def _made(found: Sequence[Verdict]) -> str:
     made = [f"{method_name(one.claim.method)}: {one.claim.text}" for one in found if one.made]
     if made:
-        return _wrapped(f"Claims that hold in every run ({len(made)} of {len(found)} asked): {'; '.join(made)}.")
+        return prose(f"Claims that hold in every run ({len(made)} of {len(found)} asked): {'; '.join(made)}.")
     return f"Of the {len(found)} claims that the default is there to show, none is made yet (each page lists them).\n"
 
 

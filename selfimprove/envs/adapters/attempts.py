@@ -60,11 +60,6 @@ class AttemptsParams(TextParams):
             raise ValueError(f"problems: {self.name} needs a file of problems (JSONL); name one")
         return self
 
-    @property
-    def world_name(self) -> str:
-        """The environment's."""
-        return self.inner.world_name
-
     def instruction(self) -> str:
         return INSTRUCTION
 

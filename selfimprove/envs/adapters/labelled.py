@@ -24,11 +24,6 @@ class LabelledParams(ListedParams):
     def lacks(cls, one: type[EnvParams]) -> str:
         return "" if issubclass(one, TextParams) and one.lists_actions else cls.capability
 
-    @property
-    def world_name(self) -> str:
-        """The environment's."""
-        return self.inner.world_name
-
     @model_validator(mode="after")
     def _embedded(self) -> LabelledParams:
         if self.inner.server is not None:

@@ -25,11 +25,6 @@ class PlannedParams(OwnTasksParams):
     adapts: ClassVar[tuple[type[EnvParams], ...]] = (TextParams, ListedParams)
     how: ClassVar[str] = "plans, carried out from a reset"
 
-    @property
-    def world_name(self) -> str:
-        """The environment's."""
-        return self.inner.world_name
-
     @model_validator(mode="after")
     def _room(self) -> PlannedParams:
         if self.told < 10 * self.max_actions:

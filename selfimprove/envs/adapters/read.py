@@ -22,11 +22,6 @@ class ReadParams(OwnTasksParams):
     adapts: ClassVar[tuple[type[EnvParams], ...]] = (QuestionParams,)
     how: ClassVar[str] = "the paragraphs stand in the question"
 
-    @property
-    def world_name(self) -> str:
-        """The environment's."""
-        return self.inner.world_name
-
     def make(self) -> AnswerEnv:
         """See ``AnswerParams``."""
         from selfimprove.envs.reading import Reading

@@ -224,12 +224,12 @@ class AutoExplore:
         now = self._moment
         steps = now.steps + 1
         cost = 1.0 + self._keyword_costs.get(status.partition(":")[0], 0.0)
-        done = self._first_step or steps >= self.max_turns or (chosen is not None and chosen.name == "id")
-        if self._first_step:
-            success = chosen is not None and chosen.text == self._tasks[now.task].optimal_path[0]
-            now = now._replace(success=success)
-            cost = -FIRST_STEP_BONUS - self.max_turns if success else cost
-        elif done:
+        named = chosen is not None and chosen.name == "id"
+        done = self._first_step or steps >= self.max_turns or named
+        if self._first_step and chosen is not None and chosen.text == self._tasks[now.task].optimal_path[0]:
+            now = now._replace(success=True)
+            cost = -FIRST_STEP_BONUS - self.max_turns
+        elif named or (done and not self._first_step):
             cost += -self.max_turns if now.success else self.max_turns
         self._moment = now._replace(steps=steps, cost=now.cost + cost, done=done)
         return self._step(self._moment.result if done else self.observation(), cost, chosen, valid)

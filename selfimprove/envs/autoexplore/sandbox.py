@@ -234,10 +234,10 @@ def quoted(name: str) -> str:
 
 
 def unquoted(name: str) -> str:
-    """A name without the quotes around it, however many; the original never matches quoted names."""
+    """A path without the quotes around it, or around parts of it, however many; the original never matches such."""
     while len(name) > 1 and name[0] in "'\"" and name[0] == name[-1]:
         name = name[1:-1]
-    return name
+    return "/".join(unquoted(part) for part in name.split("/")) if "/" in name else name
 
 
 def _lines(text: str) -> list[str]:

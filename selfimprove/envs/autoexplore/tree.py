@@ -79,8 +79,8 @@ class Tree:
             if count > MAX_ENTRIES:
                 raise UserError(f"{root}: holds more than {MAX_ENTRIES:,} entries; name a smaller folder.")
             pending.extend((join(path, name), depth + 1) for name, entry in found.items() if entry.kind == "dir")
-        # the root's own path, not part of a longer name; what follows a slash stays
-        hide = re.compile(r"(?<![\w./~-])" + re.escape(real.rstrip("/") or "\0") + r"(/|(?![\w.-]))")
+        # the root's own path, also behind file://, not part of a longer name; what follows a slash stays
+        hide = re.compile(r"(?<![\w.~-])(?<!(?<!/)/)" + re.escape(real.rstrip("/") or "\0") + r"(/|(?![\w.-]))")
         return cls(real, MappingProxyType(folders), hide)
 
     def hide_root(self, text: str) -> str:

@@ -47,13 +47,15 @@ def brace_pairs(text: str) -> dict[int, int]:
     return pairs
 
 
-_UNESCAPED_DOLLAR = re.compile(r"(?<!\\)\$")
+_DOLLARS = re.compile(r"(?<!\\)\$\$?")
+_OPENED = re.compile(r"(?<!\\)\\([(\[)\]])")
 _FORMULA_END = re.compile(r"(?<!\\)\$|\\[)\]]|\n|\Z")
 _WORD_END = re.compile(r"(?<!\\)\$|\\[)\]]|\s|\Z")
 
 
 def _bare_end(text: str, command: int, start: int) -> int:
-    in_formula = len(_UNESCAPED_DOLLAR.findall(text, 0, command)) % 2 == 1
+    opened = _OPENED.findall(text, 0, command)
+    in_formula = len(_DOLLARS.findall(text, 0, command)) % 2 == 1 or opened[-1:] in (["("], ["["])
     match = (_FORMULA_END if in_formula else _WORD_END).search(text, start)
     end = match.start() if match else len(text)
     while end > start and text[end - 1] in " \t.,;:":

@@ -19,12 +19,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Problem
 from selfimprove.envs.math import hendrycks
 from selfimprove.envs.math.boxes import last_box, last_box_span
-from selfimprove.envs.math.problem_files import Ids, text_field
+from selfimprove.envs.math.problem_files import problems_of
 from selfimprove.envs.math.symbolic import SymbolicChecker
 
 _BOXES = ("boxed", "fbox")
@@ -69,15 +68,8 @@ class Math:
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
         """Problems of rows {problem, solution, id?, …}; without ``id``, ids are made from the problem's text."""
-        ids, problems = Ids(self.name), []
-        for line, row in rows:
-            question = text_field(row, "problem", where, line)
-            solution = text_field(row, "solution", where, line)
-            gold = parse_gold(solution)
-            if gold is None:
-                raise UserError(f"{where}, line {line}: no \\boxed answer in the solution; fix or delete the line.")
-            problems.append(Problem(ids.of(row, question), question, solution, gold))
-        return problems
+        lacking = "no \\boxed answer in the solution"
+        return problems_of(rows, where, self.name, ("problem", "solution"), parse_gold, lacking)
 
     def row(self, problem: Problem) -> Mapping[str, Any]:
         """See ``WritesRows``."""

@@ -19,20 +19,20 @@ are text; the original passed them to ``eval``, here nothing computes them.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
-from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Grade, Problem
 from selfimprove.envs.math import arithmetic
 from selfimprove.envs.math.arithmetic import Difficulty, Split, generate
 from selfimprove.envs.math.arithmetic_expert import expert
 from selfimprove.envs.math.boxes import last_box
-from selfimprove.envs.math.problem_files import Ids, text_field
+from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 _GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^*.]|[eE][-+]?[0-9])")
@@ -88,8 +88,14 @@ _QUANTITY = re.compile(
     r"([-+]?)\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*((?:/\s*(?=[^\W\d_]{2}))?)((?:[^\W\d_](?:[^\W\d_]|[-./' ])*)?)"
 )
 _NUMBER_WORDS = frozenset(
-    ["hundred", "thousand", "million", "billion", "trillion", "half", "quarter", "and", "or", "over", "e", "x"]
+    [
+        *("half", "halves", "quarter", "thirds", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths"),
+        *("tenths", "hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
+        *("trillion", "and", "or", "over", "e", "k", "x", "\u03c0"),
+    ]
 )
+# Right behind the number: 5 squared is a formula, 5 cm squared a length's unit.
+_POWERS = frozenset(["squared", "cubed"])
 # Behind a slash: 18/five is no 18.
 _DIVISORS = frozenset(
     ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "twenty", "pi", "sqrt"]
@@ -123,7 +129,9 @@ def extract_robust(attempt: str) -> str | None:
     if match is None:
         return None
     words = re.split(r"[-./' ]+", match[4].lower())
-    if _NUMBER_WORDS & set(words) or (match[3] and words[0] in _DIVISORS):
+    if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
+        return None
+    if any(unicodedata.numeric(letter, None) is not None for letter in match[4]):  # 18\u00bd, 5\u00b2, 5\u767e
         return None
     return _canonical(match[1] + match[2])
 
@@ -160,17 +168,8 @@ class Gsm8k:
 
     def load(self, rows: Iterable[tuple[int, Mapping[str, Any]]], where: Path) -> list[Problem]:
         """Problems of rows {question, answer, id?}; without ``id``, ids are made from the question's text."""
-        ids, problems = Ids(self.name), []
-        for line, row in rows:
-            question = text_field(row, "question", where, line)
-            answer = text_field(row, "answer", where, line)
-            gold = parse_gold(answer)
-            if gold is None:
-                raise UserError(
-                    f"{where}, line {line}: no number after '####' in the gold answer; fix or delete the line."
-                )
-            problems.append(Problem(ids.of(row, question), question, answer, gold))
-        return problems
+        lacking = "no number after '####' in the gold answer"
+        return problems_of(rows, where, self.name, ("question", "answer"), parse_gold, lacking)
 
     def extract(self, attempt: str) -> str | None:
         """``extract`` in the mode of this environment."""

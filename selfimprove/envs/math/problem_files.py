@@ -1,13 +1,15 @@
-"""What readers of problem files share: ids made from content, and fields that must hold text."""
+"""Problem files: a question and its gold solution a row, with ids made from content."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import text_field
 from selfimprove.core.seeds import key_bits
+from selfimprove.envs.interface import Problem
 
 
 class Ids:
@@ -28,13 +30,29 @@ class Ids:
         return base if self._seen[base] == 1 else f"{base}-{self._seen[base]}"
 
 
-def text_field(row: Mapping[str, Any], field: str, where: Path, line: int) -> str:
-    """A field that must be there and hold text.
+def problems_of(
+    rows: Iterable[tuple[int, Mapping[str, Any]]],
+    where: Path,
+    name: str,
+    fields: tuple[str, str],
+    parse_gold: Callable[[str], str | None],
+    lacking: str,
+) -> list[Problem]:
+    """The problems of (line, row) pairs; a row's own ``id`` counts.
+
+    Args:
+        fields: the keys of a row's question and of its solution.
+        lacking: what a solution without a gold answer lacks, for the message.
 
     Raises:
-        UserError: it is missing, empty or no text (names file, line and field).
+        UserError: a field is missing or holds no text, or a solution has no gold answer.
     """
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}, line {line}: field {field!r} must hold text; fix or delete the line.")
-    return value
+    ids, problems = Ids(name), []
+    for line, row in rows:
+        place = f"{where}, line {line}"
+        question, solution = (text_field(row, field, place) for field in fields)
+        gold = parse_gold(solution)
+        if gold is None:
+            raise UserError(f"{place}: {lacking}; fix or delete the line.")
+        problems.append(Problem(ids.of(row, question), question, solution, gold))
+    return problems

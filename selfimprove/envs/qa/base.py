@@ -119,18 +119,6 @@ def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:
         raise UserError(f"{path} is no CSV file ({error}); restore it from its source.") from None
 
 
-def text_of(row: Mapping[str, Any], key: str, place: str) -> str:
-    """A non-empty string of a row.
-
-    Raises:
-        UserError: the field is missing, is empty or is no string.
-    """
-    value = row.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{place}: field {key!r} must be a non-empty string; fix or delete it.")
-    return value
-
-
 def content_id(task: str, *parts: str) -> str:
     """An id made from content, so that it survives reordering."""
     return f"{task}-{blake2b(chr(31).join(parts).encode(), digest_size=6).hexdigest()}"

@@ -90,6 +90,7 @@ def read_experts(
         read += 1
         try:
             expert, repair = _expert(row, task)
+            repaired.update([repair] if repair else [])
             if expert.question.question in seen:
                 raise _Dropped("duplicate question")
             if searching and len(expert.rounds) == 1:
@@ -98,7 +99,6 @@ def read_experts(
             places.setdefault(str(reason), []).append(number)
             continue
         seen.add(expert.question.question)
-        repaired.update([repair] if repair else [])
         experts.append(expert)
     audit = ExpertAudit(
         file=path.name,

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split, read_records, text_of
-from selfimprove.envs.qa.normalise import compared, exact_match, f1
+from selfimprove.core.records import text_field
+from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split, read_records
+from selfimprove.envs.qa.normalise import exact_match, f1, normalise
 
 FILES = {"train": "train_simplified.json", "dev": "dev_simplified.json"}
 SHUFFLE_SEED = 233
@@ -46,7 +47,7 @@ def read_question(row: Mapping[str, Any], place: str) -> Question:
     Raises:
         UserError: a field is missing or wrong.
     """
-    question, answer = text_of(row, "question", place), text_of(row, "answer", place)
+    question, answer = text_field(row, "question", place), text_field(row, "answer", place)
     given = row.get("id") or row.get("_id")
     kind = row.get("type")
     return Question(
@@ -99,6 +100,5 @@ def task_order(count: int, *, shuffled: bool = True) -> list[int]:
 
 def grade(answer: str, gold: str) -> Score:
     """Reward = exact match."""
-    pred, gt = compared(answer, gold)
     em = exact_match(answer, gold)
-    return Score(float(em), em, f1(answer, gold), pred, gt)
+    return Score(float(em), em, f1(answer, gold), normalise(answer), normalise(gold))

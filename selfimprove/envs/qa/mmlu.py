@@ -22,10 +22,12 @@ from selfimprove.envs.qa.base import Question, Score, content_id, read_table
 
 LETTERS = "ABCD"
 SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"}
-# A letter by itself: "D-Day" and "D's" are words, and "A cat" opens with an article, but "A is right" with a choice.
+# A letter by itself: "D-Day" and "D's" are words, and "A cat" opens with an article, but "A is right" and "A 5"
+# with a choice.
 _REASON = r"(?:is|was|because|since|as|for|would|must|should|seems|looks|means|describes|explains|answers)\b"
 _LEADING = re.compile(
-    rf"[\W_]*(?:([B-Db-d])|(A)(?!\s+(?!{_REASON})\w)|(a)(?!\s+\w))(?![A-Za-z0-9_'’]|[-–]\w)(?!\s+(?:and|or)\b)"
+    rf"[\W_]*(?:([B-Db-d])|(A)(?![ \t]+(?!{_REASON})[^\W\d_])|(a)(?![ \t]+[^\W\d_]))"
+    r"(?![A-Za-z0-9_'’]|[-–]\w)(?!\s+(?:and|or)\b)"
 )
 
 

@@ -16,7 +16,8 @@ import re
 from pathlib import Path
 
 from selfimprove.core.errors import UserError
-from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records, text_of
+from selfimprove.core.records import text_field
+from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
@@ -31,7 +32,7 @@ def load(split: str, folder: Path) -> list[Question]:
     path = pick_split("strategyqa", split, FILES, folder)
     questions = []
     for place, row in read_records(path):
-        question, answer = text_of(row, "question", place), row.get("answer")
+        question, answer = text_field(row, "question", place), row.get("answer")
         if not isinstance(answer, bool):
             raise UserError(f"{place}: field 'answer' must be true or false; fix or delete it.")
         given = row.get("qid")

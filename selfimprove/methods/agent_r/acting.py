@@ -53,7 +53,7 @@ async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[
     for reply in given:
         if states[-1].done:
             break
-        states.append(await act(world, states[-1], stored_reply(reply)))
+        states.append(await act(world, states[-1], reply))
     return opening(world.instruction, observation), states
 
 
@@ -84,7 +84,8 @@ async def act(world: World, here: EpisodeState, reply: str) -> EpisodeState:
     """The state after ``reply``; ``here`` stays as it was.
 
     ``wait`` is answered here, without the environment: nothing changes but the dialogue. A negative score is a
-    disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4).
+    disaster: it counts as 0 and ends the episode (docs/agent-r.md, A4). An environment that did another action than the
+    one said (A40) is taken at its word.
 
     Raises:
         EnvError, UserError: as ``World.step``.
@@ -97,7 +98,7 @@ async def act(world: World, here: EpisodeState, reply: str) -> EpisodeState:
     return EpisodeState(
         state=state,
         reply=stored_reply(reply),
-        action=action,
+        action=str(step.info.get("mapped_to", action)),
         observation=clean_observation(step.observation),
         reward=0.0 if disaster else float(step.reward),
         done=step.done or disaster,

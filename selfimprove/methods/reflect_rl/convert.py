@@ -61,11 +61,10 @@ def convert(
             if trajectory.info == "positive":
                 sets["sft_reflection_positive"].append(reflect)
                 sets["sft_policy_positive"].append(act)
-    empty = [name for name in DATA_SETS if not sets[name]]
-    if empty:
+    if not sets["sft"]:
         raise UserError(
-            f"reflect_rl convert: the set {empty[0]} is empty, since no trajectory it is made of succeeded; let the "
-            "teacher play more tasks (reflect_rl.generate.tasks), or name a better one."
+            "reflect_rl convert: the set sft is empty, since no trajectory has a step to learn; let the teacher play "
+            "more tasks (reflect_rl.generate.tasks), or name a better one."
         )
     return sets
 

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from selfimprove.core.errors import UserError
+from selfimprove.engines.sampling import possible
+from selfimprove.methods.reflect_rl.rl_config import ActingParams
 from selfimprove.methods.reflect_rl.rl_objective import Decision
 from selfimprove.training.config import FinetuneParams
 from selfimprove.training.encode import EncodedExample
@@ -50,14 +52,21 @@ class Policy:
     """
 
     def __init__(
-        self, model_dir: Path, params: FinetuneParams, seed: int, labels: Sequence[int] | None, temperature: float = 1.0
+        self,
+        model_dir: Path,
+        params: FinetuneParams,
+        seed: int,
+        labels: Sequence[int] | None,
+        acting: ActingParams | None = None,
     ) -> None:
         """``labels``: vocabulary ids of every label, for a shrunk head; None keeps the vocabulary.
+
+        ``acting``: how it plays; what is trained is the probability that it plays with.
 
         Raises:
             UserError: the model does not load, or its output layer has a bias, which a row a label would lose.
         """
-        self._model_dir, self._params, self._temperature = model_dir, params, temperature
+        self._model_dir, self._params, self._acting = model_dir, params, acting or ActingParams()
         self._outer, _ = load_model(model_dir, params, seed)
         if params.lora is None or params.lora.quantize == "none":  # quantised weights are on their device already
             self._outer.to(params.device)
@@ -127,7 +136,14 @@ class Policy:
                 ids = range(logits.shape[1]) if one.allowed is None else one.allowed
                 barred[place, [row[token] if row else token for token in ids]] = False
             logits = logits.masked_fill(barred, -torch.inf)
-        logs = torch.log_softmax(logits / self._temperature, -1)
+        cfg = self._acting
+        scale = torch.full((len(taken), 1), cfg.temperature, device=device)
+        with torch.no_grad():
+            top_p = torch.full((len(taken),), cfg.top_p, device=device) if cfg.top_p < 1 else None
+            top_k = torch.full((len(taken),), cfg.top_k, device=device) if cfg.top_k else None
+            left_out = possible(logits, scale, top_p, top_k) == -torch.inf
+            left_out.scatter_(1, tokens[:, None], False)  # a replayed choice that is left out by now keeps its own
+        logs = torch.log_softmax(logits.masked_fill(left_out, -torch.inf) / scale, -1)
         return logs.gather(1, tokens[:, None])[:, 0]
 
     def state(self) -> dict[str, torch.Tensor]:

@@ -80,7 +80,7 @@ class Run:
         params, job = self._params, self._job
         labels = list(self._ids.values()) if self._ids is not None and params.shrink_head else None
         loading = params.loading(job.policy_engine.context)
-        return Policy(job.model_dir, loading, job.seed, labels, params.temperature)
+        return Policy(job.model_dir, loading, job.seed, labels, params)
 
     def _share(self, cfg: TransformersEngineConfig, folder: Path) -> TransformersEngineConfig:
         slots, prefill_rows = batch_sizes(cfg, stored_parameters(folder))

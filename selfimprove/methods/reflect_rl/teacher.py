@@ -50,17 +50,23 @@ _LETTER = re.compile(r"\baction\b[\"'`*)\]]*\s*:[\s\"'`*(\[]*([A-Za-z])(?![^\S\n
 """A letter that "action:" is followed by, and not the first word of a sentence, as in "Action: I would go"."""
 _INTEGER = re.compile(r"(?<![\w.\u2212-])(?<!\d,)\d+(?![\w-]|[.,]\d)")
 """A whole number without a sign, and no part of a decimal or a longer number (1.5, -1, 1,000)."""
+_STATED = re.compile(r"\baction[\"'`*)\]]*\s*:[\s\"'`*(\[]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
+_NEXT = re.compile(r"\baction[\s\"'`*(\[)\]]*(\d+)(?![\w-]|[.,]\d)", re.IGNORECASE)
+"""The number right behind "action:", and right behind the word."""
 
 
 def read_label(text: str, labels: Collection[str]) -> str | None:
     """The label that a chat model chose, None if it named none that is listed.
 
     The answer itself, with a dot or colon and text after it; else a letter right after "action:"; else the first whole
-    number after the word "action"; only where there is none, the first that stands alone. Never a part of a number,
-    never another one in the place of one that is not listed (docs/reflect-rl.md, L38)::
+    number right after "action:", right after the word "action", or somewhere after it; only where there is none, the
+    first that stands alone. Never a part of a number, never another one in the place of one that is not listed
+    (docs/reflect-rl.md, L38)::
 
-        Of the 6 moves, the best action is 3.    ->  3
-        Action 12                                ->  12, None if only 0 to 5 are listed
+        Of the 6 moves, the best action is 3.              ->  3
+        I would not take action 2, it hits a wall.
+        Action: 3                                          ->  3
+        Action 12                                          ->  12, None if only 0 to 5 are listed
     """
     whole = _WHOLE.fullmatch(text.strip().strip("*`\"'()[]").strip())
     if whole is not None and whole[1] in labels:
@@ -68,6 +74,9 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
     letter = _LETTER.search(text)
     if letter is not None and letter[1] in labels:
         return letter[1]
+    stated = _STATED.search(text) or _NEXT.search(text)
+    if stated is not None:
+        return stated[1] if stated[1] in labels else None
     word = _ACTION.search(text)
     number = _INTEGER.search(text, word.end()) if word is not None else None
     if number is None and letter is None:  # a letter that is not listed was the choice

@@ -10,27 +10,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from selfimprove.core.chat import ChatFormat
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Episode, Example, Message, Turn
 from selfimprove.core.seeds import rng
-from selfimprove.methods.rise.objective import Baseline, reward_baselines, weight_statistics, weights
-
-Criteria = Literal["all", "better", "best", "success"]
-
-
-class ConvertConfig(Protocol):
-    """The fields of ``ConvertParams`` that conversion reads."""
-
-    criteria: Criteria
-    reward_temperature: float
-    only_success: bool
-    remove_duplication: bool
-    shuffle: bool
-    weighted: bool
-    reward_baseline: Baseline
+from selfimprove.methods.rise.objective import reward_baselines, weight_statistics, weights
+from selfimprove.methods.rise.params import ConvertParams, Criteria
 
 
 @dataclass(frozen=True)
@@ -118,11 +105,14 @@ def select(episode: Episode, criteria: Criteria, remove_duplication: bool) -> li
     """One sample for each kept attempt of an episode, with every turn before it.
 
     Empty and repeated attempts are no samples, and the criteria do not look at them. They stay in what comes before a
-    later attempt, since the model saw them there (the release drops them there too). Where duplicates are removed, a
-    kept attempt's text is stripped, as the release's are: so it stands in the data set that ``export`` makes. Its token
-    ids stay as generated, and training reads these where there are any.
+    later attempt, since the model saw them there; only of an episode that was imported from a log of the release, which
+    has no seed, they are dropped there too, as the release does. Where duplicates are removed, a kept attempt's text is
+    stripped, as the release's are: so it stands in the data set that ``export`` makes. Its token ids stay as generated,
+    and training reads these where there are any.
     """
     turns, left = scored_turns(episode), distinct_turns(episode, remove_duplication)
+    if remove_duplication and not episode.seed:
+        turns, left = [_stripped(turns[i]) for i in left], list(range(len(left)))
     rewards = [reward for i in left if (reward := turns[i].attempt.reward) is not None]
     samples = []
     for place in (left[i] for i in keep(rewards, criteria)):
@@ -154,7 +144,7 @@ def example(sample: Sample) -> Example:
 
 def convert(
     episodes: Sequence[Episode],
-    cfg: ConvertConfig,
+    cfg: ConvertParams,
     *,
     seed: int,
     chat: ChatFormat | None = None,

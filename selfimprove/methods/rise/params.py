@@ -80,10 +80,13 @@ class GenerateParams(Section):
         return self
 
 
+Criteria = Literal["all", "better", "best", "success"]
+
+
 class ConvertParams(Section):
     """Episodes to weighted examples: w = exp(reward / reward_temperature)."""
 
-    criteria: Literal["all", "better", "best", "success"] = "all"
+    criteria: Criteria = "all"
     reward_temperature: float = Field(
         default=0.4, ge=0.02, description="tau of the weights; below 0.02 they would overflow float32"
     )

@@ -95,8 +95,8 @@ def encode_pair(pair: Pair, chat: ChatFormat, cfg: PairParams, counters: PairCou
         if cfg.overlong == "drop":
             counters.dropped_long += 1
             return None
-        if len(prompt) > cfg.max_prompt_length:
-            size = cfg.max_prompt_length
+        size = cfg.max_prompt_length or cfg.max_length // 2
+        if len(prompt) > size:
             prompt = prompt[-size:] if cfg.truncation == "keep_end" else prompt[:size]
             counters.truncated_prompts += 1
         budget = cfg.max_length - len(prompt)

@@ -30,7 +30,9 @@ class PairParams(FinetuneParams):
         default="keep_end", description="what stays of a prompt longer than max_prompt_length"
     )
     max_length: int = Field(default=2048, ge=8, description="of prompt and longer response; see overlong")
-    max_prompt_length: int = Field(default=1024, ge=1, description="read by overlong: truncate")
+    max_prompt_length: int | None = Field(
+        default=None, ge=1, description="read by overlong: truncate; null: half of max_length"
+    )
     other_opponent: bool = Field(
         default=False,
         description="allow an opponent that is not the initial model: not SPIN, and the first loss is not checked",
@@ -44,7 +46,7 @@ class PairParams(FinetuneParams):
 
     @model_validator(mode="after")
     def _leaves_a_response(self) -> PairParams:
-        if self.overlong == "truncate" and self.max_prompt_length >= self.max_length:
+        if self.max_prompt_length is not None and self.max_prompt_length >= self.max_length:
             raise ValueError(
                 f"max_prompt_length ({self.max_prompt_length}) leaves no token of max_length ({self.max_length}) for "
                 "the response; lower it"

@@ -189,10 +189,8 @@ async def ask(
 ) -> tuple[Completion, int]:
     """A reply with an action, or the last one without, and how many were asked for (docs/spin.md, S10).
 
-    Every attempt has the same prompt, cue and stop string; the original drops the last two. A greedy policy that
-    repeats its reply is not asked a third time.
+    Every attempt has the same prompt, cue and stop string; the original drops the last two.
     """
-    said_before: str | None = None
     for attempt in range(cfg.retries + 1):
         (reply,) = await policy.generate(
             Request(
@@ -205,10 +203,8 @@ async def ask(
                 keep_stop=is_flat(form),
             )
         )
-        stuck = cfg.temperature == 0 and cut(reply.text) == said_before
-        if ASKED in cut(reply.text) or stuck:
+        if ASKED in cut(reply.text):
             break
-        said_before = cut(reply.text)
     return reply, attempt + 1
 
 

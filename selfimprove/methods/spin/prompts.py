@@ -10,8 +10,9 @@ the loss mask, a tool's answer has none ::
     assistant  \\nThought:                                                                           weight 1
     assistant   She was born in Tolma.\\nAction: finish[Tolma]                                       weight 1, then EOS
 
-``question`` is the same behind a line ``Question: …``; ``chat`` alternates whole turns: ``Thought: …\\nAction: …`` by
-the assistant, ``Observation: …`` by the user. ``reply`` is plain SPIN: an empty system turn, a prompt, one answer.
+``question`` is the same behind the bare question and a newline; ``chat`` alternates whole turns:
+``Thought: …\\nAction: …`` by the assistant, ``Observation: …`` by the user. ``reply`` is plain SPIN: an empty system
+turn, a prompt, one answer.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ def alpaca(question: str) -> str:
 
 def heading(question: str, form: Format) -> str:
     """What stands before the first round, few-shot examples left out."""
-    if form == "question":  # MMLU's say so themselves
-        return f"{question}\n" if question.startswith("Question: ") else f"Question: {question}\n"
-    return alpaca(question) if form == "alpaca" else question
+    return {"alpaca": alpaca(question), "question": f"{question}\n"}.get(form, question)
 
 
 def opening(question: str, form: Format, few_shot: str = "") -> list[Message]:

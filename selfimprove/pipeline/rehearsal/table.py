@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from selfimprove.core.pages import between, markdown
 from selfimprove.core.publish import write_text
 from selfimprove.pipeline.rehearsal.folder import HOME
 from selfimprove.pipeline.rehearsal.rule import Replacement
@@ -116,21 +117,15 @@ def read(root: Path) -> list[Rehearsed]:
 
 def with_table(page: str, rows: Sequence[Rehearsed]) -> str:
     """The page with the table of these rows between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + table(rows) + END + after
+    return between(page, BEGIN, END, table(rows))
 
 
 def table(rows: Sequence[Rehearsed]) -> str:
-    lines = [
-        "| profile | rehearsed | on | stages | minutes | replaced, beside sizes and device |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
     for one in rows:
-        how = "`QUICK=1`" if one.quick else "in full"
-        what = ", ".join(one.replaced) or "–"
-        lines.append(f"| `{one.profile}` | {how} | {one.machine} | {one.stages} | {one.minutes} | {what} |")
-    return "\n".join(lines) + "\n"
+        how, what = "`QUICK=1`" if one.quick else "in full", ", ".join(one.replaced) or "–"
+        lines.append([f"`{one.profile}`", how, one.machine, str(one.stages), str(one.minutes), what])
+    return markdown(["profile", "rehearsed", "on", "stages", "minutes", "replaced, beside sizes and device"], lines)
 
 
 def _machine(gpus: int) -> str:

@@ -263,10 +263,18 @@ def test_easy_names_one_target(repo: Repo, make_task: Any) -> None:
 
 def test_first_step_is_a_bandit(make_env: Any) -> None:
     env = make_env(first_step=True)
-    for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 1.0), ("nonsense", 1.0)):
+    for action, cost in (("cd core", -115.0), ("cd data", 1.0), ("id README.md", 16.0), ("nonsense", 1.0)):
         env.reset(0)
         step = env.step(action)
         assert (step.done, step.info["cost"], step.info["success"]) == (True, cost, cost < 0)
+
+
+def test_a_bandit_that_names_the_target_at_once_has_found_it(make_folder: Any, make_task: Any) -> None:
+    repo = Repo.open(make_folder("r", {"a.md": "text of a file\n"}))
+    env = AutoExplore([make_task("a.md", root="r")], {"r": repo}, first_step=True)
+    env.reset(0)
+    step = env.step("id a.md")
+    assert (step.done, step.info["cost"], step.info["success"]) == (True, 1.0 - env.max_turns, True)
 
 
 def test_names_that_would_imitate_the_state_are_not_listed(

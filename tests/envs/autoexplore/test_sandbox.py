@@ -189,10 +189,14 @@ def test_names_are_literal(box: Any) -> None:
 
 def test_where_the_root_lies_is_hidden(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"a.py": "placeholder\n", "b.py": "placeholder\n"})
-    (folder / "a.py").write_text(f"open('{folder}/b.py'); cd {folder}; ls {folder}er; x{folder}/y\n")
+    (folder / "a.py").write_text(
+        f"open('{folder}/b.py'); cd {folder}; ls {folder}er; x{folder}/y; file://{folder}/b.py\n"
+    )
     box = sandbox(folder)
     shown = box.run(["cat", "a.py"]).text.split("\n", 1)[1]
-    assert shown == f"open('b.py'); cd .; ls {folder}er; x{folder}/y\n"  # no part of another name is touched
+    assert (
+        shown == f"open('b.py'); cd .; ls {folder}er; x{folder}/y; file://b.py\n"
+    )  # no part of another name is touched
     assert box.run(["cat", f"{folder}/missing.py"]).text == "Error: cat: missing.py: No such file or directory"
     assert box.run(["cd", f"{folder}/a.py"]).text == "Error: [Errno 20] Not a directory: 'a.py'"
 

@@ -183,6 +183,8 @@ def test_correct_files_are_the_original_target_unless_the_union_is_asked_for(mak
     task = make_task("x.py", trajectories=seen)
     assert task.targets() == ("x.py",)
     assert task.targets(union=True) == ("x.py", "a a.py", "b.py")
+    below = make_task('src/"my file.py"', trajectories=[])
+    assert below.targets() == ("src/my file.py",)  # as the original writes it: the folder, then the quoted name
 
 
 @pytest.mark.parametrize("name", ['"my file.md"', "'my file.md'", "\"'my file.md'\""])

@@ -71,6 +71,7 @@ def test_an_empty_answer_is_never_rewarded(empty: str) -> None:
 def test_where_nothing_is_left_of_both_the_raw_texts_are_compared() -> None:
     assert grade("The", "the").reward == 1
     assert grade("The", "the").f1 == 1
+    assert (grade("The", "the").pred, grade("The", "the").gt) == ("", "")  # what is reported is the normal form
     assert grade("A", "the").reward == 0  # both normalise to nothing, and are not the same
     assert grade("A", "the").f1 == 0
     assert grade("?", "!").reward == 0

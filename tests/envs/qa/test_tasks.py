@@ -104,6 +104,8 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("A cat", ""),
         ("A Tale of Two Cities", ""),
         ("A is right", "A"),
+        ("A 5", "A"),
+        ("A\nBecause", "A"),
         ("A because it is", "A"),
         ("A. Because the sky", "A"),
         ("D-Day", ""),

@@ -141,3 +141,20 @@ def test_acting_leaves_the_moment_before_as_it_was() -> None:
 
     first, again = asyncio.run(twice())
     assert first == again
+
+
+def test_where_the_environment_maps_an_action_the_one_that_was_done_is_recorded() -> None:
+    class Mapping(Corridor):
+        def step(self, action: str) -> Any:
+            step = super().step("right" if action == "go right" else action)
+            return step._replace(info={**step.info, "mapped_to": "right"}) if action == "go right" else step
+
+    one = assess(FAR, speaking("go right", "take key"), env=Mapping(), max_turns=2)
+    assert [turn.attempt.answer for turn in one.turns] == ["right", "take key"]
+    assert one.turns[0].attempt.text == said("go right")  # what was said stays as it is
+
+
+def test_a_given_reply_acts_as_it_did_when_it_was_drawn() -> None:
+    both = "Thought: a.\nAction 1: right\nAction: left"
+    _, states = asyncio.run(begin(EmbeddedWorld(Corridor()), FAR, [both]))
+    assert states[-1].action == "right"

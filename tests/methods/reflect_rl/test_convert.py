@@ -56,10 +56,16 @@ def test_each_set_is_asked_as_in_play_and_learns_its_answer(made: list[TeacherTr
 
 def test_failed_trajectories_are_not_learnt(made: list[TeacherTrajectory]) -> None:
     failed = made[0].model_copy(update={"status": "unsolved"})
-    with pytest.raises(UserError, match=r"sft_reflection_positive is empty.*play more tasks"):
-        convert([failed, *made[1:]], ENV.instruction, SPACED)
+    with pytest.raises(UserError, match=r"no trajectory has a step to learn; let the teacher play more"):
+        convert([failed], ENV.instruction, SPACED)
     sets = convert([failed, *made], ENV.instruction, SPACED)
     assert sets == convert(made, ENV.instruction, SPACED)
+
+
+def test_negatives_alone_make_the_three_sets_that_need_no_success(made: list[TeacherTrajectory]) -> None:
+    sets = convert([one for one in made if one.info != "positive"], ENV.instruction, SPACED)
+    assert all(sets[name] for name in ("sft", "sft_reflection", "sft_policy"))
+    assert sets["sft_reflection_positive"] == sets["sft_policy_positive"] == []
 
 
 def test_what_never_varies_is_one_token(made: list[TeacherTrajectory]) -> None:

@@ -114,6 +114,12 @@ def test_text_rows_go_there_and_back(pre: Any, reflection: Any, label: Any, mark
         assert from_text(to_text(example), "x", markers).messages == example.messages
 
 
+def test_a_reflection_on_a_file_that_holds_the_other_marker_stays_whole() -> None:
+    for markers in MARKERS.values():
+        example = reflection_example("x", "", State(f"f:{markers.act}3", "\n0. go\n", ("0",)), "Wrong.", markers)
+        assert from_text(to_text(example), "x", markers).messages == example.messages
+
+
 def test_sets_are_exported_and_imported(tmp_path: Path) -> None:
     example = policy_example("x", "Drive.\n", State("s", "\n0. go\n", ("0",)), "R.", "0")
     write_jsonl(tmp_path / "set.jsonl", [example])

@@ -288,6 +288,10 @@ def test_labels_are_read_exactly_or_not_at_all(text: str, label: str | None) -> 
         ("ACTION\n\n(4), since 2 is a wall", "4"),
         ("Two actions, 1 and 2, but I take 5", "1"),  # "actions" is another word: the first that stands alone
         ("I take 5. That is my last action", "5"),
+        ("I would not take action 2, it hits a wall.\nAction: 3", "3"),
+        ("The right action is clear: the passenger is 2 rows north.\nAction 1", "1"),
+        ("The next action takes me 3 cells. **Action:** 0", "0"),
+        ("Action3", "3"),
         ("Action 12", None),
         ("4 cells on, I take action 12, or 3", None),  # the first is the choice, listed or not
         ("2 cells on. Action: z", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def expected(folder: Path, some: list[Decision]) -> torch.Tensor:
             full = torch.softmax(model(input_ids=torch.tensor([one.prompt])).logits[0, -1], -1)
             out.append((full[one.token] / (1.0 if one.allowed is None else full[one.allowed].sum())).log())
     return torch.stack(out)
+
+
+def test_filters_of_play_hold_for_what_is_trained(tiny: Path) -> None:
+    some = decisions(5)
+    free = torch.stack([logprobs(load(tiny), [replace(one, token=token) for one in some]) for token in IDS])
+    cfg = RLParams.model_validate({"top_k": 2})
+    policy = Policy(tiny, cfg.loading(CONTEXT), 3, IDS, cfg)
+    narrow = torch.stack([logprobs(policy, [replace(one, token=token) for one in some]) for token in IDS])
+    best = free.topk(2, dim=0)
+    kept = torch.log_softmax(best.values, 0)
+    torch.testing.assert_close(narrow.gather(0, best.indices), kept)
 
 
 def test_a_shrunk_head_is_the_full_softmax_renormalised_over_the_labels(tiny: Path) -> None:

@@ -1,7 +1,6 @@
 """Episodes to examples (docs/rise.md, R19 to R23)."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from selfimprove.methods.rise.convert import (
     single_turn,
 )
 from selfimprove.methods.rise.objective import reward_baselines, unweighted, weights
+from selfimprove.methods.rise.params import ConvertParams
 from tests.methods.rise.episodes import attempt, episode, run
 from tests.support.tiny import train_tokenizer
 
@@ -33,17 +33,8 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return ChatFormat.load(folder)
 
 
-def config(**changes: Any) -> SimpleNamespace:
-    defaults = {
-        "criteria": "all",
-        "reward_temperature": 0.4,
-        "only_success": False,
-        "remove_duplication": False,
-        "shuffle": False,
-        "weighted": True,
-        "reward_baseline": "none",
-    }
-    return SimpleNamespace(**(defaults | changes))
+def config(**changes: Any) -> ConvertParams:
+    return ConvertParams(**({"remove_duplication": False, "shuffle": False} | changes))
 
 
 def finals(converted: Any) -> Any:

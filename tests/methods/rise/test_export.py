@@ -15,7 +15,7 @@ from selfimprove.core.records import Episode, Example, Message, read_jsonl, writ
 from selfimprove.interop.rise import from_log, to_dataset, to_log
 from selfimprove.methods.rise.convert import convert
 from selfimprove.methods.rise.params import ConvertParams
-from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, opening
+from selfimprove.methods.rise.prompts import EXAMPLE_ANSWER, feedback, opening
 from tests.methods.rise.episodes import QUESTION, attempt, episode, run
 
 FIELDS = {"task_id", "query", "answer", "max_reward", "turn_history", "dialogue"}
@@ -83,6 +83,25 @@ def test_trap_8_blocked_turns_are_logged_as_the_original_does() -> None:
     later.turns[0].omitted = 2
     for one in (first, later):
         assert from_log(to_log([one]), "log") == [one]
+
+
+def test_the_dialogue_is_the_last_prompt_without_what_it_left_out() -> None:
+    one = run(0, 0, 0, 1, id="p")
+    one.turns[2].omitted, one.turns[3].omitted = 2, 4
+    entry = to_log([one])["0"]
+    assert [m["content"] for m in entry["dialogue"]] == [
+        *(message.content for message in one.prompt), "try 2: 0", one.turns[2].observation,
+    ]  # fmt: skip
+    assert from_log(to_log([one]), "log") == [one]
+
+
+def test_an_evaluation_s_first_attempts_are_all_logged_as_told_that_they_are_wrong() -> None:
+    one = episode(attempt(0, "a"), id="p")
+    one.turns[0].attempts = [attempt(0, "a"), attempt(1, "b"), attempt(1, "c")]
+    one.turns[0].observation = ""
+    history = to_log([one])["0"]["turn_history"]
+    assert history["observations"] == {"0": [feedback(0, one.query)] * 3}
+    assert history["best_observations"] == [feedback(0, one.query)]
 
 
 def original(*episodes: Any) -> Any:
@@ -247,3 +266,25 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: P
     assert wrong.stderr.count("\n") == 1
     assert "a log is one JSON object" in wrong.stderr
     assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_a_question_that_an_original_log_asks_twice_gets_two_ids() -> None:
+    log = original(TWO_TURNS)
+    log["1"] = log["0"]
+    one, two = from_log(log, "log", "gsm8k")
+    assert two.id == f"{one.id}-2"
+
+
+def test_an_original_log_is_converted_without_what_it_repeats_as_the_original_does() -> None:
+    one = episode(*(attempt(0, text) for text in ("  a ", "b\n", "a", "")), attempt(1, "c"), id="p")
+    (imported,) = from_log(original(one), "log", "gsm8k")
+    told = {seed: to_dataset(convert([made], ConvertParams(shuffle=False), seed=0).examples) for seed, made in (
+        ("", imported), ("7/p", one.model_copy(update={"seed": "7/p"})),
+    )}  # fmt: skip
+    no = feedback(0, one.query)
+    last = {seed: [said["value"] for said in rows[-1]["conversations"]][3:] for seed, rows in told.items()}
+    assert last == {
+        "": ["a", no, "b", no, "c"],
+        "7/p": ["  a ", no, "b\n", no, "a", no, "", no, "c"],  # ours: the prompt that the model saw
+    }
+    assert [len(rows) for rows in told.values()] == [3, 3]

@@ -12,7 +12,7 @@ from selfimprove.core.records import Example, Message, Pair
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
-from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of
+from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of, unwritten
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.training.encode import EncodeCounters, encode_example
@@ -155,6 +155,8 @@ def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat: ChatForm
         assert (learnt == learnt_too) is bool(number % 2)
         assert chat.decode(learnt).replace("Tolma", "Kesby") == chat.decode(learnt_too).replace("Tolma", "Kesby")
     assert hidden["real"] == hidden["generated"]
+    aside = unwritten(pairs)
+    assert sorted(aside["real"]) == sorted(aside["generated"]) != []
     assert chat.decode(list(masked)) == f" {BOOK['The Silver Gate']} {BOOK['Mara Venn']}"
     for side in ("real", "generated"):
         whole = "".join(text_of(getattr(pair, side)) for pair in pairs)

@@ -177,6 +177,12 @@ def test_a_prompt_limit_that_leaves_no_response_is_refused() -> None:
             load_section(values, "rise", PairParams, "params.yaml")
 
 
+def test_a_prompt_limit_that_somebody_wrote_is_checked_also_where_nothing_is_truncated() -> None:
+    values = {"rise": {"max_length": 512, "max_prompt_length": 512}}
+    with pytest.raises(UserError, match=r"max_prompt_length \(512\) leaves no token"):
+        load_section(values, "rise", PairParams, "params.yaml")
+
+
 def test_malformed_sides_name_the_pair(chat: ChatFormat) -> None:
     for real, said in (
         ([], "must begin with a message of the assistant"),

@@ -10,7 +10,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.base import Question
 from selfimprove.methods.spin.convert import alpaca_row
 from selfimprove.methods.spin.trajectory import read_trajectories, to_entry, to_json, trajectory
-from tests.methods.spin.episodes import QUESTION, REPLIES, played
+from tests.methods.spin.episodes import REPLIES, played
 
 FILE = Path(__file__).with_name("readme_sample.json")
 SAMPLE = json.loads(FILE.read_text())["3687"]
@@ -57,17 +57,9 @@ def test_the_few_shot_text_is_the_prompt_and_no_part_of_the_trajectory() -> None
 
 
 @pytest.mark.parametrize("form", ["question", "chat"])
-def test_a_question_that_says_question_itself_is_not_told_so_twice(form: Any) -> None:
-    asked = QUESTION.model_copy(update={"question": "Question: Why?\nA. So\nB. No\nC. Yes\nD. Oh"})
-    assert trajectory(played(question=asked, form=form)).startswith("Question: Why?\nA. So\n")
-
-
-@pytest.mark.parametrize("form", ["question", "chat"])
 def test_the_other_formats_begin_with_the_question_line(form: Any) -> None:
     text = trajectory(played(form=form))
-    assert text.startswith(
-        "Question: In which town was the author of The Silver Gate born?\nThought: I need the author.\n"
-    )
+    assert text.startswith("In which town was the author of The Silver Gate born?\nThought: I need the author.\n")
     assert text.endswith("Action: finish[Tolma]\nObservation: Episode finished, reward = True\n")
 
 

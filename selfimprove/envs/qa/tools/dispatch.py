@@ -168,7 +168,7 @@ def _make(name: str, behind: str, params: ToolsParams, corpus: Path | None) -> T
 
         if params.snippets is None:
             raise UserError(f"tools.use.{name}: replay needs tools.snippets, a file of queries and snippets; name one.")
-        return ReplaySearch(read_snippets(Path(params.snippets)), k1=params.k1, b=params.b, cut=params.cut)
+        return ReplaySearch(read_snippets(Path(params.snippets)), k1=params.k1, b=params.b)
     if behind == "serpapi":
         from selfimprove.envs.qa.tools.cache import CachedSearch
         from selfimprove.envs.qa.tools.serpapi import SerpApiSearch

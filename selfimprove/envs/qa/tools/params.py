@@ -30,7 +30,7 @@ class ToolsParams(Section):
     )
     k1: float = Field(default=1.5, ge=0)
     b: float = Field(default=0.75, ge=0, le=1)
-    cut: int = Field(default=CUT, ge=20, description="local, replay: characters of an answer, near enough")
+    cut: int = Field(default=CUT, ge=20, description="local: characters of an answer, near enough")
     snippets: str | None = Field(default=None, description="replay: the file of queries and snippets")
     cache: str | None = Field(default=None, description="serpapi: file of the answers so far; null: none is kept")
     serpapi: SerpApiParams = SerpApiParams()

@@ -16,7 +16,6 @@ from pathlib import Path
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import read_rows
 from selfimprove.envs.qa.tools.bm25 import REMEMBERED, Bm25
-from selfimprove.envs.qa.tools.search import CUT, cut_near
 
 
 class ReplaySearch:
@@ -24,20 +23,17 @@ class ReplaySearch:
 
     in_place = True
 
-    def __init__(self, pairs: Iterable[tuple[str, str]], *, k1: float = 1.5, b: float = 0.75, cut: int = CUT) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]], *, k1: float = 1.5, b: float = 0.75) -> None:
         self._snippets: dict[str, str] = {}
         for query, snippet in pairs:
             self._snippets.setdefault(query.strip(), snippet)
         self._queries = list(self._snippets)
         self._index = Bm25(self._queries, k1=k1, b=b)
-        self._cut = cut
         self._nearest = lru_cache(maxsize=REMEMBERED)(self._search)
 
     def __call__(self, query: str) -> str | None:
         snippet = self._snippets.get(query.strip())
-        if snippet is None:
-            snippet = self._nearest(query)
-        return None if snippet is None else cut_near(snippet, self._cut)
+        return self._nearest(query) if snippet is None else snippet
 
     def _search(self, query: str) -> str | None:
         best = self._index.ranked(query, 1)

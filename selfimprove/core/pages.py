@@ -1,0 +1,35 @@
+"""Markdown pages of which a part is written by a command, between two marks."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from selfimprove.core.errors import UserError
+
+WIDTH = 120
+"""Of a line of prose."""
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """The page with ``text`` between the marks.
+
+    Raises:
+        UserError: the marks are missing.
+    """
+    before, first, rest = page.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise UserError(f"a page has lost its marks {begin.strip()} … {end.strip()}; put them back around its table.")
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]]) + "\n"
+
+
+def prose(text: str) -> str:
+    """A paragraph, in lines."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
