@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length"]
@@ -207,12 +207,7 @@ def read_jsonl(path: Path, kind: type[R], *, may_be_empty: bool = False) -> list
         try:
             records.append(kind.model_validate(row))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "(the row)"
-            raise UserError(
-                f"{path}, line {number}: field {place!r}: {first['msg'].removeprefix('Value error, ')}; fix or delete "
-                "the line."
-            ) from None
+            raise UserError(f"{path}, line {number}: {fault(error)}; fix or delete the line.") from None
     return records
 
 

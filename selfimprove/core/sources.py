@@ -13,7 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.params import Section
 from selfimprove.core.publish import aside
 from selfimprove.core.records import only_regular, read_rows
@@ -57,20 +57,12 @@ def load_sources(path: Path = SOURCES) -> dict[str, Source]:
     Raises:
         UserError: the file is missing or does not fit the schema (names the key).
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    from selfimprove.core.yaml import read_yaml  # here, since the environments of backends lack ruamel.yaml
 
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; restore it from the repository.")
     try:
-        raw = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-        return TypeAdapter(dict[str, Source]).validate_python(raw)
+        return TypeAdapter(dict[str, Source]).validate_python(read_yaml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}, {'.'.join(map(str, first['loc']))}: {first['msg']}; fix the entry.") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"{path} is not YAML ({line}); fix it.") from None
+        raise UserError(f"{path}: {fault(error)}; fix the entry.") from None
 
 
 def fetch(

@@ -18,7 +18,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: missing, not YAML, or not a mapping.
     """
     if not path.is_file():
-        raise UserError(f"{path} does not exist; run from the repository's root, or `make use PROFILE=default`.")
+        raise UserError(f"{path} does not exist; run from the repository's root, or `git restore {path}`.")
     try:
         value = YAML(typ="safe", pure=True).load(path)
     except MarkedYAMLError as error:

@@ -22,7 +22,7 @@ import typer
 from pydantic import ConfigDict, Field, ValidationError
 
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.publish import aside, write_json
 from selfimprove.core.records import (
     Episode,
@@ -136,9 +136,8 @@ def from_json(
     try:
         root = _Root.model_validate(data)
     except (ValidationError, RecursionError) as error:
-        wrong = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "nested too deep"}
-        place = ".".join(str(part) for part in wrong["loc"]) or "the root"
-        raise UserError(f"{where}, {place}: {wrong['msg']}; fix or delete the file.") from None
+        wrong = fault(error) if isinstance(error, ValidationError) else "nested too deep"
+        raise UserError(f"{where}: {wrong}; fix or delete the file.") from None
     tree = Tree(
         id=f"{env}-{task_id}",
         env=env,

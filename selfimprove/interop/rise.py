@@ -19,7 +19,7 @@ import typer
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from selfimprove.core.cli import run
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.publish import aside, write_json
 from selfimprove.core.records import (
     Attempt,
@@ -127,9 +127,7 @@ def from_log(log: Mapping[str, Any], where: str, env_name: str | None = None) ->
     try:
         entries = TypeAdapter(dict[str, _Entry]).validate_python(dict(log))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{where}, {place}: {first['msg']}; fix or delete the entry.") from None
+        raise UserError(f"{where}: {fault(error)}; fix or delete the entry.") from None
     ids: dict[str, Ids] = {}
     return [_episode(entry, f"{where}, entry {key}", env_name, ids) for key, entry in entries.items()]
 

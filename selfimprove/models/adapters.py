@@ -24,7 +24,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError, field_validator
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.publish import write_json
 
 WEIGHTS, CONFIG, BASE = "adapter_model.safetensors", "adapter_config.json", "adapter_base.json"
@@ -126,8 +126,7 @@ def read_base(folder: Path) -> tuple[Path, AdapterBase]:
     try:
         record = AdapterBase.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]["msg"]
-        raise UserError(f"{file} cannot be used ({first}); restore it, or run the stage that made it.") from None
+        raise UserError(f"{file} cannot be used ({fault(error)}); restore it, or run the stage that made it.") from None
     above = [parent / record.base for parent in folder.absolute().parents]
     base = next((one for one in above if one.is_dir()), None)
     if base is None:

@@ -164,7 +164,7 @@ def test_half_of_a_character_is_refused_with_its_line(tmp_path: Path, line: str)
 def test_an_attempt_that_is_not_there_cannot_be_the_chosen_one(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text('{"model": "m", "attempts": [{"text": "a", "reward": 0}], "chosen": 1, "observation": ""}\n')
-    with pytest.raises(UserError, match=r"line 1: field '\(the row\)': chosen is 1, but there are 1 attempts"):
+    with pytest.raises(UserError, match=r"line 1: chosen is 1, but there are 1 attempts"):
         read_jsonl(path, Turn)
 
 

@@ -19,7 +19,7 @@ from rich import box
 from rich.table import Table
 
 from selfimprove.apps.leaderboard.suite import LEADERBOARD, LOCAL, PUBLISHED, LeaderboardTask
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.publish import write_json
 from selfimprove.core.records import Record
 from selfimprove.core.sources import sha256_of
@@ -158,9 +158,9 @@ def read(path: Path) -> Results:
         data = json.loads(path.read_text(encoding="utf-8"))
         return Results.model_validate({name: value for name, value in data.items() if name != "mean"})
     except (ValidationError, ValueError, AttributeError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        wrong = fault(error) if isinstance(error, ValidationError) else str(error)
         raise UserError(
-            f"{path} is not a leaderboard result ({first}); delete it and evaluate the model again."
+            f"{path} is not a leaderboard result ({wrong}); delete it and evaluate the model again."
         ) from None
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from selfimprove.apps.pretraining.make import make
-from selfimprove.core.errors import UserError
+from selfimprove.core.cli import one_sentence
 
 RECIPE = Path(__file__).with_name("recipe.yaml")
 
 
+@one_sentence()
 def main() -> None:
     """Exit with 2 and one sentence if the recipe cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -21,11 +19,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("models/pretrained"))
     parser.add_argument("--scratch", type=Path, default=Path(".scratch/pretraining"))
     arguments = parser.parse_args()
-    try:
-        made = make(arguments.recipe, arguments.out, arguments.scratch)
-    except (UserError, ValidationError) as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    made = make(arguments.recipe, arguments.out, arguments.scratch)
     for kind, it in made.answers.items():
         print(f"{kind:28} {it.right:5} of {it.asked:5} right")
     print(f"{arguments.out}: a model folder; its README.md is the card.")

@@ -14,13 +14,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from selfimprove.apps.pretraining.abilities import Measured, measure
 from selfimprove.apps.pretraining.card import card
 from selfimprove.apps.pretraining.corpus import Lines, Text, encoded
 from selfimprove.apps.pretraining.tied import tie, untie
 from selfimprove.apps.pretraining.words import make_tokenizer
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.params import Section
 from selfimprove.core.publish import publish, write_json
 from selfimprove.core.sources import sha256_of
@@ -70,8 +71,15 @@ class PretrainingRecipe(Section):
 
 
 def read_recipe(file: Path) -> PretrainingRecipe:
-    """The recipe of a YAML file."""
-    return PretrainingRecipe.model_validate(read_yaml(file))
+    """The recipe of a YAML file.
+
+    Raises:
+        UserError: it can't be read, or a key does not fit (names it).
+    """
+    try:
+        return PretrainingRecipe.model_validate(read_yaml(file))
+    except ValidationError as error:
+        raise UserError(f"{file}: {fault(error)}; fix the key.") from None
 
 
 def make(recipe_file: Path, folder: Path, scratch: Path) -> Measured:

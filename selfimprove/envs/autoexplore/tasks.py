@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import Record, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import LABELS, list_actions
@@ -205,8 +205,6 @@ def read_tasks(path: Path) -> list[Task]:
         try:
             task = Task.model_validate(row)
         except ValidationError as error:
-            place = ".".join(map(str, error.errors()[0]["loc"])) or "the task"
-            message = error.errors()[0]["msg"]
-            raise UserError(f"{path}, task {number}: {place}: {message}; fix or delete the task.") from None
+            raise UserError(f"{path}, task {number}: {fault(error)}; fix or delete the task.") from None
         tasks.append(task)
     return tasks

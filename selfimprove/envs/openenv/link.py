@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 from selfimprove.envs.remote.link import in_short
 
@@ -185,9 +185,7 @@ class Connection:
             try:
                 return Told.model_validate(inner)
             except ValidationError as error:
-                first = error.errors()[0]
-                what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-                raise EnvError(f"{self._server.name}: the answer to {kind} is not OpenEnv's ({what})") from None
+                raise EnvError(f"{self._server.name}: the answer to {kind} is not OpenEnv's ({fault(error)})") from None
         raise EnvError(f"{self._server.name}: the answer to {kind} is not OpenEnv's: {in_short(str(data))}")
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ import httpx
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.envs.interface import EnvError
 
 TRIES = 4
@@ -161,9 +161,7 @@ class Link:
         try:
             return shape.validate_python(answer)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "it"
-            what = f"{field}: {first['msg']}: {in_short(str(answer))}"
+            what = f"{fault(error)}: {in_short(str(answer))}"
             raise EnvError(f"{self.server}{path}: not this environment's protocol: {what}") from None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import Example, Message, Record, Role
 from selfimprove.methods.agent_r.judge_prompt import Judgement
 from selfimprove.methods.agent_r.prompts import OPENING
@@ -87,7 +87,7 @@ def from_log(row: Mapping[str, Any], where: str) -> Example:
     try:
         logged = _Log.model_validate(row)
     except ValidationError as error:
-        raise _malformed(error, where) from None
+        raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
     messages = [Message(role=said.role, content=said.content, weight=float(said.loss)) for said in logged.revise_log]
     return Example(id=where, messages=messages, source=str(logged.task_num))
 
@@ -140,7 +140,7 @@ def from_xtuner(row: Mapping[str, Any], where: str) -> Example:
     try:
         turns = _Conversation.model_validate(row).conversation
     except ValidationError as error:
-        raise _malformed(error, where) from None
+        raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
     messages = []
     for turn in turns:
         if turn.system:
@@ -166,7 +166,7 @@ def from_openai(row: Mapping[str, Any], where: str) -> Example:
     try:
         said = _Chat.model_validate(row).messages
     except ValidationError as error:
-        raise _malformed(error, where) from None
+        raise UserError(f"{where}: {fault(error)}; fix or delete the line.") from None
     return Example(id=where, messages=[Message(role=m.role, content=m.content, weight=float(m.loss)) for m in said])
 
 
@@ -196,9 +196,3 @@ class _Turn(Record):
 
 class _Conversation(Record):
     conversation: list[_Turn]
-
-
-def _malformed(error: ValidationError, where: str) -> UserError:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return UserError(f"{where}: field {place!r}: {first['msg']}; fix or delete the line.")

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, fault
 from selfimprove.core.records import Example, Message, Record, Role, read_rows
 from selfimprove.core.seeds import rng
 from selfimprove.methods.agent_r.params import Mix
@@ -68,9 +68,7 @@ def read_chats(path: Path) -> list[Example]:
                 for said in _Chat.model_validate({"messages": row.get("messages")}).messages
             ]
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise UserError(f"{path}, line {line}: field {place!r}: {first['msg']}; fix or delete the line.") from None
+            raise UserError(f"{path}, line {line}: {fault(error)}; fix or delete the line.") from None
         if not any(message.weight for message in messages):
             raise UserError(f"{path}, line {line}: no assistant message to learn; fix or delete the line.")
         chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))

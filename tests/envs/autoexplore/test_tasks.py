@@ -214,8 +214,8 @@ def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task
         ("[]", "at least one task was expected"),
         ("{}", "at least one task was expected"),
         ("[1]", "task 0: "),
-        (json.dumps([row, row | {"question": 3}]), "task 1: question: .* fix or delete the task"),
-        (json.dumps([{"question": "?"}]), "task 0: answer: Field required"),
+        (json.dumps([row, row | {"question": 3}]), "task 1: field 'question': .* fix or delete the task"),
+        (json.dumps([{"question": "?"}]), "task 0: field 'answer': Field required"),
     ]:
         path.write_text(text)
         with pytest.raises(UserError, match=message):

@@ -150,11 +150,11 @@ def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
 @pytest.mark.parametrize(
     ("data", "named"),
     [
-        (original(entry(visits="many")), r"x\.json, children\.0\.visits"),
-        (original(entry(children=None)), r"x\.json, children\.0\.children"),
-        ({k: v for k, v in original().items() if k != "state"}, r"x\.json, state"),
-        (original(value=math.nan), r"x\.json, value"),
-        ([], r"x\.json, the root"),
+        (original(entry(visits="many")), r"x\.json: field 'children\.0\.visits'"),
+        (original(entry(children=None)), r"x\.json: field 'children\.0\.children'"),
+        ({k: v for k, v in original().items() if k != "state"}, r"x\.json: field 'state'"),
+        (original(value=math.nan), r"x\.json: field 'value'"),
+        ([], r"x\.json: Input should be"),
     ],
 )
 def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:

@@ -219,9 +219,9 @@ def test_malformed_logs_name_the_entry() -> None:
     log["0"]["turn_history"]["rewards"]["1"] = [1.0]
     with pytest.raises(UserError, match=r"log\.json, entry 0: turn 1"):
         from_log(log, "log.json")
-    with pytest.raises(UserError, match=r"log\.json, 0\.query"):
+    with pytest.raises(UserError, match=r"log\.json: field '0\.query'"):
         from_log({"0": {key: value for key, value in log["0"].items() if key != "query"}}, "log.json")
-    with pytest.raises(UserError, match=r"log\.json, 5"):
+    with pytest.raises(UserError, match=r"log\.json: field '5'"):
         from_log({"5": "text"}, "log.json")
 
 
