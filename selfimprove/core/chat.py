@@ -28,7 +28,7 @@ from tokenizers import Tokenizer
 
 from selfimprove.core.chat_template import CPU_SECONDS, MEMORY, compile_template, is_bounded, render
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Message
+from selfimprove.core.records import Message, load_json
 
 TEXTS_KNOWN = 1 << 15
 """Texts whose ids a format caches: observations and openings of the episodes in flight."""
@@ -383,8 +383,5 @@ def _token_text(value: Any) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it from its source.") from None
+    value = load_json(path)
     return value if isinstance(value, dict) else {}

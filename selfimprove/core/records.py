@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from selfimprove.core.errors import UserError, fault
+from selfimprove.core.errors import UserError, fault, first_line
 
 Role = Literal["system", "user", "assistant"]
 Finish = Literal["stop", "length"]
@@ -243,11 +243,17 @@ def load_json(path: Path) -> Any:
     """The content of a JSON file that somebody else may have written.
 
     Raises:
-        UserError: it is a pipe or a device.
-        OSError, ValueError, RecursionError: as reading and ``json.loads`` raise them; also for an unpaired surrogate.
+        UserError: it does not exist, can't be read, or is not JSON; also for an unpaired surrogate.
     """
     only_regular(path)
-    return _loads(path.read_text(encoding="utf-8"))
+    try:
+        return _loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; run the stage that writes it, or fix the path.") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read ({error.strerror}); fix or replace it.") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({first_line(error)}); restore it, or write it again.") from None
 
 
 def _loads(text: str) -> Any:

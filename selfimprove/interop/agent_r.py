@@ -220,10 +220,7 @@ def import_trees(
         raise UserError(f"{folder} holds no search_results_<task>.json; name the folder that the search wrote.")
     trees = []
     for task, path in sorted(files.items()):
-        try:
-            data = load_json(path)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is not JSON ({error}); restore or delete it.") from None
+        data = load_json(path)
         trees.append(from_json(data, str(path), env=env, task_id=task, full_score=full_score, max_depth=max_depth))
     with aside(target) as part:
         write_jsonl(part, trees)

@@ -263,12 +263,7 @@ def import_log(
     source: _In, target: _Out, env: Annotated[str | None, typer.Option(help="gsm8k or math, for old logs")] = None
 ) -> None:
     """The original's log to episodes (JSONL)."""
-    try:
-        log = load_json(source)
-    except FileNotFoundError:
-        raise UserError(f"{source} does not exist; name the log to import.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is not JSON ({error}); restore it from its source.") from None
+    log = load_json(source)
     if not isinstance(log, dict):
         raise UserError(f"{source}: a log is one JSON object keyed by task index; this is not one.")
     with aside(target) as part:

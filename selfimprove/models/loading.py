@@ -6,13 +6,13 @@ nothing to it); so it is imported here, inside the function, and by nothing ligh
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
 
 RESTORE = "restore the folder from its source"
 
@@ -94,10 +94,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise UserError(f"{folder} holds no config.json; point the param model at a folder with a model.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}); restore it from its source.") from None
+    config = load_json(file)
     if not isinstance(config, dict):
         raise UserError(f"{file} is not a JSON object; restore it from its source.")
     if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):

@@ -113,12 +113,12 @@ class Run:
 
     def json(self, path: Path) -> dict[str, Any]:
         """A JSON object; {} if it is missing or damaged (then said)."""
+        if not path.exists():
+            return {}
         try:
             value = load_json(path)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError, UserError) as error:
-            self.tell(f"{self.name(path)} is not JSON ({first_line(error)}); run its stage again.")
+        except UserError as error:
+            self.tell(str(error).replace(str(path), self.name(path)))
             return {}
         return value if isinstance(value, dict) else {}
 

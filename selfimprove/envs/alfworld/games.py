@@ -162,10 +162,10 @@ class Blacklist:
         if games is not None and path.resolve().is_relative_to(games.resolve()):
             raise UserError(f"{path}: the blacklist must not lie in the game set ({games}); name another file.")
         if path.exists():
-            try:
-                self.reasons = {str(key): str(value) for key, value in load_json(path).items()}
-            except (OSError, ValueError, AttributeError):
-                raise UserError(f"{path}: not a blacklist (JSON, game: reason); fix or delete it.") from None
+            value = load_json(path)
+            if not isinstance(value, dict):
+                raise UserError(f"{path}: not a blacklist (JSON, game: reason); fix or delete it.")
+            self.reasons = {str(key): str(reason) for key, reason in value.items()}
 
     def add(self, game: str, reason: str) -> None:
         """Remember a game, at once."""
@@ -215,10 +215,7 @@ def _read(path: Path) -> dict[str, Any]:
     """A JSON object; {} if there is no such file. Raises: UserError: it is something else."""
     if not path.is_file():
         return {}
-    try:
-        value = load_json(path)
-    except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path}: not a readable JSON file; download the game set again.") from None
+    value = load_json(path)
     return value if isinstance(value, dict) else {}
 
 

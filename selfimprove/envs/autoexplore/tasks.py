@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, ValidationError
 
@@ -190,12 +190,7 @@ def read_tasks(path: Path) -> list[Task]:
     Raises:
         UserError: the file is missing, not a JSON list, or a task does not fit the schema (names its place and field).
     """
-    try:
-        rows: Any = load_json(path)
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); run the stage that writes it.") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not a whole JSON list of tasks; write it again.") from None
+    rows = load_json(path)
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path}: a JSON list with at least one task was expected; write it again.")
     tasks = []

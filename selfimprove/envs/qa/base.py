@@ -86,12 +86,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for line, row in read_rows(path):
             yield f"{path}, line {line}", row
         return
-    try:
-        rows = load_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; fix the path in params.yaml.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it from its source.") from None
+    rows = load_json(path)
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path} holds no list of objects; restore it from its source.")
     for number, row in enumerate(rows):

@@ -14,11 +14,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import load_json
 
 NAMESPACE = "minecraft:"
 _ID = re.compile(r"minecraft:[a-z0-9_./-]+")
@@ -57,22 +55,6 @@ class Recipe:
         """The line that the player is shown."""
         inputs = ", ".join(f"{slot.count} {item_name(slot.name)}" for slot in self.inputs)
         return f"craft {self.count} {item_name(self.output)} using {inputs}"
-
-
-def read_json(path: Path) -> Any:
-    """The file's content.
-
-    Raises:
-        UserError: no such file, or it is not JSON.
-    """
-    try:
-        return load_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such recipe file or folder; fix env.recipes.") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); fix the file or env.recipes.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not a JSON file ({error}); fix or replace it.") from None
 
 
 def read_recipe(row: Any, where: str) -> Recipe | None:

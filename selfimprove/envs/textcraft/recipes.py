@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
 from selfimprove.envs.textcraft.book import embedded_recipes
-from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_json, read_recipe
+from selfimprove.envs.textcraft.files import Ingredient, Recipe, read_recipe
 
 DISTRACTORS = 10  # lines shown that the goal does not need, at most
 
@@ -64,11 +65,11 @@ class RecipeBook:
         if path is None:
             return _embedded()
         if path.is_dir():
-            files = {file.name: read_json(file) for file in sorted(path.glob("*.json"))}
+            files = {file.name: load_json(file) for file in sorted(path.glob("*.json"))}
             if not files:
                 raise UserError(f"{path}: the folder holds no .json recipe file; name the folder that does.")
             return RecipeBook(files, path)
-        merged = read_json(path)
+        merged = load_json(path)
         if not isinstance(merged, dict) or not merged:
             raise UserError(f"{path}: a recipe book is a JSON object {{file name: recipe}}; found something else.")
         return RecipeBook(merged, path)

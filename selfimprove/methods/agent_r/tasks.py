@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Example, Message, load_json
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import AgentEnv, ListsGames
@@ -102,15 +102,11 @@ def read_ids(path: Path, env_name: str) -> list[int]:
     Raises:
         UserError: the file is missing, is not JSON, has another shape, holds no id, or is of another environment.
     """
-    if not path.is_file():
-        raise UserError(f"{path} does not exist; fix agent_r.tasks.files in params.yaml.")
     try:
-        value = load_json(path)
-        ids = list(dict.fromkeys(_flatten(value, env_name)))
+        ids = list(dict.fromkeys(_flatten(load_json(path), env_name)))
     except (ValueError, RecursionError) as error:
-        line = " ".join(str(error).split())
         raise UserError(
-            f"{path} is no list of task ids of {env_name} ({line}); give a JSON list of numbers, or of "
+            f"{path} is no list of task ids of {env_name} ({first_line(error)}); give a JSON list of numbers, or of "
             f'{{"item_id": "{env_name}_<number>"}}.'
         ) from None
     if not ids:

@@ -177,11 +177,8 @@ def original_points(path: Path) -> list[Point]:
         UserError: the file is missing or no such list.
     """
     try:
-        rows = load_json(path)
-        return [_point(row) for row in rows]
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); restore it.") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return [_point(row) for row in load_json(path)]
+    except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: no list of iterations with iter, loss, cost and succ; restore it.") from None
 
 

@@ -89,12 +89,7 @@ def read_trajectories(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: missing, not JSON, or an entry has no ``traj``.
     """
-    try:
-        value = load_json(path)
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; name a trajectory file.") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON ({error}); restore it, or write it again.") from None
+    value = load_json(path)
     if not isinstance(value, dict):
         raise UserError(f"{path}: an object of episodes by task index was expected; name a trajectory file.")
     for key, entry in value.items():

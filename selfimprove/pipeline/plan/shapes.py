@@ -3,12 +3,12 @@ file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
+from selfimprove.core.records import load_json
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.vllm.checks import positions
 from selfimprove.models.base import BaseParams
@@ -48,11 +48,7 @@ def shape_of(model: str, revision: str | None = None) -> Shape:
                 f"download the model, or add its config to {TABLE}."
             )
         file = Path(cached)
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON ({error}); restore it from its source.") from None
-    return read_shape(config, str(file))
+    return read_shape(load_json(file), str(file))
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:

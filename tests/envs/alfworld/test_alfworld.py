@@ -130,7 +130,7 @@ def test_a_folder_that_is_no_game_set_is_the_users_error(tmp_path: Path) -> None
         DownloadedGames(tmp_path)
     plant(tmp_path, "a")
     (tmp_path / "a" / "traj_data.json").write_text("{torn")
-    with pytest.raises(UserError, match=r"traj_data.json: not a readable JSON file; download the game set again"):
+    with pytest.raises(UserError, match=r"traj_data\.json is not JSON .*; restore it"):
         DownloadedGames(tmp_path)
 
 

@@ -210,7 +210,7 @@ def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task
     path.write_text(json.dumps([row]))
     assert read_tasks(path) == [task]
     for text, message in [
-        ("[", "not a whole JSON list"),
+        ("[", "tasks.json is not JSON"),
         ("[]", "at least one task was expected"),
         ("{}", "at least one task was expected"),
         ("[1]", "task 0: "),
@@ -220,5 +220,5 @@ def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             read_tasks(path)
-    with pytest.raises(UserError, match=r"missing\.json: can't be read"):
+    with pytest.raises(UserError, match=r"missing\.json does not exist"):
         read_tasks(tmp_path / "missing.json")

@@ -124,7 +124,10 @@ def test_a_server_that_is_always_slow_ends_the_episode() -> None:
         (Reply(b"[" * 100_000), "the answer is not JSON"),
         (Reply({"observation": "half"}), "not this environment's protocol: field 'reward': Field required"),
         (Reply({"observation": 5, "reward": 0, "done": False}), "protocol: field 'observation': Input should be"),
-        (Reply(b'{"observation": "", "reward": NaN, "done": false}'), "protocol: field 'reward': Input should be a finite"),
+        (
+            Reply(b'{"observation": "", "reward": NaN, "done": false}'),
+            "protocol: field 'reward': Input should be a finite",
+        ),
         (Reply({"observation": "", "reward": 0, "done": "no"}), "protocol: field 'done': Input should be"),
         (Reply(["text", None]), "not this environment's protocol"),
         (Reply({"observation": "cut", "reward": 0, "done": False}, cut=True), "the connection broke"),
