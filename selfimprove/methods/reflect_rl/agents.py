@@ -19,10 +19,10 @@ from typing import NamedTuple, Protocol
 
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Engine, EngineError, Request
-from selfimprove.envs.interface import EnumeratedEnv, EnvError
+from selfimprove.engines.base import Engine, Request
+from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.envs.labels import oracle_label
-from selfimprove.methods.reflect_rl.episode import Playing, RLEpisode, RLStep
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.params import AgentParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
 
@@ -111,30 +111,16 @@ def make_agent(cfg: AgentParams, engine: Engine | None) -> Agent:
 async def play_agent(
     task: int, env: EnumeratedEnv, agent: Agent, key: SeedKey, level: str = "", *, episode: int = 0
 ) -> RLEpisode:
-    """Play a task to its end, on a copy of ``env``; ``status`` as in ``rollout.play``."""
+    """Play a task to its end, on a copy of ``env``. Raises: UserError: as ``taken``."""
     env, agent = env.copy(), agent.begin()
-    playing = Playing(env, task, level, episode, key)
-    try:
-        state = env.reset(task, episode, level)
-        for turn in range(env.max_turns):
-            decision = await agent.act(env, SeedKey(key.run, key.task, turn))
-            command = env.commands().get(decision.label)
-            played = env.step(decision.label)
-            playing.steps.append(
-                RLStep(
-                    prompt=f"{state.pre}{state.post}",
-                    reflection=decision.reflection,
-                    label=decision.label,
-                    command=command,
-                    cost=played.cost,
-                    valid=played.valid,
-                    unlisted=state.unlisted,
-                )
-            )
-            if played.done:
-                playing.status = "solved" if played.success else "unsolved"
-                break
-            state = env.state()
-    except (EngineError, EnvError) as failure:
-        playing.status, playing.error = "blocked", str(failure)
-    return playing.record()
+
+    async def act(state: State, key: SeedKey) -> tuple[RLStep, Played]:
+        chosen = await agent.act(env, key)
+        command, played = taken(env, task, chosen.label)
+        step = RLStep(
+            prompt=f"{state.pre}{state.post}", reflection=chosen.reflection, label=chosen.label, command=command,
+            cost=played.cost, valid=played.valid, unlisted=state.unlisted,
+        )  # fmt: skip
+        return step, played
+
+    return await play_steps(env, task, level, episode, key, act)

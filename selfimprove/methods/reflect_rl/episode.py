@@ -8,15 +8,18 @@ A step of DangerousTaxi::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import Record, Status
 from selfimprove.core.seeds import SeedKey
-from selfimprove.envs.interface import EnumeratedEnv
+from selfimprove.engines.base import EngineError
+from selfimprove.envs.interface import EnumeratedEnv, EnvError, Played, State
 from selfimprove.methods.reflect_rl.rl_objective import Decision, RLTrajectory, costs_to_go
 
 
@@ -67,26 +70,44 @@ class RLEpisode(Record):
         return self.status == "solved"
 
 
-@dataclass
-class Playing:
-    """An episode of a task while it is played; ``error``: what an engine or the environment failed with for good."""
+def taken(env: EnumeratedEnv, task: int, label: str) -> tuple[str | None, Played]:
+    """Act: what the label stands for (None: nothing), and what came of it.
 
-    env: EnumeratedEnv
-    task: int
-    level: str
-    number: int
-    key: SeedKey
-    steps: list[RLStep] = field(default_factory=list)
+    Raises:
+        UserError: the environment gave a cost that is no number.
+    """
+    command, played = env.commands().get(label), env.step(label)
+    if not math.isfinite(played.cost):
+        raise UserError(
+            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; fix the "
+            "environment's reward."
+        )
+    return command, played
+
+
+Act = Callable[[State, SeedKey], Awaitable[tuple[RLStep, Played]]]
+"""Chooses an action in a state and takes it."""
+
+
+async def play_steps(env: EnumeratedEnv, task: int, level: str, number: int, key: SeedKey, act: Act) -> RLEpisode:
+    """Play a task to its end; ``env`` is a copy that only ``act`` acts in."""
+    steps, error = list[RLStep](), None
     status: Status = "unsolved"
-    error: str | None = None
-
-    def record(self) -> RLEpisode:
-        """What is kept of it."""
-        return RLEpisode(
-            id=episode_id(self.env.name, self.task, self.level, self.number), env=self.env.name, task_id=self.task,
-            level=self.level, episode=self.number, status=self.status, steps=self.steps,
-            seed=f"{self.key.run}/{self.key.task}", error=self.error,
-        )  # fmt: skip
+    try:
+        state = env.reset(task, number, level)
+        for turn in range(env.max_turns):
+            step, played = await act(state, replace(key, turn=turn))
+            steps.append(step)
+            if played.done:
+                status = "solved" if played.success else "unsolved"
+                break
+            state = env.state()
+    except (EngineError, EnvError) as failure:
+        status, error = "blocked", str(failure)
+    return RLEpisode(
+        id=episode_id(env.name, task, level, number), env=env.name, task_id=task, level=level, episode=number,
+        status=status, steps=steps, seed=f"{key.run}/{key.task}", error=error,
+    )  # fmt: skip
 
 
 def trajectory(episode: RLEpisode, ids: Mapping[str, int] | None, masked: bool) -> RLTrajectory:

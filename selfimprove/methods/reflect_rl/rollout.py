@@ -6,15 +6,12 @@ Nothing here batches, writes or logs: hundreds of ``play`` run at once, and the 
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import NamedTuple
 
-from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import SeedKey, rng
-from selfimprove.engines.base import Completion, Engine, EngineError, Request
-from selfimprove.envs.interface import EnumeratedEnv, EnvError, Played, State
-from selfimprove.methods.reflect_rl.episode import Playing, RLEpisode, RLStep
+from selfimprove.engines.base import Completion, Engine, Request
+from selfimprove.envs.interface import EnumeratedEnv, Played, State
+from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.prompts import (
     MARKERS,
     Markers,
@@ -51,32 +48,23 @@ async def play(
         UserError: the environment gave a cost that is no number.
     """
     env = env.copy()
-    playing = Playing(env, task, level, episode, key)
-    try:
-        state = env.reset(task, episode, level)
-        for turn in range(env.max_turns):
-            here = replace(key, turn=turn)
-            advice = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
-            reflection = None if advice is None else advice.text
-            prompt = policy_prompt(env.instruction, state, reflection, markers)
-            request = Request(
-                prompt, here, temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k, max_tokens=1,
-                allowed=_allowed(env, state, cfg), choice=True, cut_left=True,
-            )  # fmt: skip
-            (answer,) = await policy.generate(request)
-            command = env.commands().get(answer.text)
-            played = _checked(env.step(answer.text), env, task, answer.text)
-            step = _step(prompt[0].content, reflection, answer, command, played, state)
-            step.shortened = (advice is not None and advice.shortened) or not policy.fits(prompt, 1)
-            step.cut = advice is not None and advice.cut
-            playing.steps.append(step)
-            if played.done:
-                playing.status = "solved" if played.success else "unsolved"
-                break
-            state = env.state()
-    except (EngineError, EnvError) as failure:
-        playing.status, playing.error = "blocked", str(failure)
-    return playing.record()
+
+    async def act(state: State, here: SeedKey) -> tuple[RLStep, Played]:
+        advice = None if reflector is None else await _reflect(reflector, env, state, cfg, here, markers)
+        reflection = None if advice is None else advice.text
+        prompt = policy_prompt(env.instruction, state, reflection, markers)
+        request = Request(
+            prompt, here, temperature=cfg.temperature, top_p=cfg.top_p, top_k=cfg.top_k, max_tokens=1,
+            allowed=_allowed(env, state, cfg), choice=True, cut_left=True,
+        )  # fmt: skip
+        (answer,) = await policy.generate(request)
+        command, played = taken(env, task, answer.text)
+        step = _step(prompt[0].content, reflection, answer, command, played, state)
+        step.shortened = (advice is not None and advice.shortened) or not policy.fits(prompt, 1)
+        step.cut = advice is not None and advice.cut
+        return step, played
+
+    return await play_steps(env, task, level, episode, key, act)
 
 
 def reflects(cfg: ActingParams, key: SeedKey) -> bool:
@@ -113,15 +101,6 @@ def _allowed(env: EnumeratedEnv, state: State, cfg: ActingParams) -> tuple[str, 
     if cfg.mask_invalid:
         return state.labels
     return env.labels if cfg.shrink_head else None
-
-
-def _checked(played: Played, env: EnumeratedEnv, task: int, label: str) -> Played:
-    if not math.isfinite(played.cost):
-        raise UserError(
-            f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; fix the "
-            "environment's reward."
-        )
-    return played
 
 
 def _step(

@@ -17,6 +17,7 @@ from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams
 from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
+from tests.methods.reflect_rl.corridor import nan_cost
 
 ENV = listed_env().make()
 KEY = SeedKey(1, "61--0")
@@ -93,6 +94,11 @@ def test_an_answer_without_a_label_is_an_invalid_action() -> None:
     one = asyncio.run(play_agent(env.task_ids()[0], env, agent, KEY))
     assert [(step.label, step.valid, step.command) for step in one.steps] == [("", False, None)] * 3
     assert one.status == "unsolved"
+
+
+def test_a_cost_that_is_no_number_is_refused_with_its_place() -> None:
+    with pytest.raises(UserError, match=r"corridor: action '1' in task 1 cost nan"):
+        played("direct", lambda request, sample: "1", env=nan_cost(), task=1)
 
 
 def test_an_engine_that_fails_blocks_the_episode() -> None:

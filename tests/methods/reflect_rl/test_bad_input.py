@@ -101,7 +101,7 @@ def test_a_file_of_tasks_of_which_none_can_be_played(reflect_bench: Workbench, t
     (folder / "given.json").write_text(json.dumps([task_for("gone.py").model_dump(mode="json")]))
     assert "no task of given.json can be played" in refused(reflect_bench, folder, "data")
     (folder / "given.json").write_text('[{"question": "Where')
-    assert "given.json: not a whole JSON list of tasks" in refused(reflect_bench, folder, "data")
+    assert "given.json is not JSON" in refused(reflect_bench, folder, "data")
 
 
 def test_tasks_of_a_file_that_cannot_be_played_are_dropped_and_counted(
