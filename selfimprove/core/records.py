@@ -227,6 +227,25 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, object) of a JSON list or a JSONL file; the place reads like "dev.json, item 3".
+
+    Raises:
+        UserError: the file is missing or is neither, or an item is no object.
+    """
+    if path.suffix == ".jsonl":
+        for line, row in read_rows(path):
+            yield f"{path}, line {line}", row
+        return
+    rows = load_json(path)
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path} holds no list of objects; restore it from its source.")
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, item {number}: an object was expected; fix or delete it.")
+        yield f"{path}, item {number}", row
+
+
 def text_field(row: Mapping[str, Any], key: str, place: str) -> str:
     """A field of a row that must hold text; ``place``: the file and the line, for the message.
 

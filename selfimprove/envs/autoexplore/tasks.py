@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import AfterValidator, Field, ValidationError
 
 from selfimprove.core.errors import UserError, fault
-from selfimprove.core.records import Record, load_json
+from selfimprove.core.records import Record, read_records
 from selfimprove.core.seeds import rng
 from selfimprove.envs.autoexplore.actions import LABELS, list_actions
 from selfimprove.envs.autoexplore.repos import Repo
@@ -188,18 +188,13 @@ def read_tasks(path: Path) -> list[Task]:
     """Read a file of tasks, ours or the original's (columns that its filter removes are ignored).
 
     Raises:
-        UserError: the file is missing, not a JSON list, or a task does not fit the schema (names its place and field).
+        UserError: as ``read_records``, or a task does not fit the schema (names its place and field).
     """
-    rows = load_json(path)
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: a JSON list with at least one task was expected; write it again.")
     tasks = []
-    for number, row in enumerate(rows):
-        if isinstance(row, dict):
-            row = {key: value for key, value in row.items() if key not in _DROPPED}
+    for place, row in read_records(path):
+        kept = {key: value for key, value in row.items() if key not in _DROPPED}
         try:
-            task = Task.model_validate(row)
+            tasks.append(Task.model_validate(kept))
         except ValidationError as error:
-            raise UserError(f"{path}, task {number}: {fault(error)}; fix or delete the task.") from None
-        tasks.append(task)
+            raise UserError(f"{place}: {fault(error)}; fix or delete the task.") from None
     return tasks

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Record, load_json, only_regular, read_rows
+from selfimprove.core.records import Record, only_regular
 
 TaskName = Literal["encyclopedia", "hotpotqa", "strategyqa", "bamboogle", "mmlu", "chat"]
 Split = Literal["train", "dev", "test"]
@@ -74,25 +74,6 @@ def pick_split(task: str, split: str, files: Mapping[str, str], folder: Path) ->
     if not path.is_file():
         raise UserError(f"{path} does not exist; {task}'s {split} split is read from it.")
     return path
-
-
-def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, object) of a JSON list or a JSONL file; the place reads like "dev.json, item 3".
-
-    Raises:
-        UserError: the file is missing or is neither, or an item is no object.
-    """
-    if path.suffix == ".jsonl":
-        for line, row in read_rows(path):
-            yield f"{path}, line {line}", row
-        return
-    rows = load_json(path)
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path} holds no list of objects; restore it from its source.")
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, item {number}: an object was expected; fix or delete it.")
-        yield f"{path}, item {number}", row
 
 
 def read_table(path: Path, *, header: bool) -> Iterator[tuple[str, list[str]]]:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Record
-from selfimprove.envs.qa.base import Question, TaskName, content_id, read_records
+from selfimprove.core.records import Record, read_records
+from selfimprove.envs.qa.base import Question, TaskName, content_id
 from selfimprove.envs.qa.experts import Expert, Round, demonstrate, hotpotqa_quest
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import text_field
-from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split, read_records
+from selfimprove.core.records import read_records, text_field
+from selfimprove.envs.qa.base import Paragraph, Question, Score, content_id, pick_split
 from selfimprove.envs.qa.normalise import exact_match, f1, normalise
 
 FILES = {"train": "train_simplified.json", "dev": "dev_simplified.json"}

@@ -16,8 +16,8 @@ import re
 from pathlib import Path
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import text_field
-from selfimprove.envs.qa.base import Question, Score, content_id, pick_split, read_records
+from selfimprove.core.records import read_records, text_field
+from selfimprove.envs.qa.base import Question, Score, content_id, pick_split
 
 FILES = {"train": "strategyqa_train_filtered.json", "dev": "strategyqa_dev.json"}
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")

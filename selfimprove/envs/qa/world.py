@@ -77,7 +77,7 @@ class HotpotQAParams(QuestionParams):
 
     def make(self) -> AgentEnv:
         """See ``TextParams``. Raises: UserError: the file is missing or malformed, or a question has no context."""
-        from selfimprove.envs.qa.base import read_records
+        from selfimprove.core.records import read_records
         from selfimprove.envs.qa.env import Questions
         from selfimprove.envs.qa.experts import hotpotqa_quest
         from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from selfimprove.core.errors import UserError, fault
-from selfimprove.core.records import Example, Message, Record, Role, read_rows
+from selfimprove.core.errors import UserError
+from selfimprove.core.records import Example, read_rows
 from selfimprove.core.seeds import rng
+from selfimprove.methods.agent_r.formats import from_openai
 from selfimprove.methods.agent_r.params import Mix
 
 T = TypeVar("T")
@@ -62,26 +61,12 @@ def read_chats(path: Path) -> list[Example]:
     """
     chats = []
     for line, row in read_rows(path):
-        try:
-            messages = [
-                Message(role=said.role, content=said.content, weight=float(said.role == "assistant"))
-                for said in _Chat.model_validate({"messages": row.get("messages")}).messages
-            ]
-        except ValidationError as error:
-            raise UserError(f"{path}, line {line}: {fault(error)}; fix or delete the line.") from None
+        chat = from_openai({"messages": row.get("messages")}, f"{path}, line {line}").messages
+        messages = [said.model_copy(update={"weight": float(said.role == "assistant")}) for said in chat]
         if not any(message.weight for message in messages):
             raise UserError(f"{path}, line {line}: no assistant message to learn; fix or delete the line.")
         chats.append(Example(id=f"general_{line}", messages=messages, source=f"{path.name}:{line}"))
     return chats
-
-
-class _Said(Record):
-    role: Role
-    content: str
-
-
-class _Chat(Record):
-    messages: list[_Said]
 
 
 def _drawn(items: Sequence[T], count: int, seed: int, kind: str) -> list[T]:

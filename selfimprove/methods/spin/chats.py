@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.records import Record
+from selfimprove.core.records import Record, read_records
 from selfimprove.core.seeds import datasets_order
-from selfimprove.envs.qa.base import Question, content_id, read_records
+from selfimprove.envs.qa.base import Question, content_id
 from selfimprove.envs.qa.experts import Expert, Round
 
 FileFormat = Literal["jsonl", "parquet"]

@@ -211,11 +211,11 @@ def test_files_of_tasks_are_read_back_and_faults_named(tmp_path: Path, make_task
     assert read_tasks(path) == [task]
     for text, message in [
         ("[", "tasks.json is not JSON"),
-        ("[]", "at least one task was expected"),
-        ("{}", "at least one task was expected"),
-        ("[1]", "task 0: "),
-        (json.dumps([row, row | {"question": 3}]), "task 1: field 'question': .* fix or delete the task"),
-        (json.dumps([{"question": "?"}]), "task 0: field 'answer': Field required"),
+        ("[]", "holds no list of objects"),
+        ("{}", "holds no list of objects"),
+        ("[1]", "item 0: an object was expected"),
+        (json.dumps([row, row | {"question": 3}]), "item 1: field 'question': .* fix or delete the task"),
+        (json.dumps([{"question": "?"}]), "item 0: field 'answer': Field required"),
     ]:
         path.write_text(text)
         with pytest.raises(UserError, match=message):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from selfimprove.envs.qa.base import read_records
+from selfimprove.core.records import read_records
 from selfimprove.envs.qa.datasets import load_questions, score
 from selfimprove.envs.qa.expert_files import hotpotqa_experts, read_experts
 from selfimprove.envs.qa.hotpotqa import context_paragraphs, read_question, task_order
