@@ -14,6 +14,7 @@ from selfimprove.apps.claims.published import (
     collected,
     kernels_here,
     kinds_here,
+    params_digest,
     pooled,
     publish,
     read_published,
@@ -119,6 +120,17 @@ def test_runs_of_other_params_are_not_pooled(tmp_path: Path) -> None:
         publish(one, tmp_path)
     with pytest.raises(UserError, match=r"runs of different params: avx2-17 \(p\), avx2-18 \(q\)"):
         read_published(tmp_path)
+
+
+def test_what_a_base_with_weights_of_its_own_does_not_read_names_no_run() -> None:
+    # RISE starts from the model that ships, Reflect-RL from scratch
+    for method, read in {"rise": False, "reflect_rl": True}.items():
+        params = profile("default")
+        name = params_digest(params, [method])
+        params["base"][method]["arch"]["positions"] *= 2
+        assert (params_digest(params, [method]) != name) == read
+        params["base"][method]["chat_template"] = "zephyr"
+        assert params_digest(params, [method]) != name
 
 
 @pytest.mark.parametrize("page", PAGES)

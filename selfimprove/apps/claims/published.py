@@ -91,14 +91,20 @@ def identity(params: Mapping[str, Any], kernels: str) -> dict[str, Any]:
 
 
 def params_digest(params: Mapping[str, Any], methods: Sequence[str] = METHODS) -> str:
-    """Names the params of some methods, apart from the seed."""
+    """Names the params that some methods read, apart from the seed."""
     kept = {
         "run": {key: value for key, value in params["run"].items() if key != "seed"},
-        "methods": {
-            method: [params[method], params["base"][method], params["tokenizer"][method]] for method in methods
-        },
+        "methods": {method: [params[method], *_start(params, method)] for method in methods},
     }
     return blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def _start(params: Mapping[str, Any], method: str) -> list[Any]:
+    """What a method's base is made of: a model that is there has its own shape and tokenizer."""
+    base, tokenizer = params["base"][method], params["tokenizer"][method]
+    if base["model"] is None:
+        return [base, tokenizer]
+    return [{key: value for key, value in base.items() if key != "arch"}]
 
 
 def output_hashes(lock: Path) -> dict[str, str]:
