@@ -168,6 +168,23 @@ def test_an_attempt_that_is_not_there_cannot_be_the_chosen_one(tmp_path: Path) -
         read_jsonl(path, Turn)
 
 
+def test_a_json_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "torn.json").write_text('{"a": [1,')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "latin.json").write_bytes(b'"\xe9"')
+    (tmp_path / "folder.json").mkdir()
+    for name, words in {
+        "none": "does not exist; run the stage",
+        "folder": "can't be read .*; fix or replace it",
+        "torn": "is not JSON .*; restore it",
+        "deep": "is not JSON",
+        "latin": "is not JSON",
+    }.items():
+        with pytest.raises(UserError, match=rf"{name}\.json {words}") as error:
+            load_json(tmp_path / f"{name}.json")
+        assert "\n" not in str(error.value)
+
+
 def test_pipes_and_devices_are_no_data(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):

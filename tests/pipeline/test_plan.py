@@ -31,6 +31,13 @@ def test_every_profile_fits_the_machine_that_it_is_for(profile: str) -> None:
         assert (plan.hours is not None) == uses
 
 
+@pytest.mark.parametrize("method", ["rise", "agent_r", "spin"])
+def test_a_base_from_scratch_holds_the_default_s_contexts(method: str, tmp_path: Path) -> None:
+    folder = overlay(tmp_path, f"base: {{{method}: {{model: null, chat_template: null}}}}\n")
+    for plan in plans("mine", folder=folder):
+        assert not plan.problems
+
+
 def test_reinforcement_with_64_slots_of_two_gpt2_xl_is_refused_on_40_and_80_gb(tmp_path: Path) -> None:
     folder = overlay(tmp_path, SIXTY_FOUR_SLOTS)
     for gpus in ("1x40GB", "1x80GB"):  # 45 GB each, with the blocks that are kept

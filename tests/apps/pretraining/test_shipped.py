@@ -6,7 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from selfimprove.apps.pretraining.__main__ import RECIPE
+import pytest
+
+from selfimprove.apps.pretraining.__main__ import RECIPE, main
 from selfimprove.apps.pretraining.abilities import measure
 from selfimprove.apps.pretraining.make import read_recipe
 from selfimprove.pipeline.params import METHODS
@@ -33,6 +35,21 @@ def test_rise_agent_r_and_spin_start_from_it_in_the_default_and_all_four_in_the_
     assert started == ["rise", "agent_r", "spin"]
     for arena in ("arena-textcraft", "arena-encyclopedia"):
         assert {profile(arena)["base"][method]["model"] for method in METHODS} == {"models/pretrained"}
+
+
+def test_a_recipe_that_cannot_be_used_is_one_sentence_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = tmp_path / "recipe.yaml"
+    wrong.write_text(RECIPE.read_text().replace("threads:", "thread:", 1))
+    for recipe, words in ((wrong, "recipe.yaml: field 'thread"), (tmp_path / "none.yaml", "none.yaml does not exist")):
+        monkeypatch.setattr("sys.argv", ["pretraining", "--recipe", str(recipe), "--out", str(tmp_path / "out")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr().err
+        assert (ended.value.code, said.count("\n")) == (2, 1)
+        assert words in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_it_solves_problems_and_copies_on_any_processor() -> None:
