@@ -184,6 +184,10 @@ def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
     reflected = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["env"] for one in reflected} == {"counter"}
     assert any(one["cost"] == -1 for one in reflected)  # the goal was reached
+    laid(root, seconds(acted, {"reflect_rl": {"engines": {"teacher": {"error_rate": 1.0}}}}))
+    stage(root, "reflect_rl.generate")
+    lost = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
+    assert {one["status"] for one in lost if one["info"] == "positive"} == {"unsolved"}
 
 
 def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Path) -> None:

@@ -29,8 +29,9 @@ def main(stage: Stage[ReflectRLParams]) -> None:
 
     async def run() -> None:
         async with asking(stage, reflect_rl.engines, chat, len(asked)) as (engines, progress):
-            teacher: Teacher = ScriptedTeacher()
-            if chat:
+            if isinstance(config, ScriptedEngineConfig):
+                teacher: Teacher = ScriptedTeacher(config.error_rate)
+            else:
                 name = config.model if isinstance(config, OpenAiEngineConfig) else cfg.teacher
                 teacher = ChatTeacher(engines[cfg.teacher], name, cfg)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from selfimprove.core.records import Message
-from selfimprove.core.seeds import SeedKey
+from selfimprove.core.seeds import SeedKey, rng
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import EnumeratedEnv, Last, State
 from selfimprove.envs.labels import oracle_label
@@ -111,9 +111,16 @@ class Teacher(Protocol):
 
 
 class ScriptedTeacher:
-    """The environment's own teacher: it knows a shortest path and explains it, in words drawn by the key."""
+    """The environment's own teacher: it knows a shortest path and explains it, in words drawn by the key.
+
+    Args:
+        error_rate: share of its own actions that are another listed one, drawn by the key.
+    """
 
     name = "scripted"
+
+    def __init__(self, error_rate: float = 0.0) -> None:
+        self._error_rate = error_rate
 
     async def reflect(self, env: EnumeratedEnv, last: Last | None, key: SeedKey, *, exploring: bool) -> str | None:
         said = env.explain(last, key)
@@ -122,7 +129,9 @@ class ScriptedTeacher:
     async def choose(
         self, env: EnumeratedEnv, last: Last | None, reflection: str, key: SeedKey, *, exploring: bool
     ) -> str | None:
-        return oracle_label(env)
+        best, draw = oracle_label(env), rng("scripted teacher", key)
+        others = [label for label in env.state().labels if label != best]
+        return draw.choice(others) if best and others and draw.random() < self._error_rate else best
 
 
 class ChatTeacher:

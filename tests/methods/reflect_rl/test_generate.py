@@ -73,6 +73,18 @@ def test_a_complete_trajectory_reflects_and_acts_to_the_end(name: str) -> None:
     assert played.success
 
 
+@pytest.mark.parametrize("rate", [0.25, 1.0])
+def test_a_scripted_teacher_takes_another_action_at_its_error_rate(rate: float) -> None:
+    env, wrong, acted = taxi(), 0, 0
+    for task in range(40):
+        one = made(TeachingTask(task_id=task), env, ScriptedTeacher(rate))
+        env.reset(task)
+        for step in one.steps:
+            wrong, acted = wrong + (step.command != env.oracle()[0]), acted + 1
+            env.step(step.label)
+    assert wrong / acted == pytest.approx(rate, abs=0.1)
+
+
 def test_a_negative_replays_errs_and_learns_only_what_corrects(explore: EnumeratedEnv) -> None:
     one = made(TeachingTask(task_id=0, negative=0), explore)
     assert [step.command for step in one.steps] == ["cd core", "cat hub.py", "cat hub.py"]
