@@ -85,6 +85,17 @@ def test_where_fewer_is_better_a_claim_holds_below_zero() -> None:
     assert (verdict.held, verdict.made) == (6, True)
 
 
+def test_shares_of_actions_are_compared_as_those_of_independent_rows() -> None:
+    runs = everywhere()
+    for one in runs:
+        one["results"]["rows"]["iter1"]["metrics"]["finished"] = estimate(0.96, 0.005)
+        one["results"]["rows"]["more_sft"]["metrics"]["finished"] = estimate(0.99, 0.012)
+    (verdict,) = verdicts(runs, [Claim("spin", "finished", "more_sft", fewer=True)])
+    assert verdict.by_kernels["avx2"]["mean"] == pytest.approx(-0.03)
+    assert verdict.by_kernels["avx2"]["se"] == pytest.approx(0.013 / 3**0.5)  # .013² = .005² + .012²
+    assert (verdict.held, verdict.made) == (6, True)
+
+
 def test_the_pooled_error_is_that_of_the_tasks_or_that_of_the_seeds() -> None:
     assert pooled([estimate(0.1, 0.03), estimate(0.1, 0.04)]) == {"mean": 0.1, "se": 0.025, "n": 200}
     assert pooled([estimate(0.0), estimate(0.2)])["se"] == pytest.approx(0.1)

@@ -3,11 +3,13 @@
 A claim is a paired difference above zero (below it, where fewer is better): of a method's last row to another row, or
 of a row's metric to its own first turn. In a run it *holds* if the difference is on that side of zero. It is *made*
 only if it holds in every published run, at least ``SEEDS`` seeds on at least ``KINDS`` kinds of CPU kernels, and if on
-each kind the difference pooled over the seeds is beyond three standard errors.
+each kind the difference pooled over the seeds is beyond three standard errors. Shares of actions are not paired, since
+two rows act in different states: the error of their difference takes the rows for independent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -47,6 +49,7 @@ CLAIMS = (
     *(Claim("agent_r", "score", row) for row in ("base", "more_sft", "good_only", "direct")),
     *(Claim("agent_r", "revision_score", row) for row in ("base", "more_sft", "good_only", "direct")),
     *(Claim("agent_r", "invalid_actions", row, fewer=True) for row in ("base", "more_sft", "good_only", "direct")),
+    *(Claim("agent_r", "repeated", row, fewer=True) for row in ("base", "more_sft", "good_only", "direct")),
     *(
         Claim("reflect_rl", "success", row)
         for row in ("policy", "more_sft", "no_reflection", "no_negatives", "no_curriculum")
@@ -69,9 +72,12 @@ class Verdict(NamedTuple):
 def difference(claim: Claim, run: Published) -> Estimate | None:
     """The claim's difference in a run of its method; None if the run does not have it."""
     results = run["results"]
-    place = (
-        results["rows"][results["last"]]["metrics"] if claim.row is None else results["last_minus"].get(claim.row, {})
-    )
+    rows, last = results["rows"], results["rows"][results["last"]]["metrics"]
+    if claim.metric in results["rates"] and claim.row in rows:
+        mine, other = last[claim.metric], rows[claim.row]["metrics"][claim.metric]
+        error = math.hypot(mine["se"], other["se"])
+        return {"mean": mine["mean"] - other["mean"], "se": error, "n": min(mine["n"], other["n"])}
+    place = last if claim.row is None else results["last_minus"].get(claim.row, {})
     found: Estimate | None = place.get(claim.metric)
     return found
 

@@ -164,6 +164,8 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
         f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind, pooled over the seeds, by more than "
         f"{BEYOND} standard errors."
     )
+    if rates := sorted({one.claim.metric for one in found} & set(runs[0]["results"]["rates"])):
+        rule += f" Rows are paired task by task, but taken for independent in shares of actions ({', '.join(rates)})."
     lines = []
     for one in found:
         cells = [
