@@ -6,6 +6,7 @@ from selfimprove.methods.reflect_rl.convert import convert, metrics, texts
 from selfimprove.methods.reflect_rl.generate import TeacherTrajectory
 from selfimprove.methods.reflect_rl.params import ReflectRLParams
 from selfimprove.methods.reflect_rl.prompts import MARKERS
+from selfimprove.methods.splits import load_split
 from selfimprove.pipeline.stage import Stage, stage
 
 
@@ -13,9 +14,11 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[ReflectRLParams]) -> None:
     trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), TeacherTrajectory)
     markers, instruction = MARKERS[stage.params.prompt.markers], stage.params.env.instruction()
-    stage.narrow((stage.params.env.name, stage.params.prompt))
+    train = load_split(stage.input("data/reflect_rl/tasks") / "train.jsonl", stage.params.env.name)
+    demonstrated = train[: stage.params.tasks.demonstrations]
+    stage.narrow((stage.params.env.name, stage.params.prompt, demonstrated))
 
-    sets = convert(trajectories, instruction, markers)
+    sets = convert(trajectories, instruction, markers, demonstrated)
 
     folder = stage.output("data/reflect_rl/base/train")
     folder.mkdir()

@@ -11,11 +11,12 @@ sft_policy               instr, pre, analyse, reflection, post, act             
 
 Prompts are those of generation and reinforcement learning (``prompts.py``); an end token is trained after every answer.
 The original does neither. A complete trajectory is trained on if it succeeded, a negative only at its correction.
+Policies may learn those of fewer tasks than reflection models do (``demonstrated``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from selfimprove.core.chat import ChatFormat
@@ -41,12 +42,18 @@ def trained_steps(trajectory: TeacherTrajectory) -> Iterator[tuple[str, TaughtSt
 
 
 def convert(
-    trajectories: Sequence[TeacherTrajectory], instruction: str, markers: Markers
+    trajectories: Sequence[TeacherTrajectory],
+    instruction: str,
+    markers: Markers,
+    demonstrated: Collection[int] | None = None,
 ) -> dict[DataSet, list[Example]]:
     """The five sets, in the trajectories' order.
 
+    Args:
+        demonstrated: tasks whose actions are in the sets of policies; None: all. Reflections of all tasks are kept.
+
     Raises:
-        UserError: no trajectory has a step to train on.
+        UserError: no trajectory, or none of those tasks', has a step to train on.
     """
     sets: dict[DataSet, list[Example]] = {name: [] for name in DATA_SETS}
     for trajectory in trajectories:
@@ -55,16 +62,19 @@ def convert(
             plain = policy_example(name, instruction, state, None, step.label, markers, trajectory.id)
             reflect = reflection_example(name, instruction, state, step.reflection, markers, trajectory.id)
             act = policy_example(name, instruction, state, step.reflection, step.label, markers, trajectory.id)
-            sets["sft"].append(plain)
+            positive, acts = trajectory.info == "positive", demonstrated is None or trajectory.task_id in demonstrated
             sets["sft_reflection"].append(reflect)
-            sets["sft_policy"].append(act)
-            if trajectory.info == "positive":
+            if positive:
                 sets["sft_reflection_positive"].append(reflect)
+            if acts:
+                sets["sft"].append(plain)
+                sets["sft_policy"].append(act)
+            if acts and positive:
                 sets["sft_policy_positive"].append(act)
     if not sets["sft"]:
         raise UserError(
             "reflect_rl convert: the set sft is empty, since no trajectory has a step to learn; let the teacher play "
-            "more tasks (reflect_rl.generate.tasks), or name a better one."
+            "more tasks (reflect_rl.generate.tasks), name a better one, or demonstrate more (tasks.demonstrations)."
         )
     return sets
 

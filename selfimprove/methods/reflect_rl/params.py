@@ -41,6 +41,9 @@ class TaskParams(Section):
     train: int | None = Field(default=None, ge=1, le=1_000_000)
     dev: int | None = Field(default=None, ge=0, le=1_000_000)
     test: int | None = Field(default=None, ge=1, le=1_000_000)
+    demonstrations: int | None = Field(
+        default=None, ge=1, description="training tasks whose trajectories policies learn; null: all. Reflectors: all"
+    )
     few_data: int = Field(default=0, ge=0, description="only so many of the training tasks; 0: all")
     file: str | None = Field(default=None, description="autoexplore: a JSON list of tasks instead of templates")
     teacher: str | None = Field(

@@ -96,12 +96,21 @@ def _taught(reflect_rl: ReflectRLParams, train: int) -> tuple[Calls, ...]:
 
 def _sets(reflect_rl: ReflectRLParams, train: int) -> dict[str, int]:
     """Examples of each supervised set: one for each step that is trained on."""
-    cfg = reflect_rl.generate
-    positive = min(train, cfg.tasks or train) * cfg.max_turns
-    negative = min(train, cfg.negative_tasks or train) * cfg.negatives
-    negative *= 1 if reflect_rl.env.decisive else cfg.max_turns
-    every = dict.fromkeys(("sft", "sft_reflection", "sft_policy"), positive + negative)
-    return every | dict.fromkeys(("sft_reflection_positive", "sft_policy_positive"), positive)
+    cfg, demonstrated = reflect_rl.generate, reflect_rl.tasks.demonstrations or train
+
+    def steps(tasks: int) -> tuple[int, int]:
+        positive = min(tasks, cfg.tasks or train) * cfg.max_turns
+        negative = min(tasks, cfg.negative_tasks or train) * cfg.negatives
+        return positive, positive + negative * (1 if reflect_rl.env.decisive else cfg.max_turns)
+
+    (reflections, every_reflection), (actions, every_action) = steps(train), steps(min(train, demonstrated))
+    return {
+        "sft": every_action,
+        "sft_reflection": every_reflection,
+        "sft_policy": every_action,
+        "sft_reflection_positive": reflections,
+        "sft_policy_positive": actions,
+    }
 
 
 def _acting(

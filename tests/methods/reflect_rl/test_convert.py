@@ -28,6 +28,18 @@ def made() -> list[TeacherTrajectory]:
     return [one for one in found if one is not None]
 
 
+def test_policies_learn_the_demonstrated_tasks_alone_and_reflection_models_all(made: list[TeacherTrajectory]) -> None:
+    every, sets = convert(made, ENV.instruction, SPACED), convert(made, ENV.instruction, SPACED, [9])
+    for name in DATA_SETS:
+        asked = made if "reflection" in name else made[:2]
+        assert sets[name] == [one for one in every[name] if one.source in [trajectory.id for trajectory in asked]]
+    assert len(sets["sft_policy"]) < len(every["sft_policy"])
+    only_ten = convert(made[2:], ENV.instruction, SPACED, [10])
+    assert only_ten["sft"] and not only_ten["sft_policy_positive"]
+    with pytest.raises(UserError, match=r"tasks\.demonstrations"):
+        convert(made, ENV.instruction, SPACED, [11])
+
+
 def test_five_sets_of_the_same_steps(made: list[TeacherTrajectory]) -> None:
     sets = convert(made, ENV.instruction, SPACED)
     assert tuple(sets) == DATA_SETS
