@@ -35,7 +35,8 @@ def test_policies_learn_the_demonstrated_tasks_alone_and_reflection_models_all(m
         assert sets[name] == [one for one in every[name] if one.source in [trajectory.id for trajectory in asked]]
     assert len(sets["sft_policy"]) < len(every["sft_policy"])
     only_ten = convert(made[2:], ENV.instruction, SPACED, [10])
-    assert only_ten["sft"] and not only_ten["sft_policy_positive"]
+    assert only_ten["sft"]
+    assert not only_ten["sft_policy_positive"]
     with pytest.raises(UserError, match=r"tasks\.demonstrations"):
         convert(made, ENV.instruction, SPACED, [11])
 
