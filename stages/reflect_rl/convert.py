@@ -14,7 +14,7 @@ from selfimprove.pipeline.stage import Stage, stage
 def main(stage: Stage[ReflectRLParams]) -> None:
     trajectories = read_jsonl(stage.input("data/reflect_rl/trajectories.jsonl"), TeacherTrajectory)
     markers, instruction = MARKERS[stage.params.prompt.markers], stage.params.env.instruction()
-    train = load_split(stage.input("data/reflect_rl/tasks") / "train.jsonl", stage.params.env.name)
+    train = load_split(stage.input("data/reflect_rl/tasks") / "train.jsonl", trajectories[0].env)
     demonstrated = train[: stage.params.tasks.demonstrations]
     stage.narrow((stage.params.env.name, stage.params.prompt, demonstrated))
 
