@@ -226,7 +226,7 @@ def test_an_arena_s_methods_share_environment_tasks_start_and_tokens(name: str) 
     }
     assert len(set(experts.values())) == 1, experts
     assert explained["negative_tasks"] == explained["tasks"]
-    assert len({one["train"] + (one.get("demonstrations") or 0) for one in tasks[:3]}) == 1  # SPIN has its experts' alone
+    assert len({one["train"] + (one.get("demonstrations") or 0) for one in tasks[:3]}) == 1  # not SPIN
     rows = [params[method]["rows"] for method in ("rise", "agent_r", "spin")]
     warm = {one["base"]["train"]["max_train_tokens"] for one in rows}
     models = params["reflect_rl"]["models"]
