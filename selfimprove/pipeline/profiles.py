@@ -1,8 +1,8 @@
 """``make use PROFILE=name``: params.yaml becomes the default profile with one overlay from ``profiles/`` laid over it.
 
 Mappings merge key by key, everything else is replaced, and a null removes a mapping of the default. A mapping of
-another kind (another ``engine``, another ``launcher.kind``) replaces the default's whole. Lines that the overlay does not
-change stay as they are, with their comments.
+another kind (another ``engine``, another ``launcher.kind``) replaces the default's whole. Lines that the overlay does
+not change stay as they are, with their comments.
 """
 
 from __future__ import annotations
