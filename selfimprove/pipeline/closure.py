@@ -77,14 +77,11 @@ class _Source(NamedTuple):
     beside: list[str]
 
 
-def closure(script: Path, root: Path = Path()) -> list[str]:
-    """Repository files a script imports, starts or reads, directly or not, itself included; relative to ``root``."""
-    with _Sources(root) as sources:
-        return sorted(map(str, sources.closure(script)))
-
-
 def manifest(script: Path, root: Path = Path()) -> str:
-    """The script's closure and the environment, a line each: SHA-256 of the program (or of a data file) and path."""
+    """What a script depends on, a line each: SHA-256 of the program (or of a data file), and the file below ``root``.
+
+    That is the script, each file that it imports, starts or reads, directly or not, and the environment at the end.
+    """
     return manifests([script], root)[script]
 
 

@@ -18,8 +18,8 @@ from selfimprove.pipeline.closure import (
     MANIFESTS,
     PLUMBING,
     STARTED_BY_NAME,
-    closure,
     manifest,
+    manifests,
     program,
     scripts,
 )  # fmt: skip
@@ -27,6 +27,22 @@ from selfimprove.pipeline.installed import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = YAML(typ="safe", pure=True).load(ROOT / "dvc.yaml")["stages"]
+
+
+def files_of(manifest: str) -> list[str]:
+    """The files that a manifest names, without the environment."""
+    return [line.split("  ")[1] for line in manifest.splitlines()][:-1]
+
+
+def closure(script: Path, root: Path) -> list[str]:
+    return files_of(manifest(script, root))
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[Path, list[str]]:
+    """The files of this repository's scripts, and of the modules that start others by name."""
+    made = manifests([*scripts(ROOT), *STARTED_BY_NAME], ROOT)
+    return {script: files_of(text) for script, text in made.items()}
 
 
 def definition(name: str) -> dict:
@@ -52,7 +68,7 @@ def test_the_manifests_are_looked_at_every_time() -> None:
     assert ENVIRONMENT.is_relative_to(MANIFESTS)
 
 
-def test_what_python_really_imports_is_in_the_closure() -> None:
+def test_what_python_really_imports_is_in_the_closure(here: dict[Path, list[str]]) -> None:
     """The light part of a stage, imported by Python itself: no module that the closure does not name."""
     program = (
         "import sys, stages.rise.generate\n"
@@ -65,7 +81,7 @@ def test_what_python_really_imports_is_in_the_closure() -> None:
     # The other worlds are only asked for their names.
     others = {str(folder) for folder in (ROOT / "selfimprove/envs").iterdir() if folder.name != "math"}
     asked = {file for file in named if str((ROOT / file).parent) in others}
-    assert named - asked <= set(closure(Path("stages/rise/generate.py"), ROOT))
+    assert named - asked <= set(here[Path("stages/rise/generate.py")])
     assert not [file for file in asked if file.endswith(("env.py", "listed.py", "expert.py"))]
     assert "selfimprove/methods/rise/collect.py" in named
 
@@ -191,9 +207,9 @@ def test_whatever_runs_counts_and_so_does_every_other_text(old: str, new: str) -
     assert program(PROGRAM.replace(old, new)) != program(PROGRAM)
 
 
-def test_no_stage_reads_docstrings_or_its_own_source() -> None:
+def test_no_stage_reads_docstrings_or_its_own_source(here: dict[Path, list[str]]) -> None:
     """They do not count. Files that lie beside a module are named so that the closure finds them."""
-    files = {file for script in scripts(ROOT) for file in closure(script, ROOT) if file.endswith(".py")}
+    files = {file for script in scripts(ROOT) for file in here[script] if file.endswith(".py")}
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert not re.search(r"\b(__doc__|getdoc|getsource|use_attribute_docstrings)\b", text), file
@@ -228,12 +244,13 @@ def test_a_manifest_changes_with_the_installed_version_of_a_locked_package_only(
 
 
 @pytest.mark.parametrize("starter", STARTED_BY_NAME, ids=str)
-def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(starter: Path) -> None:
+def test_what_is_started_by_name_is_in_the_closure_of_whoever_starts_it(
+    starter: Path, here: dict[Path, list[str]]
+) -> None:
     started = {str(module) for module in STARTED_BY_NAME[starter] if module not in PLUMBING}
-    assert started <= set(closure(starter, ROOT))
-    for script in scripts(ROOT):
-        if str(starter) in closure(script, ROOT):
-            assert started <= set(closure(script, ROOT)), script
+    for script, files in here.items():
+        if script == starter or str(starter) in files:
+            assert started <= set(files), script
 
 
 def test_every_module_that_a_text_names_is_declared_as_started() -> None:

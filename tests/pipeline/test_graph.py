@@ -10,7 +10,7 @@ from dvc.repo import Repo
 from dvc.stage import PipelineStage
 
 from selfimprove.apps.report.dag import needs, picture
-from selfimprove.pipeline.closure import closure, scripts
+from selfimprove.pipeline.closure import manifests, scripts
 from selfimprove.pipeline.overall import stage_names
 from selfimprove.pipeline.params import METHODS
 
@@ -47,8 +47,9 @@ def test_a_teacher_s_settings_run_no_evaluation_or_training_again(stages: list[P
 
 def test_no_code_is_hidden_from_dvc() -> None:
     with Repo(str(ROOT)) as repo:
-        for script in scripts(ROOT):
-            assert not [path for path in closure(script, ROOT) if repo.dvcignore.is_ignored_file(str(ROOT / path))]
+        lines = {line for text in manifests(scripts(ROOT), ROOT).values() for line in text.splitlines()}
+        for path in {line.split("  ")[1] for line in lines}:
+            assert not repo.dvcignore.is_ignored_file(str(ROOT / path)), path
 
 
 def test_the_default_profile_s_graph_stays_small(tmp_path: Path) -> None:
