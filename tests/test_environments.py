@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_repo(tmp_path_factory.mktemp("own") / "repo", "default")
 
 
-def test_own_problems_become_the_splits_and_the_demonstrations(root: Path) -> None:
+def test_own_problems_become_the_splits_and_the_demonstrations(forks: Forks, root: Path) -> None:
     data, *_ = blocks("yaml")
     (root / "my").mkdir()
     rows = blocks("json")[0]
@@ -54,7 +54,7 @@ def test_own_problems_become_the_splits_and_the_demonstrations(root: Path) -> No
     (root / "my/test.jsonl").write_text(rows.replace("Ada", "Ben").replace("eggs", "nuts"))
     use(root, data)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
-    run(root, "python", "-m", "stages.rise.data")
+    stage(forks, root, "rise.data")
     examples = [json.loads(line) for line in (root / "data/rise/base/train/examples.jsonl").read_text().splitlines()]
     assert len(examples) == 1
     written = "".join(path.read_text() for path in sorted((root / "data/rise/tasks").rglob("*.jsonl")))
@@ -167,25 +167,27 @@ def _laid_over(below: Any, above: Any) -> Any:
     return {key: _laid_over(below.get(key), above[key]) if key in above else below[key] for key in {**below, **above}}
 
 
-def stage(root: Path, name: str) -> None:
-    run(root, "python", "-m", f"stages.{name}")
+def stage(forks: Forks, root: Path, name: str) -> None:
+    ran = forks.run(root, name)
+    assert ran.code == 0, ran.stderr
 
 
-def test_reflect_rl_reflects_on_an_own_environment(root: Path) -> None:
+def test_reflect_rl_reflects_on_an_own_environment(forks: Forks, root: Path) -> None:
     _, _, _, _, acted, _, _ = blocks("yaml")
     laid(root, acted)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "agent_r")
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "reflect_rl")
-    stage(root, "reflect_rl.data")
-    stage(root, "reflect_rl.generate")
-    stage(root, "reflect_rl.convert")
+    laid(root, seconds(acted, {}))
+    stage(forks, root, "reflect_rl.data")
+    stage(forks, root, "reflect_rl.generate")
+    stage(forks, root, "reflect_rl.convert")
     policy = (root / "data/reflect_rl/base/train/sft_policy.jsonl").read_text()
     assert "Action 0: add one" in policy
     reflected = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["env"] for one in reflected} == {"counter"}
     assert any(one["cost"] == -1 for one in reflected)  # the goal was reached
     laid(root, seconds(acted, {"reflect_rl": {"engines": {"teacher": {"error_rate": 1.0}}}}))
-    stage(root, "reflect_rl.generate")
+    stage(forks, root, "reflect_rl.generate")
     lost = [json.loads(line) for line in (root / "data/reflect_rl/trajectories.jsonl").read_text().splitlines()]
     assert {one["status"] for one in lost if one["info"] == "positive"} == {"unsolved"}
 
@@ -205,7 +207,7 @@ def test_agent_r_searches_an_own_environment_and_learns_from_its_trees(root: Pat
     assert (root / "models/agent_r/iter1/model.safetensors").is_file()
 
 
-def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
+def test_own_questions_are_asked_by_rise_and_spin(forks: Forks, root: Path) -> None:
     data, _, _, _, _, graded, looked_up = blocks("yaml")
     laid(root, data + '  env: {name: "my.worlds:Backwards"}\n')
     assert "my.worlds:Backwards" in graded
@@ -213,11 +215,11 @@ def test_own_questions_are_asked_by_rise_and_spin(root: Path) -> None:
         rows = [json.dumps({"question": word, "answer": word[::-1]}) + "\n" for word in words]
         (root / f"my/{name}.jsonl").write_text("".join(rows))
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "rise")
-    stage(root, "rise.data")
+    stage(forks, root, "rise.data")
     assert "Backwards it is " in (root / "data/rise/base/train/examples.jsonl").read_text()
     laid(root, looked_up)
     run(root, sys.executable, "-m", "selfimprove.pipeline.check", "spin")
-    stage(root, "spin.data")
+    stage(forks, root, "spin.data")
     experts = (root / "data/spin/experts.jsonl").read_text().splitlines()
     assert len(experts) == 6000
     assert "The capital of Land0 is Town0." in experts[0]
