@@ -176,6 +176,24 @@ def test_a_page_says_what_was_left_out_and_that_one_run_is_one_run() -> None:
     assert "No run of RISE is published yet" in written(page, "rise", [single], {"spin": "p"})
 
 
+def test_the_first_page_names_each_method_s_claims_that_are_made_and_those_that_are_not() -> None:
+    page = f"{BEGIN}{END}"
+    assert "| SPIN | em above more_sft | none |" in written(page, None, everywhere(), {"spin": "p"})
+    assert "| SPIN | none | em above more_sft (5 of 6) |" in written(
+        page, None, everywhere(avx2_18=-0.01), {"spin": "p"}
+    )
+    runs = [*everywhere(), *(one | {"method": "rise"} for one in everywhere())]
+    for one in runs[6:]:  # of RISE, two claims on a metric
+        rows, minus = one["results"]["rows"], {"m1@t5": estimate(0.1), "em": estimate(0.1)}
+        one["results"] = one["results"] | {
+            "last_minus": {"base": minus, "more_sft": minus},
+            "rows": rows | {"base": rows["iter1"]},
+        }
+    text = written(page, None, runs, {"spin": "p", "rise": "p"})
+    assert "| RISE | m1@t5 above base, more_sft | none |" in text
+    assert "The default is there to show 3 claims, of which 3 are made" in text
+
+
 def test_kernels_that_this_machine_does_not_have_are_refused(tmp_path: Path) -> None:
     assert kernels_here() in kinds_here()
     with pytest.raises(UserError, match="this machine has no neon kernels; choose among default"):
