@@ -179,15 +179,16 @@ def _claims(found: Sequence[Verdict], runs: Sequence[Published]) -> str:
 
 def _made(found: Sequence[Verdict]) -> str:
     """Each method's claims: those that are made, and in how many runs the others hold."""
+    made = sum(one.made for one in found)
     said = prose(
-        f"The default is there to show {len(found)} claims, of which {sum(one.made for one in found)} are made: they hold "
-        f"in every run, of at least {SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than "
-        f"{BEYOND} standard errors. Of the others the table says in how many runs the difference is on the claimed side."
+        f"The default is there to show {len(found)} claims, of which {made} are made: they hold in every run, of at least "
+        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard errors. Of "
+        "the others the table says in how many runs the difference is on the claimed side."
     )
     lines = []
     for method in dict.fromkeys(one.claim.method for one in found):
         own = [one for one in found if one.claim.method == method]
-        cells = [_by_metric([one for one in own if one.made == made]) for made in (True, False)]
+        cells = [_by_metric([one for one in own if one.made == which]) for which in (True, False)]
         lines.append([method_name(method), *cells])
     return f"{said}\n{markdown(['method', 'claims made', 'claims not made'], lines)}"
 
