@@ -181,9 +181,9 @@ def _made(found: Sequence[Verdict]) -> str:
     """Each method's claims: those that are made, and in how many runs the others hold."""
     made = sum(one.made for one in found)
     said = prose(
-        f"The default is there to show {len(found)} claims, of which {made} are made: they hold in every run, of at least "
-        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard errors. Of "
-        "the others the table says in how many runs the difference is on the claimed side."
+        f"The default is there to show {len(found)} claims, of which {made} are made: they hold in every run, of at "
+        f"least {SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard "
+        "errors. Of the others the table says in how many runs the difference is on the claimed side."
     )
     lines = []
     for method in dict.fromkeys(one.claim.method for one in found):
