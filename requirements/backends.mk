@@ -240,7 +240,7 @@ test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
 # GPU profiles, small, on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 run half of them each: CI
-# does that on alternate days, as all four take too long beside everything else.
+# does so on two days of four, as all of them take too long beside everything else.
 TURN ?=
 TURNS_0 := rise or spin
 TURNS_1 := agent_r or reflect_rl
