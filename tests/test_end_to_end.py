@@ -23,7 +23,8 @@ from tests.support.repo_copy import ROOT, copy_repo, environment, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-WARM = ("python", "-m", "selfimprove.pipeline.warm")  # as `make repro` does
+WARM = ("python", "-m", "selfimprove.pipeline.warm")
+"""Before ``dvc``, as in `make repro`. Left out where no heavy stage should run: the helper imports torch for nothing."""
 METHODS = ("rise", "agent_r")
 CONTROLS = {"rise": ["more_sft", "single_turn", "unweighted"], "agent_r": ["more_sft", "good_only", "direct"]}
 COLUMNS = {"rise": ("m1@t1", "m5@t1", "m1@t5", "p1@t5"), "agent_r": ("score", "success", "steps", "invalid")}
@@ -176,19 +177,19 @@ def test_iterations_learn_revisions_that_the_judge_placed(repo: Path) -> None:
 
 
 def test_nothing_reruns_when_nothing_changed(repo: Path) -> None:
-    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+    assert ran(run(repo, "dvc", "repro").stdout) == set()
 
 
 def test_a_docstring_in_an_environment_and_a_module_that_shows_progress_rerun_nothing(repo: Path) -> None:
     for file, edit in (("envs/taxi/env.py", "# A comment.\n"), ("engines/progress.py", "EDITED = 1\n")):
         path = repo / "selfimprove" / file
         path.write_text(path.read_text().replace('"""', '"""Edited: ', 1) + edit)
-    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()
+    assert ran(run(repo, "dvc", "repro").stdout) == set()
     with (repo / "selfimprove/methods/reflect_rl/summary.py").open("a") as file:  # type: ignore[assignment]
         file.write("EDITED = 1\n")  # type: ignore[attr-defined]
-    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == {"reflect_rl-report"}
+    assert ran(run(repo, "dvc", "repro").stdout) == {"reflect_rl-report"}
     run(repo, "git", "checkout", "--quiet", "selfimprove")
-    assert ran(run(repo, *WARM, "dvc", "repro").stdout) == set()  # from the run cache
+    assert ran(run(repo, "dvc", "repro").stdout) == set()  # from the run cache
 
 
 def test_another_version_of_a_package_reruns_stages_and_an_optional_package_does_not(repo: Path) -> None:
@@ -237,7 +238,7 @@ def changed(repo: Path) -> Changed:
     done = run(repo, *WARM, "dvc", "repro")
     new = hashes(repo)
     (repo / "params.yaml").write_text(text)
-    again = ran(run(repo, *WARM, "dvc", "repro").stdout)
+    again = ran(run(repo, "dvc", "repro").stdout)
     return Changed(old, params, done, new, again, hashes(repo))
 
 
