@@ -24,7 +24,7 @@ from tests.support.repo_copy import ROOT, copy_repo, environment, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 WARM = ("python", "-m", "selfimprove.pipeline.warm")
-"""Before ``dvc``, as in `make repro`. Left out where no heavy stage should run: the helper imports torch for nothing."""
+"""Before ``dvc``, as in `make repro`; left out where no heavy stage should run and its helper imports torch in vain."""
 METHODS = ("rise", "agent_r")
 CONTROLS = {"rise": ["more_sft", "single_turn", "unweighted"], "agent_r": ["more_sft", "good_only", "direct"]}
 COLUMNS = {"rise": ("m1@t1", "m5@t1", "m1@t5", "p1@t5"), "agent_r": ("score", "success", "steps", "invalid")}
