@@ -131,7 +131,8 @@ class PairTrainer(PlannedTrainer):
         def numbers(of: Any) -> torch.Tensor:
             return torch.tensor(of, dtype=torch.float32, device=values.device)
 
-        lengths = torch.tensor([self._scored[index] for index in held], device=values.device).view(-1, 2)
+        scored = [self._scored[index] for index in held]  # none, if a step has fewer pairs than there are processes
+        lengths = torch.tensor(scored, dtype=torch.long, device=values.device).view(-1, 2)
         sums = over_sequences(values, lengths.flatten()).view(-1, 2)
         reference = numbers([self._opponent[index] for index in held]).view(-1, 2)
         scores, against = (sums / lengths, reference / lengths) if params.average else (sums, reference)

@@ -373,3 +373,19 @@ def test_two_processes_give_the_figures_and_weights_of_one(
     for name, tensor in one.items():
         assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()  # type: ignore[union-attr]
     assert json.loads((tmp_path / "together/model/config.json").read_text())["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "segments"])
+def test_a_step_with_fewer_pairs_than_processes_gives_the_figures_and_weights_of_one(
+    tiny: Path, duels: Maker, tmp_path: Path, attention: str
+) -> None:
+    cfg = {"batch_size": 4, "epochs": 1, "sft_weight": 1.0, "attention": attention}  # steps of four pairs and of one
+    fork = {"kind": "fork", "processes": 2}
+    alone = run(tiny, duels(5), tmp_path / "alone", params(**cfg))
+    together = run(tiny, duels(5), tmp_path / "together", params(**cfg, launcher=fork))
+    assert len(together.curve) == 2
+    for one, two in zip(alone.curve, together.curve, strict=True):
+        assert two == pytest.approx(one, rel=1e-3, abs=1e-3)
+    one, two, start = (weights(folder) for folder in (tmp_path / "alone/model", tmp_path / "together/model", tiny))  # type: ignore[assignment]
+    for name, tensor in one.items():
+        assert (two[name] - tensor).norm() <= 0.02 * (tensor - start[name]).norm()  # type: ignore[union-attr]
