@@ -43,10 +43,10 @@ NAMED_TEMPLATES = {
         "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
-    # The released RISE trainer's, whatever the model: zephyr's turns, the first of them the system's, although a user
-    # says it (docs/rise.md, R5).
+    # The released RISE trainer's, whatever the model: a BOS, zephyr's turns, the first of them the system's, although a
+    # user says it (docs/rise.md, R5).
     "rise": (
-        "{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
+        "{{ bos_token }}{% for message in messages %}<|{{ 'system' if loop.first else message['role'] }}|>\n"
         "{{ message['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
     ),
     # One growing text, as ReAct agents read it: nothing between the messages, one EOS after the policy's last message

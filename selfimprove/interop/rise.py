@@ -110,7 +110,7 @@ class _Entry(Record):
     seed: str | None = None
     model: list[str] = Field(default_factory=list)
     answers: dict[str, list[str | None]] = Field(default_factory=dict)
-    omitted: list[int] = Field(default_factory=list)
+    omitted: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     status: Status | None = None
 
 
@@ -174,8 +174,8 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
         raise UserError(f"{where}: the log does not say which environment it is of; give --env gsm8k or --env math.")
     history = entry.turn_history
     turns = []
-    for t, (action, observation) in enumerate(zip(history.best_actions, history.best_observations, strict=False)):
-        turn = _turn(entry, t, action, observation, where, name)
+    for t, action in enumerate(history.best_actions):
+        turn = _turn(entry, t, action, where, name)
         if turn is not None:
             turns.append(turn)
     blocked = not turns or len(history.actions) > len(history.best_actions)
@@ -193,23 +193,29 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
     )
 
 
-def _turn(entry: _Entry, t: int, action: str, observation: str, where: str, env_name: str) -> Turn | None:
-    """Turn ``t`` of a log; None for one that the client failed on."""
+def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn | None:
+    """Turn ``t`` of a log; None for one that the client failed on. Of equal texts the one with the best reward counts."""
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:
         raise UserError(f"{where}: turn {t} lists other actions than rewards; fix or delete the entry.")
-    chosen = texts.index(action)
+    best = history.best_rewards[t : t + 1]
+    alike = [i for i, text in enumerate(texts) if text == action]
+    chosen = next((i for i in alike if rewards[i] in best), alike[0])
     if rewards[chosen] is None:
         return None
+    if t >= len(history.best_observations):
+        raise UserError(f"{where}: turn {t} has no observation; fix or delete the entry.")
     answers = entry.answers.get(key) or [make_env(env_name).extract(text) for text in texts]
+    if len(answers) != len(texts):
+        raise UserError(f"{where}: turn {t} lists other answers than actions; fix or delete the entry.")
     attempts = [
         Attempt(text=text, reward=reward, answer=answer)
         for text, reward, answer in zip(texts, rewards, answers, strict=True)
     ]
     model = entry.model[t] if t < len(entry.model) else ""
     omitted = entry.omitted[t] if t < len(entry.omitted) else 0
-    return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation, omitted=omitted)
+    return Turn(model=model, attempts=attempts, chosen=chosen, observation=history.best_observations[t], omitted=omitted)
 
 
 def _opening(entry: _Entry) -> list[Message]:

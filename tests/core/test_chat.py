@@ -246,3 +246,11 @@ def test_the_released_trainers_template_makes_the_first_message_the_systems(tmp_
     assert rise._tokens.decode(ids, skip_special_tokens=False) == (
         f"<|system|>\nexample{end}\n<|assistant|>\nworked{end}\n<|user|>\nproblem{end}\n<|assistant|>\n"
     )
+
+
+def test_the_released_trainers_template_begins_with_the_bos_of_a_model_that_has_one(tokenizer: Tokenizer) -> None:
+    """The release tokenised with it: Llama and Mistral have read nothing without a BOS before."""
+    chat = make(NAMED_TEMPLATES["rise"], tokenizer, {"bos_token": "<s>", "eos_token": "</s>"})
+    ids = chat.encode([Message(role="user", content="Hi"), Message(role="assistant", content="Hi")]).ids
+    assert ids[0] == tokenizer.token_to_id("<s>")
+    assert ids.count(ids[0]) == 1

@@ -149,6 +149,13 @@ def test_no_profile_asks_a_curriculum_to_share_out_more_tasks_than_it_has_iterat
         assert not settings["rl"]["curriculum"] or settings["rl"]["max_steps"] >= least, run
 
 
+@pytest.mark.parametrize("name", names(ROOT / "profiles"))
+def test_a_rise_base_that_no_boost_has_taught_sees_an_example_of_the_box_that_graders_read(name: str) -> None:
+    """Else a gain over such a base is one of format."""
+    rise = spelled_out(profile(name))["rise"]
+    assert rise["rows"]["base"]["train"]["epochs"] > 0 or rise["env"]["few_shot"]
+
+
 def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
     with pytest.raises(UserError, match="no profile 'defualt'; did you mean 'default'"):
         compose("defualt", folder)

@@ -35,7 +35,10 @@ from selfimprove.envs.math.boxes import last_box
 from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
-_GOLD = re.compile(r"\s*([-+]?)\s*\$?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?![0-9/:^*.]|[eE][-+]?[0-9])")
+# Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5.
+_GOLD = re.compile(
+    r"\s*(?:([-+]?)\s*\$?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])"
+)
 
 
 def parse_gold(answer: str) -> str | None:
@@ -45,7 +48,7 @@ def parse_gold(answer: str) -> str | None:
     """
     _, mark, tail = answer.rpartition("####")
     match = _GOLD.match(tail.replace(",", "")) if mark else None
-    return None if match is None else _canonical(match[1] + match[2])
+    return None if match is None else _canonical((match[1] or match[2] or "") + match[3])
 
 
 def extract_strict(attempt: str) -> str | None:
@@ -91,9 +94,11 @@ _NUMBER_WORDS = frozenset(
     [
         *("half", "halves", "quarter", "thirds", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths"),
         *("tenths", "hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"),
-        *("trillion", "and", "or", "over", "e", "k", "x", "\u03c0"),
+        *("trillion", "and", "or", "over", "plus", "minus", "divided", "multiplied", "e", "k", "x", "\u03c0"),
     ]
 )
+# Grams, metres, hours, litres, seconds, tons, cents, days, feet, pence, weeks; another single letter is a variable: 5n.
+_UNIT_LETTERS = frozenset("gmhlstcdfpw")
 # Right behind the number: 5 squared is a formula, 5 cm squared a length's unit.
 _POWERS = frozenset(["squared", "cubed"])
 # Behind a slash: 18/five is no 18.
@@ -130,6 +135,8 @@ def extract_robust(attempt: str) -> str | None:
         return None
     words = re.split(r"[-./' ]+", match[4].lower())
     if _NUMBER_WORDS & set(words) or words[0] in _POWERS or (match[3] and words[0] in _DIVISORS):
+        return None
+    if len(match[4]) == 1 and match[4].isascii() and match[4].lower() not in _UNIT_LETTERS:
         return None
     if any(unicodedata.numeric(letter, None) is not None for letter in match[4]):  # 18\u00bd, 5\u00b2, 5\u767e
         return None

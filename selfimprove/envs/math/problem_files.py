@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,21 @@ from selfimprove.envs.interface import Problem
 class Ids:
     """Ids from content (the question's hash), so that they survive re-ordering and subsetting of a file.
 
-    A question that a file repeats gets ``-2``, ``-3``, … in the order of the file.
+    A question that a file repeats gets ``-2``, ``-3``, … in the order of the file, the first that no row has yet.
     """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._seen: dict[str, int] = {}
+        self._seen: set[str] = set()
 
     def of(self, row: Mapping[str, Any], question: str) -> str:
         """The row's own ``id`` if it has one, else one made from the question."""
         own = row.get("id")
         base = own if isinstance(own, str) and own else f"{self._prefix}-{key_bits(self._prefix, question):016x}"
-        self._seen[base] = self._seen.get(base, 0) + 1
-        return base if self._seen[base] == 1 else f"{base}-{self._seen[base]}"
+        candidates = chain([base], (f"{base}-{number}" for number in count(2)))
+        found = next(name for name in candidates if name not in self._seen)
+        self._seen.add(found)
+        return found
 
 
 def problems_of(

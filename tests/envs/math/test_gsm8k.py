@@ -41,7 +41,13 @@ CLIPS = Problem(
         ("#### 3.50", "3.5"),
         ("#### .5", "0.5"),
         ("#### $18", "18"),
+        ("#### $-18", "-18"),
+        ("#### -$18", "-18"),
+        ("#### -$-18", None),
         ("#### 18.", "18"),
+        ("#### 18.5.", "18.5"),
+        ("#### 18...", "18"),
+        ("#### 18./5", None),
         ("#### 18 dollars", "18"),
         ("#### 1\n#### 2", "2"),
         ("####72", "72"),
@@ -211,6 +217,14 @@ def test_strict_reads_what_the_original_s_pattern_and_int_read(text: str) -> Non
         (r"18\text{ cm}^2", "18"),
         (r"18\,\mathrm{m}^{3}", "18"),
         ("18^2", None),
+        ("18n", None),
+        ("18 y", None),
+        ("18 m", "18"),
+        ("18L", "18"),
+        ("18 a.m.", "18"),
+        ("18\u5143", "18"),
+        ("18 divided by two", None),
+        ("18 plus two", None),
         ("18x^2", None),
         ("18n^2", None),
         ("18 cm^25", None),
@@ -295,6 +309,8 @@ def test_ids_come_from_content_and_survive_reordering() -> None:
     assert len(set(forwards.values())) == 4
     twice = Gsm8k().load([rows[0], rows[0], (9, {"id": "own", **rows[1][1]})], Path("f"))
     assert [p.id for p in twice] == [forwards["q1"], forwards["q1"] + "-2", "own"]
+    own = Gsm8k().load([(i, {"id": name, **rows[0][1]}) for i, name in enumerate(["x", "x-2", "x"])], Path("f"))
+    assert [p.id for p in own] == ["x", "x-2", "x-3"]
 
 
 def test_environments_are_named_explicitly_and_unknown_options_refused() -> None:

@@ -225,6 +225,32 @@ def test_malformed_logs_name_the_entry() -> None:
         from_log({"5": "text"}, "log.json")
 
 
+def short_log(**changes: Any) -> dict[str, Any]:
+    """One turn with two samples of the same text."""
+    history = {"best_actions": ["a"], "actions": {"0": ["a", "a"]}, "best_observations": ["o"], "best_rewards": [1]}
+    entry = {"task_id": 0, "query": "q", "answer": "#### 1", "turn_history": {**history, "rewards": {"0": [0, 1]}}}
+    entry["turn_history"].update({key: value for key, value in changes.items() if key in history})
+    return {"0": entry | {key: value for key, value in changes.items() if key not in history}}
+
+
+def test_of_two_samples_with_the_same_text_the_one_with_the_best_reward_was_chosen() -> None:
+    (one,) = from_log(short_log(), "log", "gsm8k")
+    assert (one.turns[0].chosen, one.turns[0].attempt.reward, one.status) == (1, 1, "solved")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"answers": {"0": ["1"]}}, "turn 0 lists other answers than actions"),
+        ({"omitted": [-1]}, "omitted"),
+        ({"best_observations": []}, "turn 0 has no observation"),
+    ],
+)
+def test_a_log_whose_parts_do_not_fit_is_refused_rather_than_cut(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        from_log(short_log(**changes), "log", "gsm8k")
+
+
 def test_dataset_schema() -> None:
     example = Example(
         id="identity_0",
