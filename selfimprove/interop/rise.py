@@ -194,7 +194,7 @@ def _episode(entry: _Entry, where: str, env_name: str | None, ids: dict[str, Ids
 
 
 def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn | None:
-    """Turn ``t`` of a log; None for one that the client failed on. Of equal texts the one with the best reward counts."""
+    """Turn ``t`` of a log; None for one that the client failed on. Of equal texts that with the best reward counts."""
     history, key = entry.turn_history, str(t)
     texts, rewards = history.actions.get(key, [action]), history.rewards.get(key, history.best_rewards[t : t + 1])
     if len(texts) != len(rewards) or action not in texts:
@@ -215,7 +215,8 @@ def _turn(entry: _Entry, t: int, action: str, where: str, env_name: str) -> Turn
     ]
     model = entry.model[t] if t < len(entry.model) else ""
     omitted = entry.omitted[t] if t < len(entry.omitted) else 0
-    return Turn(model=model, attempts=attempts, chosen=chosen, observation=history.best_observations[t], omitted=omitted)
+    observation = history.best_observations[t]
+    return Turn(model=model, attempts=attempts, chosen=chosen, observation=observation, omitted=omitted)
 
 
 def _opening(entry: _Entry) -> list[Message]:

@@ -36,9 +36,7 @@ from selfimprove.envs.math.problem_files import problems_of
 
 _ANNOTATION = re.compile(r"<<[^<>]*>>")
 # Full stops behind it end a sentence, unless what follows makes it no number: 1.2.3, 18./5.
-_GOLD = re.compile(
-    r"\s*(?:([-+]?)\s*\$?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])"
-)
+_GOLD = re.compile(r"\s*(?:([-+]?)\s*\$?|\$\s*([-+]))\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?!\.*[0-9/:^*]|[eE][-+]?[0-9])")
 
 
 def parse_gold(answer: str) -> str | None:
