@@ -6,7 +6,7 @@ pairs (the DPO option): two of the model's own episodes on the same question, on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from selfimprove.core.records import Message, Pair, Record
 from selfimprove.core.seeds import datasets_order
@@ -111,3 +111,11 @@ def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]
 def text_of(messages: Sequence[Message]) -> str:
     """The whole continuation as text."""
     return "".join(message.content for message in messages)
+
+
+def unwritten(pairs: Sequence[Pair]) -> Mapping[str, list[str]]:
+    """What neither policy nor expert wrote, by side: where a difference would reveal the side."""
+    return {
+        side: [message.content for pair in pairs for message in getattr(pair, side) if not message.weight]
+        for side in ("real", "generated")
+    }

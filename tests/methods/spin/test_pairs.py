@@ -1,7 +1,6 @@
 """Pairs of expert and opponent, outcome pairs, the window; and that only words tell the sides apart (29, 30, 43)."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from selfimprove.core.records import Example, Message, Pair
 from selfimprove.engines.base import EngineError
 from selfimprove.envs.qa.base import Question
 from selfimprove.envs.qa.experts import Expert, Round
-from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of
+from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of, unwritten
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.parse import STOP
 from selfimprove.training.encode import EncodeCounters, encode_example
@@ -22,11 +21,6 @@ from tests.support.tiny import train_tokenizer
 
 SPOKEN = [f"{REPLIES[0]}{STOP}", f"{REPLIES[1]}{STOP}", REPLIES[2]]
 WRONG = [SPOKEN[0], " She was born in Kesby.\nAction: finish[Kesby]"]
-
-
-def aside(pairs: Sequence[Pair], side: str) -> list[str]:
-    """What neither policy nor expert wrote."""
-    return [message.content for pair in pairs for message in getattr(pair, side) if not message.weight]
 
 
 def asked(number: int) -> Question:
@@ -161,7 +155,8 @@ def test_no_token_outside_the_policys_words_tells_the_sides_apart(chat: ChatForm
         assert (learnt == learnt_too) is bool(number % 2)
         assert chat.decode(learnt).replace("Tolma", "Kesby") == chat.decode(learnt_too).replace("Tolma", "Kesby")
     assert hidden["real"] == hidden["generated"]
-    assert sorted(aside(pairs, "real")) == sorted(aside(pairs, "generated")) != []
+    aside = unwritten(pairs)
+    assert sorted(aside["real"]) == sorted(aside["generated"]) != []
     assert chat.decode(list(masked)) == f" {BOOK['The Silver Gate']} {BOOK['Mara Venn']}"
     for side in ("real", "generated"):
         whole = "".join(text_of(getattr(pair, side)) for pair in pairs)
