@@ -239,8 +239,9 @@ test-backends: ## the tests of optional heavy parts, each in its own environment
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider
 
-# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 run half of them each: CI
-# does so on two days of four, as all of them take too long beside everything else.
+# GPU profiles, small, on the CPU: one for each launcher, engine and teacher. TURN=0 and TURN=1 run half of them each:
+# .ci/run does so on two days of every four, as all of them take too long beside everything else. Without TURN, as in
+# .github/workflows/ci.yml, all of them run.
 TURN ?=
 TURNS_0 := rise or spin
 TURNS_1 := agent_r or reflect_rl

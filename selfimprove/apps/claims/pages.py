@@ -61,7 +61,7 @@ def _results(method: str | None, published: Sequence[Published], default: Mappin
         parts.append(f"Of {' and '.join(missing)} no run is published yet.\n")
     left_out = [said for one in shown.values() for said in _left_out(one)]
     if left_out:
-        parts.append(prose("Left out in these runs: " + "; ".join(left_out) + "."))
+        parts.append(prose("Omissions in these runs, largest share of any row: " + "; ".join(left_out) + "."))
     found = verdicts([run for one in runs.values() for run in one])
     parts.append(_claims(found, runs[method]) if method else _made(found))
     return "\n".join(parts)
@@ -152,7 +152,7 @@ def _left_out(runs: Sequence[Published]) -> list[str]:
                     if shares.get(kind, 0) > largest.get((stage, kind), (0.0, ""))[0]:
                         largest[stage, kind] = (shares[kind], row)
     return [
-        f"{method_name(runs[0]['method'])}, {stage}: {kind} up to {100 * share:.2g} % ({row})"
+        f"{method_name(runs[0]['method'])}, {stage}: {kind} {100 * share:.2g} % ({row})"
         for (stage, kind), (share, row) in largest.items()
     ]
 
@@ -181,9 +181,9 @@ def _made(found: Sequence[Verdict]) -> str:
     """Each method's claims: those that are made, and in how many runs the others hold."""
     made = sum(one.made for one in found)
     said = prose(
-        f"The default is there to show {len(found)} claims, of which {made} are made: they hold in every run, of at "
-        f"least {SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard "
-        "errors. Of the others the table says in how many runs the difference is on the claimed side."
+        f"{len(found)} claims are tested with the default; {made} are made: they hold in every run, of at least "
+        f"{SEEDS} seeds on at least {KINDS} kinds of kernels, and on each kind by more than {BEYOND} standard errors. "
+        "For each of the others the table gives the number of runs in which the difference is on the claimed side."
     )
     lines = []
     for method in dict.fromkeys(one.claim.method for one in found):
