@@ -13,13 +13,14 @@ which nodes were made are lost.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, field_validator
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, fault
@@ -37,7 +38,8 @@ from selfimprove.core.records import (
     write_rows,
 )
 from selfimprove.methods.agent_r import formats
-from selfimprove.methods.agent_r.metrics import eval_row, own_turns
+from selfimprove.methods.agent_r.acting import task_of
+from selfimprove.methods.agent_r.metrics import eval_row
 from selfimprove.methods.agent_r.prompts import OPENING
 from selfimprove.methods.agent_r.reply import parse_action
 from selfimprove.methods.agent_r.search import uct
@@ -103,11 +105,11 @@ class _Entry(Record):
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
-    visits: int
+    visits: int = Field(ge=0)
     value: float
     obs: str
     llm_response: str
-    depth: int
+    depth: int = Field(ge=0)
     is_terminal: bool
     action: str
     env_score: float
@@ -117,6 +119,14 @@ class _Entry(Record):
 
 class _Root(_Entry):
     state: list[_Spoken] = Field(min_length=OPENING)
+
+    @field_validator("state")
+    @classmethod
+    def _conversation(cls, state: list[_Spoken]) -> list[_Spoken]:
+        roles = [message.role for message in state]
+        if len(roles) % 2 or roles[1:] != (["user", "assistant"] * len(roles))[: len(roles) - 1]:
+            raise ValueError("behind its first message it must be user and assistant by turns, and end with user")
+        return state
 
 
 def from_json(
@@ -131,27 +141,28 @@ def from_json(
             say). None: every leaf counts as ended by the environment.
 
     Raises:
-        UserError: a node does not fit the format; names the field.
+        UserError: a node does not fit the format, or has a score above the full one; names the field. Or the full
+            score is no finite number above 0.
     """
+    if not (math.isfinite(full_score) and full_score > 0):
+        raise UserError(f"the full score is {full_score:g}; give a finite number above 0 with --full-score.")
     try:
         root = _Root.model_validate(data)
     except (ValidationError, RecursionError) as error:
         wrong = fault(error) if isinstance(error, ValidationError) else "nested too deep"
         raise UserError(f"{where}: {wrong}; fix or delete the file.") from None
-    tree = Tree(
-        id=f"{env}-{task_id}",
-        env=env,
-        task_id=task_id,
-        prompt=[Message(role=message.role, content=message.content) for message in root.state],
-        nodes=[],
-        seed="",
-    )
+    nodes: list[Node] = []
     stack: list[tuple[_Entry, int | None]] = [(root, None)]
     while stack:
         entry, parent = stack.pop()
-        index = len(tree.nodes)
+        index = len(nodes)
+        if entry.env_score > full_score:
+            raise UserError(
+                f"{where}: field 'env_score': {entry.env_score:g} is above the full score, which is {full_score:g}; "
+                "give the environment's with --full-score (100 for ScienceWorld)."
+            )
         ended = entry.is_terminal and not entry.children and (max_depth is None or entry.depth <= max_depth)
-        tree.nodes.append(
+        nodes.append(
             Node(
                 parent=parent,
                 reply="" if parent is None else entry.llm_response,
@@ -167,11 +178,17 @@ def from_json(
             )
         )
         if parent is not None:
-            tree.nodes[parent].children.append(index)
+            nodes[parent].children.append(index)
         stack += [(child, index) for child in reversed(entry.children)]
-    if any(node.reward == 1 for node in tree.nodes):
-        tree.status = "solved"
-    return tree
+    return Tree(
+        id=f"{env}-{task_id}",
+        env=env,
+        task_id=task_id,
+        prompt=[Message(role=message.role, content=message.content) for message in root.state],
+        nodes=nodes,
+        seed="",
+        status="solved" if any(node.reward == 1 for node in nodes) else "unsolved",
+    )
 
 
 def _plain(message: Message) -> dict[str, str]:
@@ -215,7 +232,12 @@ def import_trees(
     max_depth: Annotated[int | None, typer.Option(help="MAX_DEPTH of the search")] = None,
 ) -> None:
     """One file a tree to trees (JSONL), in the order of their tasks."""
-    files = {int(found[1]): path for path in folder.glob("*") if (found := _FILE.fullmatch(path.name))}
+    files: dict[int, Path] = {}
+    for path in sorted(folder.glob("*")):
+        if found := _FILE.fullmatch(path.name):
+            other = files.setdefault(int(found[1]), path)
+            if other != path:
+                raise UserError(f"{folder}: {other.name} and {path.name} are of the same task; remove one of them.")
     if not files:
         raise UserError(f"{folder} holds no search_results_<task>.json; name the folder that the search wrote.")
     trees = []
@@ -264,7 +286,7 @@ def export_results(
     revised: Annotated[bool, typer.Option(help="the episodes that begin badly, instead of the whole ones")] = False,
 ) -> None:
     """Episodes (JSONL) to the original's result rows: task_id, env_score, model_name, step_num, state."""
-    episodes = [one for one in read_jsonl(source, Episode) if revised == (len(own_turns(one)) < len(one.turns))]
+    episodes = [one for one in read_jsonl(source, Episode) if revised == task_of(one.id)[1]]
     with aside(target) as part:
         write_rows(part, [eval_row(episode, model) for episode in episodes])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import Message
 from selfimprove.core.seeds import SeedKey, key_bits
 from selfimprove.engines.base import Completion, Engine, Request
@@ -37,6 +39,24 @@ def episode_id(world: World, task_id: int, given: Sequence[str] = ()) -> str:
     """Names an episode or a tree: its environment, its task and, if it goes on from given replies, which."""
     name = f"{world.name}-{task_id}"
     return f"{name}-{key_bits('given', *given):016x}" if given else name
+
+
+_ID = re.compile(r".+?-(\d+)(-[0-9a-f]{16})?", re.DOTALL)
+
+
+def task_of(name: str) -> tuple[int, bool]:
+    """Of a name that ``episode_id`` gave: the task, and whether the episode goes on from given replies.
+
+    Raises:
+        UserError: it is no such name.
+    """
+    found = _ID.fullmatch(name)
+    if found is None:
+        raise UserError(
+            f"episode {name!r} is not named <environment>-<task>, as Agent-R's are; name the episodes.jsonl of an "
+            "agent_r evaluation."
+        )
+    return int(found[1]), found[2] is not None
 
 
 async def begin(world: World, task_id: int, given: Sequence[str] = ()) -> tuple[list[Message], list[EpisodeState]]:

@@ -29,7 +29,8 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
         known: the tasks that it may be about.
 
     Raises:
-        UserError: the file is missing, a line does not fit, or a task occurs twice or is none of ``known``.
+        UserError: the file is missing, a line does not fit or has no reply, or a task occurs twice or is none of
+            ``known``.
     """
     given = read_jsonl(path, Beginning)
     counts = Counter(one.task_id for one in given)
@@ -37,6 +38,9 @@ def read_beginnings(path: Path, known: Sequence[int]) -> list[Beginning]:
         if count > 1 or task not in known:
             what = f"stands there {count} times; keep one line" if count > 1 else "is none that is played; remove it"
             raise UserError(f"{path}: task {task} {what}.")
+    for one in given:
+        if not one.replies:
+            raise UserError(f"{path}: task {one.task_id} has no replies to go on from; give it one or remove it.")
     return given
 
 

@@ -226,10 +226,17 @@ def _nothing(counts: Counts, cfg: ConvertParams, revisions: Sequence[Revision]) 
         causes = ", ".join(f"{n} by the {why}" for why, n in sorted(dropped.items()))
         return UserError(
             f"convert: nothing to train on: all {len(revisions)} revision trajectories were dropped ({causes}), of "
-            f"{counts.trees} trees and {counts.leaves} leaves; set convert.mix.good above 0 or fix the cause."
+            f"{counts.trees} trees and {counts.leaves} leaves; raise convert.mix.good or fix the cause."
         )
-    if counts.good_leaves and not (cfg.mix.good or cfg.mix.revision):
-        return UserError("convert.mix leaves out every kind of data; set revision or good above 0.")
+    kept, mix = len(revisions) - sum(dropped.values()), cfg.mix
+    if kept or (counts.good_leaves and (cfg.data_type == "good" or mix.good or not mix.revision)):
+        found = f"{counts.good_leaves} good trajectories have weight {mix.good:g} (convert.mix.good)"
+        if kept:
+            found = f"{kept} revision trajectories have weight {mix.revision:g} (convert.mix.revision), and {found}"
+        return UserError(
+            f"convert: nothing to train on, since convert.mix leaves out every kind of data: {found}; raise "
+            f"{'one of them' if kept else 'it'}, to 1 for all."
+        )
     return nothing_kept(counts, cfg)
 
 

@@ -23,6 +23,10 @@ Style = Literal["full", "short"]
 
 SHORT_HISTORY = 2
 """Earlier steps that the short prompt shows."""
+HEADING = "# Task"
+"""The line after it is the goal."""
+
+_INSTRUCTION = re.compile(r"\A.*^Action: [^\n]*\n\n", re.DOTALL | re.MULTILINE)
 
 
 class Judgement(Record):
@@ -103,8 +107,15 @@ def judge_prompt(
 
 
 def task_line(task: str) -> str:
-    """The line of a task description that names the goal: the last that begins with Goal or Task, else the first."""
-    lines = [line.strip() for line in task.splitlines() if line.strip()]
+    """The line of a task description that names the goal.
+
+    That is the line after a heading ``# Task``; else the last that begins with Goal or Task; else the first. In a
+    mixture, the environment's instruction stands before the task and is left out: it ends with ``Action: …``.
+    """
+    alone = _INSTRUCTION.sub("", task, count=1)
+    lines = [line.strip() for line in alone.splitlines() if line.strip()]
+    if HEADING in lines[:-1]:
+        return lines[lines.index(HEADING) + 1]
     goals = [line for line in lines if re.match(r"(?:goal|task|your task)\b", line, re.IGNORECASE)]
     return (goals or lines or [""])[-1 if goals else 0]
 

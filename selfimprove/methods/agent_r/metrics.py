@@ -31,6 +31,7 @@ from selfimprove.core.outcomes import Estimate, Outcome, average, ratio
 from selfimprove.core.records import Episode, Turn, mean_and_error
 from selfimprove.envs.params import TextParams
 from selfimprove.envs.registry import named
+from selfimprove.methods.agent_r.acting import task_of
 from selfimprove.methods.agent_r.play import GIVEN
 from selfimprove.methods.agent_r.reply import WAIT
 from selfimprove.methods.agent_r.selection import ranked_leaves
@@ -207,14 +208,16 @@ def eval_row(episode: Episode, model_name: str) -> dict[str, Any]:
     """One task in the original's result schema; ``env_score`` is on the environment's own scale, as there.
 
     ``step_num`` counts the policy's steps; ``state`` are the messages up to the last observation.
+
+    Raises:
+        UserError: the episode has no name of Agent-R's.
     """
-    task = episode.id.removeprefix(f"{episode.env}-").partition("-")[0]
     state = [{"role": message.role, "content": message.content} for message in episode.prompt]
     for turn in episode.turns:
         state.append({"role": "assistant", "content": turn.attempt.text})
         state.append({"role": "user", "content": turn.observation})
     return {
-        "task_id": int(task),
+        "task_id": task_of(episode.id)[0],
         "env_score": round(final_score(episode) * named(TextParams).get(episode.env, TextParams).best, 6),
         "model_name": model_name,
         "step_num": len(own_turns(episode)),

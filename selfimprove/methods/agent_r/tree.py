@@ -6,7 +6,7 @@ observation) pairs on the way from the root to it (``Tree.conversation``): the o
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from selfimprove.core.records import Finish, Message, Record, Status
 
@@ -26,7 +26,7 @@ class Node(Record):
     token_ids: list[int] | None = None
     finish: Finish | None = None
     depth: int = 0
-    visits: int = 0
+    visits: int = Field(default=0, ge=0)
     value: float = 0.0
     reward: float = 0.0
     terminal: bool = False
@@ -50,6 +50,21 @@ class Tree(Record):
     duplicates: int = Field(default=0, description="samples dropped because a sibling has the same text")
     status: Status = "unsolved"
     error: str | None = None
+
+    @field_validator("nodes")
+    @classmethod
+    def _one_tree(cls, nodes: list[Node]) -> list[Node]:
+        if not nodes or nodes[0].parent is not None:
+            raise ValueError("the first node must be the root, whose parent is null")
+        children: list[list[int]] = [[] for _ in nodes]
+        for i, node in enumerate(nodes[1:], start=1):
+            if node.parent is None or not 0 <= node.parent < i:
+                raise ValueError(f"node {i} has parent {node.parent}, but a node must stand after its parent")
+            children[node.parent].append(i)
+        for i, node in enumerate(nodes):
+            if sorted(node.children) != children[i]:
+                raise ValueError(f"node {i} has children {node.children}, but is the parent of {children[i]}")
+        return nodes
 
     @property
     def root(self) -> Node:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from selfimprove.core.errors import UserError
 from selfimprove.core.outcomes import Outcome
 from selfimprove.envs.interface import AgentEnv, Mixes, name_of
-from selfimprove.envs.mixture.env import INSTRUCTION
+from selfimprove.envs.mixture.env import INSTRUCTION, opened
 from selfimprove.envs.registry import modules_of
 from selfimprove.envs.splits import Shared, apportioned, draw_splits
+from selfimprove.methods.agent_r.judge_prompt import task_line
 from selfimprove.methods.summary import by_environment
 from selfimprove.pipeline.params import load_section
 from selfimprove.pipeline.sections import METHOD_SCHEMAS
@@ -48,6 +50,21 @@ def test_a_task_begins_with_the_instruction_of_its_environment() -> None:
     assert [name_of(env, task) for task in (6, 7)] == ["textcraft", "encyclopedia"]
     assert "Crafting commands" in env.reset(6)
     assert "finish[" in env.reset(7)
+
+
+@pytest.mark.parametrize("part", ["textcraft", "webshop", "encyclopedia", "gsm8k", "alfworld", "autoexplore", "taxi"])
+def test_the_short_judge_sees_the_task_that_it_sees_of_the_environment_alone(part: str) -> None:
+    named = {"encyclopedia": ENCYCLOPEDIA, "gsm8k": {"name": "gsm8k", "count": 40}}.get(part, {"name": part})
+    env = section("agent_r", named).env.make()
+    task = env.reset(env.task_ids()[0])
+    assert task_line(opened(env, task)) == task_line(task)
+    assert task_line(task) in task
+
+
+def test_the_instruction_of_scienceworld_is_left_out_too() -> None:
+    env: Any = SimpleNamespace(instruction=section("agent_r", {"name": "sciworld"}).env.instruction())
+    assert task_line(opened(env, "Task Description:\nBoil water.")) == "Task Description:"
+    assert task_line(opened(env, "The hall.")) == "The hall."
 
 
 def test_a_world_of_worlds_says_what_the_environment_says() -> None:

@@ -219,6 +219,10 @@ def test_thresholds_that_keep_nothing_are_explained() -> None:
         made([])
     with pytest.raises(UserError, match=r"convert\.mix leaves out every kind of data"):
         made([TREE], mix={"good": 0.0, "revision": 0.0})
+    with pytest.raises(UserError, match=r"2 good trajectories have weight 0 \(convert\.mix\.good\); raise it"):
+        made([TREE], data_type="good", mix={"good": 0.0})
+    with pytest.raises(UserError, match=r"3 revision trajectories have weight 0\.1 \(convert\.mix\.revision\), and 2 "):
+        made([TREE], mix={"good": 0.0, "revision": 0.1})  # rounds to nothing
     assert kinds(made([TREE], beta=1.0)) == {"good": ["ABCD", "K"]}  # no pair, but good trajectories
 
 

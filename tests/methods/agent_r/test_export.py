@@ -49,9 +49,11 @@ def entry(**changes: Any) -> dict:
     return node | changes
 
 
+STATE = [{"role": m.role, "content": m.content} for m in opening("Do.", "Here.")]
+
+
 def original(*children: dict, **changes: Any) -> dict:
-    state = [{"role": m.role, "content": m.content} for m in opening("Do.", "Here.")]
-    root = {"llm_response": "ROOT", "action": "ROOT", "obs": "", "depth": 0, "recent_actions": [], "state": state}
+    root = {"llm_response": "ROOT", "action": "ROOT", "obs": "", "depth": 0, "recent_actions": [], "state": STATE}
     return entry(**root, children=list(children)) | changes
 
 
@@ -155,11 +157,47 @@ def test_the_depth_bound_tells_which_leaves_the_environment_ended() -> None:
         ({k: v for k, v in original().items() if k != "state"}, r"x\.json: field 'state'"),
         (original(value=math.nan), r"x\.json: field 'value'"),
         ([], r"x\.json: Input should be"),
+        (original(entry(visits=-1)), r"x\.json: field 'children\.0\.visits'"),
+        (original(state=STATE + STATE[2:3]), r"x\.json: field 'state': behind its first message"),
+        (original(state=[*STATE[:2], STATE[3], STATE[2]]), r"x\.json: field 'state': behind its first message"),
+        (original(entry(env_score=60)), r"x\.json: field 'env_score': 60 is above the full score.*--full-score"),
     ],
 )
 def test_a_malformed_tree_names_its_field(data: Any, named: str) -> None:
     with pytest.raises(UserError, match=named):
         from_json(data, "x.json", env="textcraft", task_id=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"nodes": []}, "field 'nodes': the first node must be the root"),
+        ({"nodes": [{}, {}]}, "field 'nodes': node 1 has parent None"),
+        ({"nodes": [{"children": [1]}, {"parent": 7}]}, "field 'nodes': node 1 has parent 7"),
+        ({"nodes": [{"children": [2]}, {"parent": 2}, {"parent": 0}]}, "field 'nodes': node 1 has parent 2"),
+        ({"nodes": [{"children": [5]}]}, r"field 'nodes': node 0 has children \[5\], but is the parent of \[\]"),
+        ({"nodes": [{"visits": -2}]}, r"field 'nodes\.0\.visits'"),
+    ],
+)
+def test_a_stored_tree_that_is_none_names_file_line_and_field(tmp_path: Path, changes: Any, named: str) -> None:
+    row = {"id": "t-1", "env": "t", "task_id": 1, "prompt": STATE, "nodes": [{}], "seed": ""}
+    write_rows(tmp_path / "trees.jsonl", [row, {**row, **changes}])
+    with pytest.raises(UserError, match=f"trees.jsonl, line 2: {named}"):
+        read_jsonl(tmp_path / "trees.jsonl", Tree)
+
+
+@pytest.mark.parametrize("full_score", [math.inf, math.nan, 0.0, -1.0])
+def test_a_full_score_that_is_no_finite_number_above_0_is_refused(full_score: float) -> None:
+    with pytest.raises(UserError, match="give a finite number above 0 with --full-score"):
+        from_json(original(), "x.json", env="textcraft", task_id=1, full_score=full_score)
+
+
+def test_two_files_of_one_task_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("7", "07"):
+        (tmp_path / f"search_results_{name}.json").write_text(json.dumps(original()))
+    refused("import-trees", tmp_path, tmp_path / "trees.jsonl", "--env", "textcraft")
+    assert "search_results_07.json and search_results_7.json are of the same task" in capsys.readouterr().err
+    assert not (tmp_path / "trees.jsonl").exists()
 
 
 def test_a_tree_that_never_began_is_not_exported() -> None:
@@ -190,9 +228,17 @@ def test_the_command_line_goes_there_and_back_and_says_what_is_wrong(tmp_path: P
 
 
 def command(*words: object) -> None:
+    assert ended(*words) in (0, None)
+
+
+def refused(*words: object) -> None:
+    assert ended(*words) == 2
+
+
+def ended(*words: object) -> object:
     with pytest.raises(SystemExit) as end:
         run(app, [str(word) for word in words])
-    assert end.value.code in (0, None)
+    return end.value.code
 
 
 @pytest.mark.parametrize("form", ["xtuner", "openai"])
@@ -224,12 +270,28 @@ def test_episodes_become_result_rows_whole_ones_and_revised_ones_apart(tmp_path:
         return Turn(model=model, attempts=[Attempt(text="Action: x", reward=0.5)], chosen=0, observation="so")
 
     episodes = [
-        Episode(id=f"textcraft-{task}", env="textcraft", query="q", gold="", prompt=[], turns=turns, status="unsolved",
+        Episode(id=f"textcraft-{name}", env="textcraft", query="q", gold="", prompt=[], turns=turns, status="unsolved",
                 seed="s")
-        for task, turns in ((3, [turn("actor")]), (4, [turn("given"), turn("actor")]))
+        for name, turns in (("3", [turn("actor")]), ("4-19053354078d711f", [turn("given"), turn("actor")]))
     ]  # fmt: skip
     write_jsonl(tmp_path / "episodes.jsonl", episodes)
     for task, options in ((3, []), (4, ["--revised"])):
         command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
         ((_, row),) = read_rows(tmp_path / "rows.jsonl")
         assert (row["task_id"], row["model_name"], row["env_score"], row["step_num"]) == (task, "M", 0.5, 1)
+
+
+def test_result_rows_know_the_revised_episodes_and_the_tasks_by_their_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def blocked(name: str) -> Episode:
+        return Episode(id=name, env="textcraft", query="", gold="", prompt=[], turns=[], status="blocked", seed="s")
+
+    names = ["textcraft+webshop-10461", "textcraft+webshop-8-1905335407871112"]
+    write_jsonl(tmp_path / "episodes.jsonl", map(blocked, names))
+    for task, options in ((10461, []), (8, ["--revised"])):
+        command("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M", *options)
+        assert [row["task_id"] for _, row in read_rows(tmp_path / "rows.jsonl")] == [task]
+    write_jsonl(tmp_path / "episodes.jsonl", [blocked("other")])
+    refused("results", tmp_path / "episodes.jsonl", tmp_path / "rows.jsonl", "--model", "M")
+    assert "episode 'other' is not named <environment>-<task>" in capsys.readouterr().err

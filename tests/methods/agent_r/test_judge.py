@@ -157,6 +157,7 @@ def test_the_task_line_is_the_goal_s() -> None:
     assert task_line("Task Description: boil water.\nYou are in the hall.") == "Task Description: boil water."
     assert task_line("WebShop [SEP] Instruction: [SEP] find a lamp") == "WebShop [SEP] Instruction: [SEP] find a lamp"
     assert task_line("\n \n") == ""
+    assert task_line("# Task\nWhich file?\n\n# Files\ntask.py") == "Which file?"
 
 
 class Fitting(ScriptedEngine):

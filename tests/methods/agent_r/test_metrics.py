@@ -173,6 +173,8 @@ def test_result_rows_are_the_original_s() -> None:
     ]  # fmt: skip
     given = eval_row(episode("abc", 0.07, given=2, task=417, env="sciworld"), "tiny")
     assert (given["task_id"], given["env_score"], given["step_num"]) == (417, 7.0, 1)
+    mixed = episode("abc", 0.07, given=2, task=417, env="sciworld").model_copy(update={"id": "sciworld+webshop-834"})
+    assert (eval_row(mixed, "tiny")["task_id"], eval_row(mixed, "tiny")["env_score"]) == (834, 7.0)
 
 
 def test_search_metrics_count_what_a_collection_gave() -> None:
