@@ -44,6 +44,8 @@ METHODS := rise agent_r reflect_rl spin
 $(if $(filter all $(METHODS),$(METHOD)),,$(error METHOD=$(METHOD): there are: all $(METHODS)))
 goals = $(if $(filter all,$(METHOD)),report,$(METHOD)-report)
 methods = $(if $(filter all,$(METHOD)),$(METHODS),$(METHOD))
+# A variable as one word of the shell, whatever it holds.
+quoted = '$(subst ','\'',$(1))'
 # A profile given here would be ignored: it is `make use` that writes one into params.yaml.
 no_profile = $(if $(filter command,$(origin PROFILE)),$(error `make use PROFILE=$(PROFILE)` writes the profile into params.yaml; then run this without PROFILE),true)
 
@@ -83,13 +85,13 @@ repro: $(READY) ## run what is out of date and print the results tables; METHOD=
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 use: $(READY) ## PROFILE=name: write a profile from profiles/ into params.yaml (arena-textcraft: all methods on one environment)
-	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles '$(PROFILE)'
+	@$(if $(PROFILE),,$(error make use PROFILE=<a name in profiles/>))python -m selfimprove.pipeline.profiles $(call quoted,$(PROFILE))
 
 plan: $(READY) ## PROFILE=name: what each stage needs: memory, disk, tokens, hours, money (GPUS=4x80GB NODES=8 DISK=2TB PRICE=in,out GPU=H100 GPU_PRICE=2.5)
-	@python -m selfimprove.pipeline.plan '$(PROFILE)' --method '$(METHOD)' --gpus '$(GPUS)' --gpu '$(GPU)' --disk '$(DISK)' --price '$(PRICE)' --nodes '$(NODES)' --gpu-price '$(GPU_PRICE)' $(ARGS)
+	@python -m selfimprove.pipeline.plan $(call quoted,$(PROFILE)) --method '$(METHOD)' --gpus $(call quoted,$(GPUS)) --gpu $(call quoted,$(GPU)) --disk $(call quoted,$(DISK)) --price $(call quoted,$(PRICE)) --nodes $(call quoted,$(NODES)) --gpu-price $(call quoted,$(GPU_PRICE)) $(ARGS)
 
 rehearse: $(READY) ## PROFILE=name: a GPU profile's whole graph here, in minutes, small (METHOD=name: one method; QUICK=1: offline)
-	@python -m selfimprove.pipeline.rehearsal "$(PROFILE)" --method "$(METHOD)" $(if $(QUICK),--quick)
+	@python -m selfimprove.pipeline.rehearsal $(call quoted,$(PROFILE)) --method '$(METHOD)' $(if $(QUICK),--quick)
 
 verify: $(READY) ## read every output again: which is damaged, how many are the published bytes, which claims hold here
 	@python -m selfimprove.pipeline.verify
@@ -103,13 +105,14 @@ check: $(READY) ## params.yaml, API keys, packages and GPUs, before anything run
 
 exp: $(READY) ## SET="key=value ...": run an experiment with other params (dvc exp run -S); METHOD= as for repro
 	@$(if $(SET),,$(error make exp SET="rise.rows.iter2.train.lr=5e-4"))$(no_profile)
+	@python -m selfimprove.pipeline.exp $(call quoted,$(SET))
 	@python -m selfimprove.pipeline.check $(methods)
-	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S '$(pair)')
+	@python -m selfimprove.pipeline.warm dvc exp run $(goals) $(foreach pair,$(SET),-S $(call quoted,$(pair)))
 	@python -m selfimprove.apps.report.table $(filter-out all,$(METHOD))
 
 sweep: $(READY) ## GRID="key=a,b key=c,d": an experiment for each point of a grid, JOBS=2 at once; killed, it goes on (METHOD=)
 	@$(if $(GRID),,$(error make sweep GRID="rise.rows.iter2.train.lr=1e-3,2e-3 run.seed=17,18"))$(no_profile)
-	@python -m selfimprove.pipeline.sweep '$(GRID)' --jobs '$(JOBS)' --method '$(METHOD)'
+	@python -m selfimprove.pipeline.sweep $(call quoted,$(GRID)) --jobs $(call quoted,$(JOBS)) --method '$(METHOD)'
 
 compare: $(READY) ## the last commit and its experiments side by side: headline metrics with errors, changed params
 	@python -m selfimprove.apps.report.compare
@@ -120,12 +123,13 @@ report: $(READY) ## print the results tables and draw the plots (report/)
 	@echo "plots: report/dvc/index.html (opens without a network), report/*.png"
 
 page: $(READY) ## report/index.html: tables, curves, episodes, trees and pairs to browse, offline (COMPARE=commit, experiment or folder; LOGPROBS=all)
-	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs '$(LOGPROBS)') $(foreach one,$(COMPARE),--compare '$(one)') $(ARGS)
+	@python -m selfimprove.apps.page $(if $(LOGPROBS),--logprobs $(call quoted,$(LOGPROBS))) $(foreach one,$(COMPARE),--compare $(call quoted,$(one))) $(ARGS)
 
 watch: $(READY) ## the same page, live, while a run goes on: http://127.0.0.1:8017 (PORT=8017)
-	@python -m selfimprove.apps.page.watch $(if $(filter command line environment,$(origin PORT)),--port $(PORT)) $(ARGS)
+	@python -m selfimprove.apps.page.watch $(if $(filter command line environment,$(origin PORT)),--port $(call quoted,$(PORT))) $(ARGS)
 
 dag: $(READY) ## METHOD=name: a method's stages in their order, and what each needs
+	@python -m selfimprove.pipeline.check params
 	@python -m selfimprove.apps.report.dag $(filter-out all,$(METHOD))
 
 test: $(READY) ## lint, types and all light tests
@@ -153,13 +157,13 @@ pretrain: $(READY) ## make models/pretrained again from its recipe (40 minutes o
 	@OMP_NUM_THREADS=1 python -m selfimprove.apps.pretraining
 
 serve: $(READY) ## ENV=textcraft PORT=36001: serve an environment to clients that speak AgentGym's protocol
-	@python -m selfimprove.apps.serve --env $(ENV) --port $(PORT)
+	@python -m selfimprove.apps.serve --env $(call quoted,$(ENV)) --port $(call quoted,$(PORT))
 
 play: $(READY) ## ENV=textcraft POLICY=person: play an episode (ENV=taxi, kitchen, …; POLICY=expert, random or model:FOLDER; ARGS for more)
-	@python -m selfimprove.apps.play --env $(ENV) --policy $(POLICY) $(ARGS)
+	@python -m selfimprove.apps.play --env $(call quoted,$(ENV)) --policy $(call quoted,$(POLICY)) $(ARGS)
 
 push: $(READY) ## MODEL=models/rise/iter2 TO=owner/name: a row's model card, and what would be pushed; CONFIRM=yes pushes (PUBLIC=yes)
-	@python -m selfimprove.apps.push "$(MODEL)" --to "$(TO)" $(if $(filter yes,$(CONFIRM)),--confirm) $(if $(filter yes,$(PUBLIC)),--public)
+	@python -m selfimprove.apps.push $(call quoted,$(MODEL)) --to $(call quoted,$(TO)) $(if $(filter yes,$(CONFIRM)),--confirm) $(if $(filter yes,$(PUBLIC)),--public)
 
 bench: $(READY) ## throughput against the raw engine and plain trainers; the last line is one JSON document
 	@python -m bench

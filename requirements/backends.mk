@@ -73,15 +73,19 @@ $(LEADERBOARD_STAMP): | $(LEADERBOARD_LOCK)
 	$(LEADERBOARD_ENV)/bin/python -m pip install -qq --no-compile --require-hashes --no-deps -r $(LEADERBOARD_LOCK)
 	touch $@
 
-.PHONY: env-leaderboard leaderboard test-backends-leaderboard
+.PHONY: env-leaderboard leaderboard leaderboard-asked test-backends-leaderboard
 env-leaderboard: $(LEADERBOARD_STAMP) ## create .venvs/leaderboard: lm-evaluation-harness, in its own environment
 
 ifneq ($(filter leaderboard,$(MAKECMDGOALS)),)
 $(if $(MODEL),,$(error make leaderboard MODEL=<a model folder, or a model of the hub>))
 endif
-leaderboard: $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
-	@test ! -f "$(MODEL)/adapter_config.json" || $(VENV)/bin/python -m selfimprove.models.merge "$(MODEL)" >/dev/null  # peft is there
-	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.apps.leaderboard "$(MODEL)" --tasks "$(TASKS)" $(ARGS)
+leaderboard: leaderboard-asked $(LEADERBOARD_STAMP) $(READY) ## MODEL=folder or hub name: the six tasks of the Open LLM Leaderboard (TASKS=local: offline)
+	@test ! -f $(call quoted,$(MODEL)/adapter_config.json) || $(VENV)/bin/python -m selfimprove.models.merge $(call quoted,$(MODEL)) >/dev/null  # peft is there
+	@$(LEADERBOARD_ENV)/bin/python -m selfimprove.apps.leaderboard $(call quoted,$(MODEL)) --tasks $(call quoted,$(TASKS)) $(ARGS)
+
+# What is mistyped is told before anything is installed.
+leaderboard-asked: $(READY)
+	@$(VENV)/bin/python -m selfimprove.apps.leaderboard $(call quoted,$(MODEL)) --tasks $(call quoted,$(TASKS)) --only-check
 
 test-backends-leaderboard: $(LEADERBOARD_STAMP)
 	OMP_NUM_THREADS=1 $(LEADERBOARD_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_leaderboard.py -p no:cacheprovider
@@ -144,7 +148,7 @@ $(PAGE_STAMP): $(READY) | $(PAGE_LOCK)
 env-page: $(PAGE_STAMP) ## create .venvs/page: what opens the report in a browser (Chromium and npm are for you to install)
 
 test-backends-page: $(PAGE_STAMP)
-	OMP_NUM_THREADS=1 PAGE_RUN="$(RUN)" $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
+	OMP_NUM_THREADS=1 PAGE_RUN=$(call quoted,$(RUN)) $(PAGE_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_page.py -p no:cacheprovider
 
 # inspect_ai stands alone: its pins exclude versions of the main environment.
 INSPECT_ENV := .venvs/inspect
@@ -180,8 +184,8 @@ $(REMOTE_STAMP): $(READY) | $(REMOTE_LOCK)
 .PHONY: env-remote remote publish fetch test-backends-remote
 env-remote: $(REMOTE_STAMP) ## create .venvs/remote: what DVC needs to speak to S3
 
-remote: $(REMOTE_STAMP) ## URL=s3://bucket/folder: where results travel (ENDPOINT=https://host:9000; or the path of a shared folder)
-	@$(if $(URL),,$(error make remote URL=s3://bucket/folder))$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote set '$(URL)' --endpoint '$(ENDPOINT)'
+remote: $(READY) ## URL=s3://bucket/folder: where results travel (ENDPOINT=https://host:9000; or the path of a shared folder)
+	@$(if $(URL),,$(error make remote URL=s3://bucket/folder))$(VENV)/bin/python -m selfimprove.pipeline.remote set $(call quoted,$(URL)) --endpoint $(call quoted,$(ENDPOINT))
 
 publish: $(REMOTE_STAMP) ## send outputs, models and the run cache to the remote
 	@$(REMOTE_ENV)/bin/python -m selfimprove.pipeline.remote publish
@@ -232,9 +236,10 @@ env-vllm: $(VLLM_STAMP) ## create .venvs/vllm: the whole environment with vLLM f
 env-xtuner: $(XTUNER_STAMP) ## create .venvs/xtuner: Agent-R's trainer, in its own environment (XTUNER=gpu: for GPUs)
 
 # Two groups at a time, the long ones first: while one waits for a download or for an engine to load, the other works.
-BACKENDS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot
+BACKEND_GROUPS := rehearse smollm2 vllm ray ray-vllm xtuner alfworld leaderboard sciworld trl tracking page inspect openenv remote slurm skypilot
+BACKENDS := $(BACKEND_GROUPS)
 test-backends: ## the tests of optional heavy parts, each in its own environment, two groups at a time (BACKENDS="vllm trl": some)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
+	@$(foreach one,$(filter-out $(BACKEND_GROUPS),$(BACKENDS)),$(error BACKENDS=$(one): there are: $(BACKEND_GROUPS)))$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(addprefix test-backends-,$(BACKENDS))
 
 test-backends-vllm: $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(VLLM_ENV)/bin/python -m pytest --confcutdir=tests/backends tests/backends/test_vllm*.py tests/backends/test_kernels.py -p no:cacheprovider

@@ -216,7 +216,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="after which the episode is left")] = STEPS,
     temperature: Annotated[float, typer.Option(min=0, help="of a model; 0: its likeliest answer")] = 0.0,
     reflector: Annotated[Path | None, typer.Option(help="the reflection model that advises a model")] = None,
-    file: Annotated[Path | None, typer.Option(help="gsm8k: a JSONL file of problems")] = None,
+    file: Annotated[Path | None, typer.Option(help="gsm8k, math: problems (JSONL); hotpotqa: questions")] = None,
     params: Annotated[Path, typer.Option(help="where the environments' settings stand")] = Path("params.yaml"),
 ) -> None:
     """Play one episode in the terminal."""

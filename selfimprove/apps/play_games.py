@@ -17,9 +17,9 @@ from selfimprove.core.seeds import SeedKey
 from selfimprove.engines.base import Completion, Engine, Request
 from selfimprove.envs.interface import AgentEnv, AnswerEnv, EnumeratedEnv, Move, Played, Problem
 from selfimprove.envs.params import ListedParams, TextParams
-from selfimprove.envs.registry import DEFAULTS, MIXTURE, listed_env, named, text_env
+from selfimprove.envs.registry import DEFAULTS, MIXTURE, answer_env, listed_env, named, text_env
 
-QUIZZES = ("arithmetic", "gsm8k")
+QUIZZES = ("arithmetic", "gsm8k", "math")
 LISTED = {alias: one for name, one in named(ListedParams).items() for alias in (name, *one.played_as)}
 TEXTS = [name for name in named(TextParams) if name != MIXTURE]
 ENVS = tuple(dict.fromkeys([DEFAULTS["agent_r"], *TEXTS, *LISTED, *QUIZZES]))
@@ -249,25 +249,31 @@ async def _reply(engine: Engine, messages: Sequence[Message], key: SeedKey, temp
 def make_game(name: str, params: Path, file: Path | None = None, reflector: Engine | None = None) -> Game:
     """A game with the settings that ``params`` has for its environment; without such a file, with the defaults.
 
-    ``file``: gsm8k's problems.
+    ``file``: the problems of gsm8k or math, the questions of hotpotqa.
 
     Raises:
         UserError: what the environment needs is missing or wrong.
     """
+    if file is not None and not file.is_file():
+        raise UserError(f"play: there is no file {file}; name one that exists after --file.")
     if name in QUIZZES:
         return _quiz(name, params, file)
     if name in named(TextParams) or ":" in name:
-        return _text(name, params)
+        return _text(name, params, file)
     return LabelledGame(name, _labelled(name, params), reflector)
 
 
-def _text(name: str, params: Path) -> TextGame:
+def _text(name: str, params: Path, file: Path | None) -> TextGame:
     from selfimprove.core.yaml import read_yaml
     from selfimprove.methods.agent_r.params import AgentRParams
     from selfimprove.pipeline.params import load_section
 
     section = load_section(read_yaml(params), "agent_r", AgentRParams, str(params))
-    return TextGame((section.env if section.env.name == name else text_env(name=name)).make())
+    if file is None and section.env.name == name:
+        return TextGame(section.env.make())
+    if name == "hotpotqa" and file is None:
+        raise UserError(f'play: {name} needs its questions; name their file: ARGS="--file <questions with contexts>".')
+    return TextGame(text_env(name=name, **({} if file is None else {"file": str(file)})).make())
 
 
 def _labelled(name: str, params: Path) -> EnumeratedEnv:
@@ -291,15 +297,20 @@ def _quiz(name: str, params: Path, file: Path | None) -> QuizGame:
     from selfimprove.pipeline.params import load_section
 
     section = load_section(read_yaml(params), "rise", RiseParams, str(params))
-    env = section.env.make()
     if name == "arithmetic":
+        env = section.env.make()
         made = generate(100, seed=0, split="test", difficulty=section.tasks.difficulty)
         return QuizGame(name, env, env.load(enumerate((p.row() for p in made), 1), Path(name)), section.env.few_shot)
+    chosen = section.env if section.env.name == name else answer_env(name=name)
+    env = chosen.make()
     folder = mirror_folder()
-    where = file or (folder / "gsm8k" / "test.jsonl" if folder else None)
-    if where is None:
-        raise UserError("play: gsm8k needs its problems; name a JSONL file with --file, or set DATA_MIRROR.")
-    return QuizGame(name, env, env.load(read_rows(where), where), section.env.few_shot)
+    where = file or (folder / name / "test.jsonl" if folder else None)
+    if where is None or not where.is_file():
+        raise UserError(
+            f'play: {name} needs its problems; name a JSONL file: ARGS="--file <problems>", or set DATA_MIRROR to a '
+            f"folder that holds {name}/test.jsonl."
+        )
+    return QuizGame(name, env, env.load(read_rows(where), where), chosen.few_shot)
 
 
 _CONTROL = re.compile(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import sys
 import time
@@ -20,6 +21,8 @@ from types import TracebackType
 from typing import Any
 
 FSYNC_SECONDS = 0.5
+_OPENING = re.compile(rb"[0-9a-f]{0,15}|[0-9a-f]{16}(?: \{?)?")
+"""The first 18 bytes of a line, or what a torn line has of them."""
 
 
 class Journal:
@@ -134,6 +137,12 @@ class Journal:
                     self.damaged += 1
                 whole += len(line)
         return whole
+
+
+def begins_as_journal(path: Path) -> bool:
+    """Whether a file is empty or begins as a line of a journal does, be it torn; any other file is somebody else's."""
+    with path.open("rb") as file:
+        return _OPENING.fullmatch(file.read(18)) is not None
 
 
 def _row(place: tuple[int, int, int]) -> dict[str, Any]:

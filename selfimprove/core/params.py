@@ -17,6 +17,23 @@ CHOICE = "env:"
 """How the places of pydantic's errors name a choice of environment; no key of params.yaml begins so."""
 
 
+def check_answer_room(asked: str, tokens: int, engine: str, cfg: object) -> None:
+    """Refuse an answer that leaves no room for a prompt in an engine's context; endpoints and experts have none.
+
+    Args:
+        asked: the param that asks for an answer of so many tokens; engine: the name of the engine that gives it.
+
+    Raises:
+        ValueError: names both params.
+    """
+    context = getattr(cfg, "context", None)
+    if context is not None and tokens >= context:
+        raise ValueError(
+            f"{asked}: {tokens} tokens leave no room for a prompt in engines.{engine}.context {context}; lower the one "
+            "or raise the other"
+        )
+
+
 class Section(BaseModel):
     """A section of params.yaml: unknown keys are refused, types are not guessed, values do not change."""
 

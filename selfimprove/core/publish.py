@@ -16,16 +16,23 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from selfimprove.core.errors import UserError
+
 REPLACED = ".replaced-"
 """Prefix of the name of a folder that has been replaced and is about to be removed."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk, a quota or a limit on sizes says: no fault of a path."""
 
 
 def publish(source: Path, target: Path) -> None:
     """Move a finished file or folder to ``target``, from another file system too; what was there is replaced.
 
     Whatever a kill left beside the target (a folder replaced, a copy half made) is removed.
+
+    Raises:
+        UserError: the target's folder can't be made.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(target)
     for left in [*target.parent.glob(f"{REPLACED}{target.name}-*"), target.with_name(f".part-{target.name}")]:
         _remove(left)
     make_durable(source)
@@ -77,15 +84,26 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def aside(target: Path) -> Iterator[Path]:
-    """A path beside ``target`` to write to: it takes the target's place when the block ends well, else it is gone."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """A path beside ``target`` to write to: it takes the target's place when the block ends well, else it is gone.
+
+    Raises:
+        UserError: the target is a folder, or can't be written where it is.
+    """
+    if os.path.isdir(target) and not os.path.islink(target):
+        raise UserError(f"{target} is a folder; name a file.")
+    _make_parent(target)
     part = target.with_name(f".part-{target.name}")  # its ending says a file's format
     try:
         yield part
         flush(part)
         os.replace(part, target)
+    except OSError as error:
+        if error.errno in _FULL or str(error.filename) != str(part):
+            raise
+        raise UserError(f"{target} can't be written ({error.strerror}); name another place.") from None
     finally:
-        _remove(part)
+        if os.path.lexists(part):
+            _remove(part)
 
 
 def flush(path: Path) -> None:
@@ -95,6 +113,17 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make_parent(target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise UserError(
+            f"{target} can't be written: {target.parent} can't be made a folder ({error.strerror}); name another place."
+        ) from None
 
 
 def _remove(path: Path) -> None:

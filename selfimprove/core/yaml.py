@@ -25,9 +25,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         raise UserError(f"{path}, line {line}: not YAML ({error.problem}); correct the line.") from None
     except (YAMLError, ValueError) as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
-        raise UserError(f"{path}: not YAML ({error}); fix the file.") from None
+        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())}); fix the file.") from None
     except RecursionError:
         raise UserError(f"{path}: lists or mappings are nested too deep; fix the file.") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: a mapping was expected.")
+        raise UserError(f"{path}: a mapping was expected; write lines such as `key: value`.")
     return value

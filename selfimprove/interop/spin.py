@@ -25,6 +25,9 @@ from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.methods.spin.prompts import RESPONSE, WRAPPER, alpaca
 from selfimprove.methods.spin.trajectory import read_trajectories, to_json
 
+LARGEST = 1e100
+"""Of a score, so that means and squares stay finite."""
+
 
 def alpaca_rows(trajectories: Mapping[str, Any], mode: Mode, where: str, *, rewarded: bool) -> list[dict[str, str]]:
     """A row for every trajectory, in the file's order; with ``rewarded``, of those that earned the reward.
@@ -100,17 +103,28 @@ def score_file(trajectories: Mapping[str, Any], requested: int) -> dict[str, Any
     """EM, F1 and reward over ``requested`` tasks, and how many of those the file lacks (they count as wrong).
 
     Raises:
-        UserError: the file has more tasks than were requested.
+        UserError: the file has more tasks than were requested, or a score is neither a finite number nor null.
     """
     missing = requested - len(trajectories)
     if missing < 0:
         raise UserError(f"the file has {len(trajectories)} episodes, {requested} were requested; raise --requested.")
-    entries = list(trajectories.values())
 
     def share(field: str) -> dict[str, float | int]:
-        return mean_and_error([*(float(entry.get(field) or 0) for entry in entries), *[0.0] * missing])
+        return mean_and_error([*(_mark(key, entry, field) for key, entry in trajectories.items()), *[0.0] * missing])
 
     return {"em": share("em"), "f1": share("f1"), "reward": share("reward"), "missing": missing}
+
+
+def _mark(key: str, entry: Any, field: str) -> float:
+    """One score of an entry; 0 where nobody scored it."""
+    if not isinstance(entry, Mapping):
+        raise UserError(f"task {key}: an object was expected; fix or delete the entry.")
+    value = entry.get(field)
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise UserError(f"task {key}: {field!r} must be true, false, null or a finite number; fix or delete the entry.")
+    return float(value)
 
 
 def as_json(value: Any) -> str:

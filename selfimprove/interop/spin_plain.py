@@ -30,6 +30,7 @@ from selfimprove.methods.spin.chats import (
     FileFormat,
     Row,
     Split,
+    content,
     fraction,
     fraction_name,
     gathered,
@@ -51,11 +52,10 @@ async def answer_all(
     The text of an end of turn is taken out, and white space before it, as in the original.
 
     Raises:
-        UserError: as ``Engine.generate``; or an answer failed for good (names its row).
+        UserError: as ``Engine.generate``; or a row has another shape, or an answer failed for good (names the row).
     """
 
-    async def one(place: int, row: Row) -> Row:
-        prompt, real = (message["content"] for message in row["real"])
+    async def one(place: int, prompt: str, real: str) -> Row:
         request = Request(
             messages=opening(prompt, "reply"),
             seed=SeedKey(seed, f"chat-{place}"),
@@ -69,7 +69,8 @@ async def answer_all(
             raise UserError(f"row {place}: {error}; raise --context, or take the row out.") from None
         return make_row(prompt, real, answer.text.replace(EOS, "").lstrip())
 
-    return list(await asyncio.gather(*(one(place, row) for place, row in rows)))
+    asked = [(place, content(row, f"row {place}", 0), content(row, f"row {place}", 1)) for place, row in rows]
+    return list(await asyncio.gather(*(one(place, prompt, real) for place, prompt, real in asked)))
 
 
 app = typer.Typer(add_completion=False, help="Plain SPIN's data, step by step.", no_args_is_help=True)

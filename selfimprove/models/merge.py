@@ -14,7 +14,7 @@ import typer
 
 from selfimprove.core.cli import run
 from selfimprove.core.errors import UserError, first_line
-from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS
+from selfimprove.models.adapters import BASE, CONFIG, WEIGHTS, is_adapter
 from selfimprove.models.loading import load_whole
 from selfimprove.models.merging import full_weights
 
@@ -91,6 +91,8 @@ def main(
     """Print the folder that holds the full weights of a model; an adapter is merged first."""
     if base is not None and out is not None:
         merge(folder, base, out, dtype, trust_remote_code=trust_remote_code)
+    elif not (folder / "config.json").is_file() and not is_adapter(folder):
+        raise UserError(f"{folder} holds no model (config.json); name a folder such as models/spin/iter1.")
     else:
         print(full_weights(folder, trust_remote_code=trust_remote_code))
 

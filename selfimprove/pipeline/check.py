@@ -1,49 +1,71 @@
 """``make check``: checks that need no run. ``make repro`` and ``make exp`` do them first.
 
 It validates every section of params.yaml and reports every fault, not only the first. For the methods that are named
-and have no results yet it checks what their stages would miss late: API keys, packages, a GPU.
+and have no results yet it checks what their stages would miss late: API keys, packages, a GPU, models, templates.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from selfimprove.core.chat import NAMED_TEMPLATES
 from selfimprove.core.errors import UserError
 from selfimprove.core.params import Section
 from selfimprove.core.tracking import TrackingParams, check_package
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.api_key import find_key
+from selfimprove.engines.cluster.config import in_use, use
 from selfimprove.engines.config import OpenAiEngineConfig, VllmEngineConfig
 from selfimprove.engines.vllm.checks import check_installed
-from selfimprove.pipeline.params import METHODS, load_section, section_faults
-from selfimprove.pipeline.sections import SCHEMAS
+from selfimprove.envs.params import EnvParams
+from selfimprove.envs.qa.tools.params import ToolsParams
+from selfimprove.envs.qa.tools.serpapi import SerpApiSearch
+from selfimprove.envs.sciworld.jvm import find_java
+from selfimprove.envs.sciworld.world import SciWorldParams
+from selfimprove.envs.taxi.world import TaxiParams
+from selfimprove.methods.reflect_rl.params import ReflectRLParams
+from selfimprove.methods.reflect_rl.tasks import build_splits
+from selfimprove.models.base import MADE, BaseParams, BaseSection
+from selfimprove.pipeline.params import METHODS, RunParams, load_section
+from selfimprove.pipeline.sections import SCHEMAS, schema_faults
 from selfimprove.pipeline.small_defaults import small_settings
 
 PARAMS_FILE = Path("params.yaml")
 RESULTS = Path("results/summary")
+LOCAL = ("models/", "/", "./", "../")
+"""How a model's name begins that can only be a folder; every other one may be the hub's."""
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
 """Device files, one of which exists where the NVIDIA driver is installed (the last: under WSL)."""
 
 
 def main() -> None:
-    """Arguments: the methods that are about to run; none: all. Exit with 2 and a sentence a fault."""
+    """Arguments: the methods that are about to run, or ``params``: that file alone; none: all.
+
+    Exit with 2 and a sentence a fault.
+    """
     asked = sys.argv[1:]
     methods = [method for method in METHODS if method in asked or not asked]
     try:
         faults = list(params_faults(read_yaml(PARAMS_FILE)))
         if not faults:
             sections = read_yaml(PARAMS_FILE)
+            use(load_section(sections, "run", RunParams, str(PARAMS_FILE)).cluster.asked())
+            base = load_section(sections, "base", BaseSection, str(PARAMS_FILE))
             missing = [method for method in methods if not (RESULTS / f"{method}.json").is_file()]
             for method in missing:
                 section = load_section(sections, method, SCHEMAS[method], str(PARAMS_FILE))
-                faults += [f"{method}: {fault}" for fault in machine_faults(section, os.environ)]
+                lacking = machine_faults(section, os.environ)
+                faults += [f"{method}: {fault.removeprefix(f'{method}.')}" for fault in lacking]
+                faults += base_faults(method, getattr(base, method))
                 if warning := small_settings(sections, method):
                     print(warning, file=sys.stderr)
     except UserError as error:
@@ -57,33 +79,34 @@ def main() -> None:
 
 def params_faults(values: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each key that does not fit, and one if curves are wanted where they cannot be sent."""
-    values = {"tracking": {}, **values}
-    for name, schema in SCHEMAS.items():
-        faults = section_faults(values, name, schema, str(PARAMS_FILE))
-        yield from faults
-        if schema is TrackingParams and not faults:
-            try:
-                check_package(TrackingParams.model_validate(values[name]))
-            except UserError as error:
-                yield str(error)
+    yield from schema_faults(values, str(PARAMS_FILE))
+    with suppress(ValidationError):  # which is told already
+        yield from _said("", check_package, TrackingParams.model_validate(values.get("tracking", {})))
 
 
 def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator[str]:
-    """What a method's section needs and this machine lacks: keys, packages, GPUs."""
+    """What a method's section needs and this machine, or what it plays, lacks: keys, packages, files, levels, GPUs."""
     used = engines_in(section)
     for name, engine in getattr(section, "engines", {}).items():
         if name not in used:
             continue
+        place = f"engines.{name}: "
         if isinstance(engine, OpenAiEngineConfig):
-            try:
-                find_key(engine.api_key_env, engine.api_key_file, environment)
-            except UserError as error:
-                yield f"engines.{name}: {error}"
+            yield from _said(place, find_key, engine.api_key_env, engine.api_key_file, environment)
         if isinstance(engine, VllmEngineConfig):
-            try:
-                check_installed()
-            except UserError as error:
-                yield f"engines.{name}: {error}"
+            yield from _said(place, check_installed)
+    for key in ("tools", "play_tools"):
+        tools = getattr(section, key, None)
+        if isinstance(tools, ToolsParams) and "serpapi" in tools.use.values():
+            yield from _said(f"{key}: ", SerpApiSearch, tools.serpapi, environment)
+    if isinstance(section, ReflectRLParams):
+        yield from _played_faults(section)
+    env = getattr(section, "env", None)
+    for one in (env, *env.mixed()) if isinstance(env, EnvParams) else ():
+        if isinstance(one, SciWorldParams) and one.server is None and in_use().kind != "ray":  # its nodes have Java
+            yield from _said("env: ", find_java)
+    for key, template in every(section, "chat_template"):
+        yield from _template_faults(key, template)
     devices = dict(every(section, "device"))
     if "cuda" in devices.values() and not any(Path(file).exists() for file in GPU_FILES):
         key = next(key for key, value in devices.items() if value == "cuda")
@@ -92,6 +115,44 @@ def machine_faults(section: Section, environment: Mapping[str, str]) -> Iterator
         if value != "none" and find_spec("bitsandbytes") is None:
             yield f"{key} is {value}, which needs the package bitsandbytes; run `make setup ACCELERATOR=cuda`."
             break
+
+
+def base_faults(method: str, base: BaseParams) -> Iterator[str]:
+    """What a method's ``base`` names by path and what is not there."""
+    place, model = f"base.{method}", base.model or ""
+    if model in MADE and not Path(model).is_dir():
+        yield f"{place}.model: {model} does not exist yet; {MADE[model]}."
+    elif model.startswith(LOCAL) and not Path(model).is_dir():
+        yield f"{place}.model: there is no folder {model}; name one that exists, or a hub model as owner/name."
+    if base.chat_template is not None:
+        yield from _template_faults(f"{place}.chat_template", base.chat_template)
+
+
+def _template_faults(key: str, template: str) -> Iterator[str]:
+    if template not in NAMED_TEMPLATES and not Path(template).is_file():
+        yield f"{key}: {template!r} is neither one of {', '.join(NAMED_TEMPLATES)} nor a file; name one that exists."
+
+
+def _played_faults(section: ReflectRLParams) -> Iterator[str]:
+    """Levels and tasks that the environment does not have; where tasks are made from files, both follow from those."""
+    asked = {"generate.levels": section.generate.levels, "evaluate.levels": section.evaluate.levels}
+    taxi = isinstance(section.env, TaxiParams)
+    if section.env.takes_task_file or not (taxi or any(asked.values())):
+        return  # others may take long to list their tasks
+    env = section.env.make()
+    if taxi:
+        yield from _said("", partial(build_splits, seed=0), section.tasks, env)
+    for place, levels in asked.items():
+        for level in levels:
+            yield from _said(f"{place}: ", env.level_tasks, level, [])
+
+
+def _said(place: str, check: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """The sentence of a check that refuses, behind its place; nothing if it does not."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield f"{place}{error}"
 
 
 def engines_in(section: Section) -> set[str]:

@@ -112,7 +112,7 @@ MEANINGS = {
     "num_of_samples": "attempts drawn at each turn; the best goes on",
     "criteria": "which attempts become examples: all, better than before, the best so far, or right ones",
     "only_success": "keep only episodes that end with a right answer",
-    "remove_duplication": "keep equal examples once",
+    "remove_duplication": "attempts that are empty, or repeated within their episode, are not trained on",
     "shuffle": "mix the order of examples",
     "reward_baseline": "subtracted from the reward before weighting",
     "limit": "only the first so many tasks; null: all",
@@ -140,6 +140,6 @@ MEANINGS = {
     "serpapi": "settings of the live web search",
     "url": "address of the search service",
     "own": "weight of this iteration's pairs",
-    "previous": "weight of the iteration before's pairs",
+    "previous": "weight of the previous iteration's pairs",
     "Mix.seed": "seed of the draw",
 }

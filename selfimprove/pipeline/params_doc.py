@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -81,7 +82,21 @@ def _type(annotation: Any) -> str:
     if "Literal" in names:
         options = [str(option) for option in _options(annotation)]
         return " \\| ".join(options)
-    return names.replace("typing.", "").replace("NoneType", "null").replace("None", "null").replace("|", "\\|")
+    return _named(annotation).replace("|", "\\|")
+
+
+def _named(annotation: Any) -> str:
+    """A type in the words of params.yaml, without its bounds."""
+    arguments = [_named(argument) for argument in get_args(annotation)]
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return arguments[0]
+    if origin in (Union, UnionType):
+        return " | ".join(arguments)
+    if annotation in (None, type(None)):
+        return "null"
+    name = str(getattr(origin or annotation, "__name__", annotation))
+    return f"{name}[{', '.join(arguments)}]" if arguments else name
 
 
 def _options(annotation: Any) -> Iterator[Any]:

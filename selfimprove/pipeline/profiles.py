@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,14 @@ from selfimprove.core.cli import one_sentence
 from selfimprove.core.errors import UserError
 from selfimprove.core.overlay import merge
 from selfimprove.core.publish import write_text
+from selfimprove.core.yaml import read_yaml
 from selfimprove.pipeline import layout
 
 FOLDER = Path("profiles")
 DEFAULT = "default"
 PARAMS = Path("params.yaml")
+WRITTEN = Path(".scratch/use")
+"""The SHA-256 of what `make use` wrote last."""
 PROFILE_MARK = "Profile "
 """What the line begins with that says which profile a params.yaml is."""
 
@@ -36,8 +41,9 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     comment that opens the profile stands at the head of the file.
 
     Raises:
-        UserError: there is no such profile (names the nearest).
+        UserError: there is no such profile (names the nearest), or it is no mapping in YAML.
     """
+    wanted = composed(name, folder)
     text = _file(DEFAULT, folder).read_text(encoding="utf-8")
     if name == DEFAULT:
         return text
@@ -45,7 +51,7 @@ def compose(name: str, folder: Path = FOLDER) -> str:
     yaml.preserve_quotes = True
     params = yaml.load(text)
     lines = text.splitlines()
-    written = layout.rewritten(lines, params, composed(name, folder))
+    written = layout.rewritten(lines, params, wanted)
     head = next((place for place, line in enumerate(written) if not line.startswith("#")), 0)
     opening = [f"# {PROFILE_MARK}{name}.", *_opening_comment(_file(name, folder))]
     return "".join(f"{line}\n" for line in [*written[:head], *opening, *written[head:]])
@@ -57,22 +63,15 @@ def named(text: str) -> str:
     return found[1] if found else DEFAULT
 
 
-def own_edits(text: str) -> bool:
-    """Whether a params.yaml holds anything that its profile does not."""
-    name = named(text)
-    return name not in names() or text != compose(name)
-
-
 def composed(name: str, folder: Path = FOLDER) -> dict[str, Any]:
     """What ``compose`` writes, as plain objects.
 
     Raises:
-        UserError: there is no such profile (names the nearest).
+        UserError: there is no such profile (names the nearest), or it is no mapping in YAML.
     """
-    reader = YAML(typ="safe", pure=True)
-    params: dict[str, Any] = reader.load(_file(DEFAULT, folder))
+    params = read_yaml(_file(DEFAULT, folder))
     if name != DEFAULT:
-        merge(params, reader.load(_file(name, folder)))
+        merge(params, read_yaml(_file(name, folder)))
     return params
 
 
@@ -88,7 +87,7 @@ def _opening_comment(path: Path) -> list[str]:
 
 def _file(name: str, folder: Path) -> Path:
     path = folder / f"{name}.yaml"
-    if not path.is_file():
+    if name not in names(folder):  # a path that leads out of the folder is no name
         close = get_close_matches(name, names(folder), n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names(folder))}."
         raise UserError(f"profiles: no profile {name!r}; {hint}")
@@ -97,16 +96,31 @@ def _file(name: str, folder: Path) -> Path:
 
 @one_sentence()
 def main() -> None:
-    """Write params.yaml, unless it holds edits that nothing else keeps."""
+    """Write params.yaml, unless the profile does not fit the schemas or the file holds edits that are nowhere else."""
+    from selfimprove.pipeline.sections import schema_faults
+
     name = sys.argv[1] if len(sys.argv) > 1 else DEFAULT
+    if faults := list(schema_faults(composed(name), str(_file(name, FOLDER)))):
+        raise UserError("\n".join(dict.fromkeys(faults)))
     text = compose(name)
-    if PARAMS.is_file() and own_edits(PARAMS.read_text(encoding="utf-8")) and not _committed(PARAMS):
+    if PARAMS.is_file() and not (_kept(PARAMS.read_bytes()) or _committed(PARAMS)):
         raise UserError(
             f"{PARAMS} holds edits of your own, which `make use` would overwrite; commit them, or run "
             f"`git checkout {PARAMS}` to drop them, then run it again."
         )
     write_text(PARAMS, text)
+    write_text(WRITTEN, f"{sha256(text.encode()).hexdigest()}\n")
     print(f"{PARAMS} is now profile {name}; `git diff {PARAMS}` shows what changed.")
+
+
+def _kept(content: bytes) -> bool:
+    """Whether params.yaml is what `make use` wrote last, though the profile was edited since, or a profile as it is."""
+    if WRITTEN.is_file() and WRITTEN.read_text(encoding="utf-8").strip() == sha256(content).hexdigest():
+        return True
+    with suppress(UnicodeDecodeError, UserError):
+        text = content.decode()
+        return named(text) in names() and text == compose(named(text))
+    return False
 
 
 def _committed(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from selfimprove.core.params import Section
@@ -14,7 +14,7 @@ from selfimprove.methods.spin.params import SpinParams
 from selfimprove.methods.trained import Trained
 from selfimprove.models.base import BaseSection
 from selfimprove.models.tokenizer import TokenizerSection
-from selfimprove.pipeline.params import RunParams
+from selfimprove.pipeline.params import RunParams, section_faults
 
 METHOD_SCHEMAS: dict[str, type[Trained]] = {
     "rise": RiseParams,
@@ -29,6 +29,13 @@ SCHEMAS: dict[str, type[Section]] = {
     "base": BaseSection,
     **METHOD_SCHEMAS,
 }
+
+
+def schema_faults(values: Mapping[str, Any], where: str) -> Iterator[str]:
+    """A sentence for each key of params that does not fit; ``where``: the file that holds them."""
+    values = {"tracking": {}, **values}
+    for name, schema in SCHEMAS.items():
+        yield from section_faults(values, name, schema, where)
 
 
 def spelled_out(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         "adam_beta1": params.betas[0],
         "adam_beta2": params.betas[1],
     }
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(job.checkpoints),
         per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
@@ -150,3 +150,6 @@ def _arguments(job: RunJob, optimiser: dict[str, Any]) -> TrainingArguments:
         **optimiser,
         deepspeed=zero_config(params) if params.launcher.kind == "deepspeed" else None,
     )
+    # A process trains on one GPU. If it sees more, the library makes a DataParallel of them, which cuts packed rows.
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments

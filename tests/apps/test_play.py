@@ -149,6 +149,8 @@ def test_play_questions_may_be_answered_again(tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     file.write_text('{"question": "One and one?", "answer": "1 + 1 = 2\\n#### 2"}\n')
     assert typed(make_game("gsm8k", PARAMS, file), 0, "2\n")[0].success
+    file.write_text('{"problem": "Half of one?", "solution": "It is $\\\\boxed{\\\\frac{1}{2}}$."}\n')
+    assert typed(make_game("math", PARAMS, file), 0, "\\frac12\n")[0].success
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x00\x08\u202e\r[red]"
@@ -242,7 +244,15 @@ def test_play_what_is_missing_is_the_users_error(taxi: Any, tmp_path: Path) -> N
         (["--env", "chess"], 2, "there is no environment 'chess'; take one of textcraft"),
         (["--env", "taxi", "--reflector", "x"], 2, "a reflector advises a model"),
         (["--env", "taxi", "--params", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
-        (["--env", "gsm8k"], 2, "gsm8k needs its problems"),
+        (["--env", "gsm8k"], 2, 'gsm8k needs its problems; name a JSONL file: ARGS="--file'),
+        (["--env", "math"], 2, 'math needs its problems; name a JSONL file: ARGS="--file'),
+        (["--env", "hotpotqa"], 2, 'hotpotqa needs its questions; name their file: ARGS="--file'),
+        (
+            ["--env", "gsm8k", "--file", "nowhere.jsonl"],
+            2,
+            "there is no file nowhere.jsonl; name one",
+        ),
+        (["--env", ""], 2, "there is no environment ''; take one of textcraft"),
     ],
 )
 def test_play_the_command_line_reads_a_pipe_of_any_bytes(arguments: Any, code: int, said: str) -> None:

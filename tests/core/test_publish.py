@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.publish import aside, link_copy, publish, write_json, write_text
 from selfimprove.core.tables import write_csv
 
@@ -138,3 +139,43 @@ def test_what_a_kill_left_beside_the_target_goes(tmp_path: Path) -> None:
     folder(tmp_path / ".replaced-other-0123", half="1")
     publish(folder(tmp_path / "new", both="2"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-other-0123", "out"]
+
+
+def test_a_target_that_cannot_be_written_is_one_sentence_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    folder(tmp_path / "folder", x="kept")
+    for target, said in (
+        (
+            tmp_path / "file/out",
+            f"can't be written: {tmp_path}/file can't be made a folder (File exists); name another place.",
+        ),
+        (
+            tmp_path / "file/deep/out",
+            f"can't be written: {tmp_path}/file/deep can't be made a folder (Not a directory); name another place.",
+        ),
+        (
+            Path("/proc/foo/out"),
+            "can't be written: /proc/foo can't be made a folder (No such file or directory); name another place.",
+        ),
+        (Path("/proc/out"), "can't be written (No such file or directory); name another place."),
+        (tmp_path / ("x" * 255), "can't be written (File name too long); name another place."),
+        (tmp_path / "folder", "is a folder; name a file."),
+        (Path("."), "is a folder; name a file."),
+        (Path("/"), "is a folder; name a file."),
+    ):
+        with pytest.raises(UserError) as refused:
+            write_text(target, "new")
+        assert str(refused.value) == f"{target} {said}"
+    with pytest.raises(UserError, match="file/out can't be written"):
+        publish(folder(tmp_path / "new", x="1"), tmp_path / "file/out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "new"]
+    assert ((tmp_path / "file").read_text(), (tmp_path / "folder/x").read_text()) == ("kept", "kept")
+
+
+def test_a_full_disk_and_a_file_that_the_block_cannot_read_are_no_fault_of_the_target(tmp_path: Path) -> None:
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        with pytest.raises(OSError) as full, aside(tmp_path / "out") as part:
+            raise OSError(number, os.strerror(number), str(part))
+        assert full.value.errno == number
+    with pytest.raises(FileNotFoundError), aside(tmp_path / "out"):
+        (tmp_path / "gone").read_text()

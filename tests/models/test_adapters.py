@@ -150,6 +150,13 @@ def test_the_newest_merged_copies_stay_and_those_in_use(own: Path) -> None:
     assert {one.name for one in merging.STORE.iterdir()} == {copy.name, f"{copy.name}.lock", "old0", "old1"}
 
 
+def test_a_folder_without_a_model_has_no_full_weights(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "selfimprove.models.merge", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "nowhere holds no model (config.json); name a folder such as" in done.stderr
+
+
 def test_a_base_that_is_missing_or_has_changed_is_one_sentence(own: Path) -> None:
     os.rename(own / "iter1", own / "elsewhere")
     with pytest.raises(UserError, match=r"iter2 is an adapter of iter1, which is not here; `dvc pull iter1`"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from selfimprove.methods.agent_r.params import AgentRParams
 from selfimprove.methods.rise.params import RiseParams
 from selfimprove.pipeline import check
 from selfimprove.pipeline.profiles import compose
@@ -100,6 +101,80 @@ def test_gpus_and_packages_that_are_not_here_are_named() -> None:
     faults = list(check.machine_faults(RiseParams.model_validate(values["rise"]), {"OPENAI_API_KEY": "sk-x"}))
     assert any("is cuda, but there is no NVIDIA GPU here" in fault for fault in faults)
     assert any("engines.student: engine vllm: the package vllm is not installed here" in fault for fault in faults)
+
+
+def set_key(path: str, value: object) -> None:
+    values = YAML(typ="safe", pure=True).load(Path("params.yaml"))
+    *parents, last = path.split(".")
+    node = values
+    for part in parents:
+        node = node[part]
+    node[last] = value
+    YAML().dump(values, Path("params.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("spin.tools", {"use": {"search": "serpapi"}}, "spin: tools: the search key SERPAPI_API_KEY is not set"),
+        (
+            "spin.play_tools",
+            {"use": {"search": "serpapi"}, "serpapi": {"api_key_env": "MY_KEY"}},
+            "spin: play_tools: the search key MY_KEY is not set; export MY_KEY=<key>",
+        ),
+        (
+            "base.rise",
+            {"model": "models/smollm2"},
+            "base.rise.model: models/smollm2 does not exist yet; run `make models/smollm2` first.",
+        ),
+        (
+            "base.spin",
+            {"model": "./nowhere", "revision": "abc"},
+            "base.spin.model: there is no folder ./nowhere; name one that exists",
+        ),
+        (
+            "base.rise",
+            {"model": "models/smollm2", "chat_template": "rize"},
+            "base.rise.chat_template: 'rize' is neither one of plain, zephyr, rise, react, text nor a file",
+        ),
+        ("reflect_rl.evaluate.levels", ["pickupp"], "reflect_rl: evaluate.levels: taxi has no level 'pickupp'"),
+        ("reflect_rl.generate.levels", ["pickupp"], "reflect_rl: generate.levels: taxi has no level 'pickupp'"),
+        ("reflect_rl.tasks.train", 301, "reflect_rl: tasks: "),
+    ],
+)
+def test_what_the_first_stage_would_miss_is_told_before_it(
+    path: str, value: object, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SERPAPI_API_KEY", "MY_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    set_key(path, value)
+    assert any(line.startswith(said) for line in ends_with(capsys))
+
+
+def test_scienceworld_s_installation_is_asked_for_where_it_is_played_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    section = AgentRParams.model_validate(profile("agent-r-sciworld")["agent_r"])
+    assert any(fault.startswith("env: ScienceWorld ") for fault in check.machine_faults(section, {}))
+    remote = section.model_copy(update={"env": section.env.model_copy(update={"server": "http://127.0.0.1:9"})})
+    assert not any(fault.startswith("env: ") for fault in check.machine_faults(remote, {}))
+
+
+def test_a_cluster_that_does_not_exist_is_told_before_any_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLUSTER", "rai")
+    assert ends_with(capsys) == ["CLUSTER=rai: there are: none, ray, slurm."]
+
+
+def test_params_alone_can_be_checked_as_make_dag_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["check", "params"])
+    set_key("base.rise", {"model": "models/smollm2"})  # this machine's matter
+    check.main()
+    change("seed: 17", "seed: x")
+    (said,) = ends_with(capsys)
+    assert "run.seed" in said
 
 
 @pytest.mark.parametrize("fault", ["rise: 1", "x", "", "run: {seed: 1"])

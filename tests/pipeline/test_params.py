@@ -224,6 +224,36 @@ def test_a_wrong_type_or_range_names_the_key_the_limit_and_the_value(path: str, 
 
 
 @pytest.mark.parametrize(
+    ("path", "engine"),
+    [
+        ("rise.iterations.iter1.generate.max_tokens", "student"),
+        ("rise.evaluate.max_tokens", "student"),
+        ("agent_r.evaluate.max_tokens", "actor"),
+        ("agent_r.iterations.iter1.convert.judge_max_tokens", "actor"),
+        ("reflect_rl.evaluate.max_tokens", "reflector"),
+        ("reflect_rl.iterations.reflect_rl.rl.max_tokens", "reflector"),
+    ],
+)
+def test_answers_that_leave_no_room_for_a_prompt_are_refused(path: str, engine: str) -> None:
+    method, key = path.split(".", 1)
+    context = DEFAULT[method]["engines"][engine]["context"]
+
+    def asked(tokens: int) -> Callable[[dict[str, Any]], object]:
+        def change(values: dict[str, Any]) -> None:
+            if key.endswith("judge_max_tokens"):
+                values[method]["iterations"]["iter1"]["convert"]["judge"] = "actor"
+            put(path, tokens)(values)
+
+        return change
+
+    said = f"{key}: {context} tokens leave no room for a prompt in engines.{engine}.context {context}"
+    assert said in complaint(asked(context))
+    values = copy.deepcopy(DEFAULT)
+    asked(context - 1)(values)
+    load_all(values)
+
+
+@pytest.mark.parametrize(
     ("path", "value", "said"),
     [
         ("rise.iterations.iter2.generate.offset", 13, "iterations.iter2.generate: 12 tasks from place 13 on"),

@@ -17,3 +17,10 @@ def test_every_key_has_a_meaning_and_no_meaning_is_left_over() -> None:
             if field.description is None:
                 used.add(next(name for name in names_of(schema, key) if name in MEANINGS))
     assert used == set(MEANINGS)
+
+
+def test_types_are_written_without_their_bounds() -> None:
+    text = page()
+    assert "| `steps` | dict[int, float] |" in text
+    assert "FieldInfo" not in text
+    assert "Annotated" not in text

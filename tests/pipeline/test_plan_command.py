@@ -89,6 +89,7 @@ def test_a_machine_s_own_gpus_are_planned_for(tmp_path: Path, monkeypatch: pytes
     ("arguments", "said"),
     [
         (["rise-llama-7b"], "did you mean 'rise-llama2-7b'?"),
+        (["rise-llama2-7b", "--method", "spin"], "sets up rise only, and spin in it is the default's; plan that with"),
         (["default", "--method", "rize"], "METHOD='rize' is no method; there are rise, agent_r, reflect_rl, spin."),
         (["default", "--gpus", "four"], "GPUS='four' is not a number of GPUs and their memory"),
         (["default", "--gpus", "0x80GB"], "write for example GPUS=4x80GB."),

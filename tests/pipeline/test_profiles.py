@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,28 +100,70 @@ def test_null_is_written_as_null(folder: Path) -> None:
     assert "seed: null" in composed(folder, "run: {seed: null}\n")[0]
 
 
-def test_make_use_keeps_edits_that_no_commit_has(folder: Path) -> None:
-    (folder / "profiles").mkdir()
-    (folder / "default.yaml").rename(folder / "profiles/default.yaml")
-    (folder / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """A folder with the real default profile."""
+    (tmp_path / "profiles").mkdir()
+    shutil.copy(ROOT / "profiles/default.yaml", tmp_path / "profiles")
+    return tmp_path
+
+
+def use(repo: Path, name: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "selfimprove.pipeline.profiles", name]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    return subprocess.run(command, cwd=repo, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_make_use_keeps_edits_that_no_commit_has(repo: Path) -> None:
+    (repo / "profiles/mine.yaml").write_text("run: {seed: 5}\n")
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
-
-    def use(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "selfimprove.pipeline.profiles", name]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-    assert use("mine").returncode == 0  # there was no params.yaml
-    assert use("default").returncode == 0  # a profile's own text is no edit
-    params = folder / "params.yaml"
-    params.write_text(params.read_text().replace("seed: 1", "seed: 9"))
-    refused = use("mine")
+    assert use(repo, "mine").returncode == 0  # there was no params.yaml
+    assert use(repo, "default").returncode == 0  # a profile's own text is no edit
+    params = repo / "params.yaml"
+    params.write_text(params.read_text().replace("seed: 17", "seed: 9", 1))
+    refused = use(repo, "mine")
     assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
     assert "holds edits of your own, which `make use` would overwrite; commit them" in refused.stderr
     assert "seed: 9" in params.read_text()
     for words in (["init", "--quiet"], ["add", "params.yaml"], ["commit", "--quiet", "-m", "mine"]):
-        subprocess.run([*git, *words], cwd=folder, check=True)
-    assert use("mine").returncode == 0
+        subprocess.run([*git, *words], cwd=repo, check=True)
+    assert use(repo, "mine").returncode == 0
+
+
+def test_a_profile_that_was_edited_since_it_was_written_may_be_written_again(repo: Path) -> None:
+    for seed in (5, 6):
+        (repo / "profiles/mine.yaml").write_text(f"run: {{seed: {seed}}}\n")
+        done = use(repo, "mine")
+        assert done.returncode == 0, done.stderr
+        assert f"seed: {seed}" in (repo / "params.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"run: {seed: 1\n", "profiles/mine.yaml, line 2: not YAML"),
+        (b"", "profiles/mine.yaml: a mapping was expected"),
+        (b"- run\n", "profiles/mine.yaml: a mapping was expected"),
+        (b"run: {seed: 1}\nrun: {seed: 2}\n", 'profiles/mine.yaml, line 2: not YAML (found duplicate key "run"'),
+        (b"run: {seed: 1} # \xe9\n", "profiles/mine.yaml: not YAML"),
+        (b"rize: {seed: 1}\n", "profiles/mine.yaml: unknown section 'rize'; did you mean 'rise'?"),
+        (b"run: {sed: 1}\n", "profiles/mine.yaml: run.sed: unknown key; did you mean 'seed'?"),
+    ],
+)
+def test_a_malformed_profile_is_one_sentence_and_nothing_is_written(repo: Path, text: bytes, said: str) -> None:
+    (repo / "profiles/mine.yaml").write_bytes(text)
+    refused = use(repo, "mine")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert refused.stderr.startswith(said)
+    assert not (repo / "params.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["../params", "x'y", "", "default.yaml", "./default"])
+def test_only_the_name_of_a_file_in_profiles_is_a_profile(repo: Path, name: str) -> None:
+    assert use(repo, "default").returncode == 0
+    refused = use(repo, name)
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1)
+    assert f"no profile {name!r}" in refused.stderr
 
 
 def test_an_engine_of_another_kind_replaces_the_old_one_whole(folder: Path) -> None:
@@ -162,25 +205,12 @@ def test_an_unknown_profile_names_the_nearest(folder: Path) -> None:
     assert names(folder) == ["default"]
 
 
-def test_make_use_writes_params_yaml_whole_or_not_at_all(folder: Path) -> None:
-    (folder / "profiles").mkdir()
-    (folder / "default.yaml").rename(folder / "profiles/default.yaml")
-    (folder / "params.yaml").write_text(UNDER)
-
-    def use(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "selfimprove.pipeline.profiles", name]
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    missing = use("nosuch")
+def test_make_use_writes_params_yaml_whole_or_not_at_all(repo: Path) -> None:
+    before = (repo / "profiles/default.yaml").read_text()
+    (repo / "params.yaml").write_text(before)
+    missing = use(repo, "nosuch")
     assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
-    assert (folder / "params.yaml").read_text() == UNDER
-    done = use("default")
+    assert (repo / "params.yaml").read_text() == before
+    done = use(repo, "default")
     assert done.returncode == 0, done.stderr
-    assert YAML(typ="safe", pure=True).load(folder / "params.yaml") == YAML(typ="safe", pure=True).load(UNDER)
+    assert (repo / "params.yaml").read_text() == before

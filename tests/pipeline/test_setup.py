@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -80,3 +81,48 @@ def test_make_refuses_a_method_that_does_not_exist(target: str) -> None:
     )
     assert done.returncode == 2
     assert "METHOD=rize: there are: all rise agent_r reflect_rl spin." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["test-backends", "BACKENDS=vlm"], "BACKENDS=vlm: there are: rehearse smollm2 vllm"),
+        (["remote", "URL="], "make remote URL=s3://bucket/folder"),
+        (["leaderboard", "MODEL="], "make leaderboard MODEL=<a model folder, or a model of the hub>"),
+    ],
+)
+def test_what_make_needs_is_asked_for_before_anything_is_installed(words: list[str], said: str) -> None:
+    done = subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "pip install" not in done.stdout
+
+
+def test_a_leaderboard_s_model_is_looked_for_before_its_environment_is_made() -> None:
+    words = ["make", "-n", "leaderboard", "MODEL=nowhere", f"LEADERBOARD_ENV={ROOT}/.scratch/no-environment"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.index("--only-check") < done.stdout.index("/.scratch/no-environment/bin/python -m pip install")
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("use", "PROFILE"),
+        ("plan", "PROFILE"),
+        ("rehearse", "PROFILE"),
+        ("play", "ENV"),
+        ("exp", "SET"),
+        ("sweep", "GRID"),
+    ],
+)
+def test_make_hands_a_name_with_a_quote_on_as_it_is(target: str, name: str) -> None:
+    command = ["make", "-n", target, f"{name}=x'y"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    lines = [line for line in done.stdout.splitlines() if "x'" in line]
+    assert lines
+    assert all("x'y" in shlex.split(line) for line in lines)
+
+
+def test_make_dag_says_what_is_wrong_with_params_before_dvc_reads_them() -> None:
+    done = subprocess.run(["make", "-n", "dag"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.index("selfimprove.pipeline.check params") < done.stdout.index("selfimprove.apps.report.dag")

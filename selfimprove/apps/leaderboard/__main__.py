@@ -33,13 +33,18 @@ def evaluate(
     dtype: Annotated[str, typer.Option(help="auto (the model's own), float32, bfloat16, float16")] = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="questions at a time")] = 8,
     limit: Annotated[int | None, typer.Option(min=1, help="only the first so many questions of each, to try")] = None,
+    only_check: Annotated[bool, typer.Option("--only-check", help="whether there are such a model and tasks")] = False,
 ) -> None:
     """Evaluate one model, and print the table of all that were."""
     from selfimprove.apps.leaderboard import harness
 
     chosen = select(tasks)
-    files.fingerprint(model)  # one that is nowhere is told before anything is fetched
+    of_hub = not files.is_folder(model)  # one that is nowhere is told before anything is fetched
     harness.go_offline_unless_the_hub_answers()
+    if of_hub:
+        harness.check_hub(model)
+    if only_check:
+        return
     try:
         loaded = harness.load_tasks(chosen)
     except harness.DataMissingError as error:

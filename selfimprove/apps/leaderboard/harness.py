@@ -43,6 +43,25 @@ def go_offline_unless_the_hub_answers() -> None:
             os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def check_hub(model: str) -> None:
+    """Refuse a name under which the hub, or what is cached of it here, has no model.
+
+    Raises:
+        UserError: it has none, or not for this user.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    name, _, revision = model.partition("@")
+    try:
+        hf_hub_download(name, "config.json", revision=revision or None)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise UserError(
+            f"MODEL={model} is no folder here, and the hub has no such model for you ({first_line(error)}); name one "
+            "that is there."
+        ) from None
+
+
 @dataclass(frozen=True)
 class LoadedTasks:
     """The harness's index of definitions, and its object for each task (for MMLU the group of 57)."""

@@ -123,8 +123,8 @@ def key_of(fingerprint: str, settings: Settings) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def fingerprint(model: str) -> str | None:
-    """SHA-256 of the names and contents of a model folder's files; None for a model of the hub, named by its commit.
+def is_folder(model: str) -> bool:
+    """Whether the model is one of a folder; else it is one of the hub.
 
     Raises:
         UserError: there is no model in the folder, or no such folder and it is no name of the hub's.
@@ -136,14 +136,25 @@ def fingerprint(model: str) -> str | None:
                 f"MODEL={model}: there is no such folder, and a model of the hub is <owner>/<name>[@revision]; name "
                 "one that is there."
             )
-        return None
+        return False
     if not (folder / "config.json").is_file():
         raise UserError(
             f"MODEL={folder} is a folder without a config.json; name a model folder (models/<method>/<name>) or a "
             "model of the hub."
         )
+    return True
+
+
+def fingerprint(model: str) -> str | None:
+    """SHA-256 of the names and contents of a model folder's files; None for a model of the hub, named by its commit.
+
+    Raises:
+        UserError: as ``is_folder``.
+    """
+    if not is_folder(model):
+        return None
     digest = hashlib.sha256()
-    for file in sorted(path for path in folder.iterdir() if path.is_file()):
+    for file in sorted(path for path in Path(model).iterdir() if path.is_file()):
         digest.update(f"{file.name} {sha256_of(file)}\n".encode())
     return digest.hexdigest()
 

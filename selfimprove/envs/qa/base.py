@@ -100,10 +100,15 @@ def content_id(task: str, *parts: str) -> str:
     return f"{task}-{blake2b(chr(31).join(parts).encode(), digest_size=6).hexdigest()}"
 
 
+def folded(question: str) -> str:
+    """A question's text by which it is known again: case and spaces aside."""
+    return " ".join(question.lower().split())
+
+
 def duplicates(splits: Mapping[str, Sequence[Question]]) -> dict[str, list[str]]:
     """Questions that stand in two splits, or twice in one: {question's text: splits}, case and spaces aside."""
     places: dict[str, list[str]] = {}
     for name, questions in splits.items():
         for question in questions:
-            places.setdefault(" ".join(question.question.lower().split()), []).append(name)
+            places.setdefault(folded(question.question), []).append(name)
     return {text: names for text, names in places.items() if len(names) > 1}

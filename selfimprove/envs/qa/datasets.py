@@ -35,10 +35,10 @@ def load_questions(name: str, split: str, folder: Path) -> list[Question]:
     """
     if name not in LOADERS:
         raise UserError(f"spin.tasks: there is no task {name!r} to read; choose one of {', '.join(LOADERS)}.")
-    return _own_ids(LOADERS[name](split, folder))
+    return own_ids(LOADERS[name](split, folder))
 
 
-def _own_ids(questions: list[Question]) -> list[Question]:
+def own_ids(questions: list[Question]) -> list[Question]:
     """A question that a file repeats gets ``-2``, ``-3``, … behind its id, in the order of the file."""
     seen: Counter[str] = Counter()
     own = []

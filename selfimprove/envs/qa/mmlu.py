@@ -27,7 +27,7 @@ SPLITS = {"train": "auxiliary_train", "dev": "dev", "val": "val", "test": "test"
 _REASON = r"(?:is|was|because|since|as|for|would|must|should|seems|looks|means|describes|explains|answers)\b"
 _LEADING = re.compile(
     rf"[\W_]*(?:([B-Db-d])|(A)(?![ \t]+(?!{_REASON})[^\W\d_])|(a)(?![ \t]+[^\W\d_]))"
-    r"(?![A-Za-z0-9_'’]|[-–]\w)(?!\s+(?:and|or)\b)"
+    r"(?![\w'’]|[-–]\w)(?!\s+(?:and|or)\b)"
 )
 
 
@@ -45,7 +45,7 @@ def load(split: str, folder: Path) -> list[Question]:
     questions = []
     for path in files:
         for place, cells in read_table(path, header=False):
-            if len(cells) != 6 or cells[5].strip() not in LETTERS or not cells[5].strip():
+            if len(cells) != 6 or cells[5].strip() not in [*LETTERS]:
                 raise UserError(f"{place}: a question, four options and a letter were expected; fix or delete it.")
             options = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, cells[1:5], strict=True))
             text = f"Question: {cells[0]}\n{options}"

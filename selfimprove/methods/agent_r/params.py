@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.core.params import Section, check_context
+from selfimprove.core.params import Section, check_answer_room
 from selfimprove.engines.config import EngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.registry import TextSection
 from selfimprove.methods.lineage import check_known, check_room, check_split
@@ -194,7 +194,7 @@ class AgentRParams(Iterated):
         for key, iteration in self.iterations.items():
             search, place = iteration.generate, f"iterations.{key}.generate"
             check_known(f"{place}.engine", "engine", search.engine, self.engines)
-            check_context(f"{place}.max_tokens", search.max_tokens, search.engine, self.engines[search.engine])
+            check_answer_room(f"{place}.max_tokens", search.max_tokens, search.engine, self.engines[search.engine])
             if (search.min, search.max) == (None, None):
                 check_room(place, search.tasks, search.offset, self.tasks.train)
         for key, iteration in self.iterations.items():
@@ -216,10 +216,10 @@ class AgentRParams(Iterated):
                 "another name (iterations.*.generate.engine)"
             )
         check_own_model("actor", self.engines["actor"], "agent_r")
-        check_context("evaluate.max_tokens", self.evaluate.max_tokens, "actor", self.engines["actor"])
+        check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "actor", self.engines["actor"])
         for key, iteration in self.iterations.items():
             asked = iteration.convert
             if asked.revise and asked.judge == "actor":
                 place = f"iterations.{key}.convert.judge_max_tokens"
-                check_context(place, asked.judge_max_tokens, "actor", self.engines["actor"])
+                check_answer_room(place, asked.judge_max_tokens, "actor", self.engines["actor"])
         return self

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from selfimprove.core.params import Section
+from selfimprove.core.params import Section, check_answer_room
 from selfimprove.engines.config import (
     EngineConfig,
     OpenAiEngineConfig,
@@ -227,6 +227,7 @@ class ReflectRLParams(Trained):
         self._evaluates()
         check_known("generate.teacher", "engine", self.generate.teacher, self.engines)
         self._is_taught("generate.teacher", self.generate.teacher)
+        self._have_room()
         if self.tasks.teacher is not None:
             check_known("tasks.teacher", "engine", self.tasks.teacher, self.engines)
             self._is_taught("tasks.teacher", self.tasks.teacher)
@@ -238,6 +239,17 @@ class ReflectRLParams(Trained):
                 if isinstance(self.engines[agent.engine], ScriptedEngineConfig):
                     raise ValueError(f"agents.{key}.engine: a scripted engine is no chat model; use kind expert")
         return self
+
+    def _have_room(self) -> None:
+        """Those who are asked for more than a label."""
+        advised = {f"iterations.{key}.rl": run.rl for key, run in self.iterations.items() if run.reflector != NONE}
+        asked = [(place, rl.max_tokens, "reflector") for place, rl in advised.items()]
+        if any(row.reflector != NONE for row in self.rows.values()):
+            asked.append(("evaluate", self.evaluate.max_tokens, "reflector"))
+        asked.append(("generate", self.generate.max_tokens, self.generate.teacher))
+        asked += [(f"agents.{key}", one.max_tokens, one.engine) for key, one in self.agents.items() if one.engine]
+        for place, tokens, engine in asked:
+            check_answer_room(f"{place}.max_tokens", tokens, engine, self.engines[engine])
 
     def _evaluates(self) -> None:
         """The policy's engine in evaluations."""

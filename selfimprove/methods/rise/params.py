@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from selfimprove.core.errors import UserError
-from selfimprove.core.params import Section
+from selfimprove.core.params import Section, check_answer_room
 from selfimprove.engines.config import EngineConfig, check_own_model
 from selfimprove.envs.interface import Problem
 from selfimprove.envs.math.params import Difficulty
@@ -157,6 +157,7 @@ class RiseParams(Iterated):
             asked, place = iteration.generate, f"iterations.{key}.generate"
             for model in asked.models:
                 check_known(f"{place}.models", "engine", model, self.engines)
+                check_answer_room(f"{place}.max_tokens", asked.max_tokens, model, self.engines[model])
             check_room(place, asked.tasks, asked.offset, self.tasks.train)
         source, env = self.tasks.source, self.env.name
         if source in ("gsm8k", "math") and self.env.own_tasks:
@@ -164,4 +165,5 @@ class RiseParams(Iterated):
         if "student" not in self.engines:
             raise ValueError("engines: 'student', which evaluation plays, is missing; add it")
         check_own_model("student", self.engines["student"], "rise")
+        check_answer_room("evaluate.max_tokens", self.evaluate.max_tokens, "student", self.engines["student"])
         return self

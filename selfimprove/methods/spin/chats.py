@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from selfimprove.core.errors import UserError
+from selfimprove.core.errors import UserError, first_line
 from selfimprove.core.records import Record, read_records
 from selfimprove.core.seeds import datasets_order
 from selfimprove.envs.qa.base import Question, content_id
+from selfimprove.envs.qa.datasets import own_ids
 from selfimprove.envs.qa.experts import Expert, Round
 
 FileFormat = Literal["jsonl", "parquet"]
@@ -158,39 +159,42 @@ def gathered(folder: Path, count: int, split: Split) -> list[Row]:
 def read_chats(folder: Path, split: Split) -> list[Expert]:
     """A reformatted split as experts of one round: the prompt as the question, the answer as what to imitate.
 
+    Every row is kept: those that repeat a prompt have ids that end with -2, -3 and so on.
+
     Raises:
         UserError: no such file, or a row of another shape.
     """
     found = [path for path in _files(folder) if path.stem == STEM.format(split=split)]
     if not found:
         raise UserError(
-            f"{folder} has no {STEM.format(split=split)}.jsonl or .parquet; write it with `plain reformat`."
+            f"{folder} has no {STEM.format(split=split)}.jsonl or .parquet; write it with `reformat` (docs/spin.md)."
         )
-    experts: dict[str, Expert] = {}
+    questions = []
     for place, row in read_rows_of(found[0]):
-        asked, real = (_content(row, place, index) for index in (0, 1))
-        question = Question(id=content_id("chat", asked), task="chat", question=asked, gold=real)
-        answer = Round(thought=real, action="")
-        experts.setdefault(question.id, Expert(id=question.id, question=question, rounds=[answer], source="data"))
-    return list(experts.values())
+        asked, real = (content(row, place, index) for index in (0, 1))
+        questions.append(Question(id=content_id("chat", asked), task="chat", question=asked, gold=real))
+    return [
+        Expert(id=one.id, question=one, rounds=[Round(thought=one.gold, action="")], source="data")
+        for one in own_ids(questions)
+    ]
 
 
 def read_rows_of(path: Path) -> Iterator[tuple[str, Row]]:
     """(place, object) of a JSON, JSONL or parquet file.
 
     Raises:
-        UserError: as ``read_records``; or it is no parquet file.
+        UserError: as ``read_records``; or it is no parquet file, or a damaged one.
     """
     if path.suffix != ".parquet":
         yield from read_records(path)
         return
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.read_table(path)
-    except ArrowInvalid as fault:
-        raise UserError(f"{path} is no readable parquet file ({str(fault).splitlines()[0]}); fetch it again.") from None
-    for number, row in enumerate(table.to_pylist()):
+        rows = parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError, ValueError) as fault:  # what is damaged decides which
+        raise UserError(f"{path} is no readable parquet file ({first_line(fault)}); fetch it again.") from None
+    for number, row in enumerate(rows):
         yield f"{path}, row {number}", row
 
 
@@ -213,13 +217,18 @@ def _files(folder: Path) -> list[Path]:
     return sorted((path for path in folder.rglob("*") if path.suffix in READ), key=str)
 
 
-def _content(row: Row, place: str, index: int) -> str:
+def content(row: Row, place: str, index: int) -> str:
+    """The prompt (``index`` 0) or the answer (1) of a row.
+
+    Raises:
+        UserError: it has none (names ``place``).
+    """
     try:
         text = row["real"][index]["content"]
     except (KeyError, IndexError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{place}: no prompt and answer under 'real'; write the file with `plain reformat`.")
+        raise UserError(f"{place}: no prompt and answer under 'real'; write the file with `reformat` (docs/spin.md).")
     return text
 
 
@@ -230,4 +239,4 @@ def _answered(row: Row, place: str) -> Row:
         answer = None
     if not isinstance(answer, str):
         raise UserError(f"{place}: no answer under 'generated'; generate this fraction again.")
-    return make_row(_content(row, place, 0), _content(row, place, 1), answer.lstrip())
+    return make_row(content(row, place, 0), content(row, place, 1), answer.lstrip())

@@ -12,7 +12,6 @@ the markers, on however many lines; the original counts lines, which breaks MMLU
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from selfimprove.methods.spin.prompts import RESPONSE
@@ -20,7 +19,7 @@ from selfimprove.methods.spin.prompts import RESPONSE
 Mode = Literal["parity", "self_play"]
 
 _INSTRUCTION = "### Instruction:\n"
-_TERMINAL = re.compile(r"\nObservation: Episode finished, reward = [^\n]*\n?\Z")
+_TERMINAL = "Observation: Episode finished, reward = "
 
 
 def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
@@ -40,5 +39,8 @@ def alpaca_row(traj: str, mode: Mode) -> dict[str, str]:
 
 
 def without_terminal(output: str) -> str:
-    """The text up to its last action, if a terminal observation follows it; else without a newline at its end."""
-    return _TERMINAL.sub("", output).removesuffix("\n")
+    """The text up to its last action, if terminal observations follow it; else without a newline at its end."""
+    kept, seen = output.rstrip("\r\n"), False
+    while kept[kept.rfind("\n") + 1 :].startswith(_TERMINAL):
+        kept, seen = kept.rpartition("\n")[0].rstrip("\r\n"), True
+    return kept if seen else output.removesuffix("\n")

@@ -13,7 +13,7 @@ from selfimprove.core.seeds import datasets_order
 from selfimprove.envs.qa.experts import Expert
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.play import SpinEpisode
-from selfimprove.methods.spin.prompts import written
+from selfimprove.methods.spin.prompts import is_flat, written
 
 
 class PairAudit(Record):
@@ -68,7 +68,7 @@ def spin_pairs(
                         id=f"{source}-{episode.id}",
                         prompt=episode.prompt,
                         real=real,
-                        generated=episode.messages,
+                        generated=continuation(episode),
                         source=source,
                     )
                 )
@@ -91,12 +91,25 @@ def outcome_pairs(episodes: Sequence[SpinEpisode], source: str) -> list[Pair]:
                 Pair(
                     id=f"{source}-outcome-{key}",
                     prompt=right.prompt,
-                    real=right.messages,
-                    generated=wrong.messages,
+                    real=continuation(right),
+                    generated=continuation(wrong),
                     source=source,
                 )
             )
     return pairs
+
+
+def continuation(episode: SpinEpisode) -> list[Message]:
+    """An episode's messages as a side of a pair: without an end token that the policy did not write.
+
+    A failed round may have ended at the stop string, which its text then lost, as its ids did (docs/spin.md, S13).
+    """
+    messages = list(episode.messages)
+    if is_flat(episode.form) and not episode.finished and messages:
+        last = messages[-1]
+        if last.token_ids is None and last.finish == "stop":
+            messages[-1] = last.model_copy(update={"finish": "length"})
+    return messages
 
 
 def mixed(own: Sequence[Pair], previous: Sequence[Pair], mix: Mix) -> list[Pair]:

@@ -100,7 +100,7 @@ class TasksParams(Section):
     expert_file: str | None = Field(
         default=None, description="hotpotqa: Alpaca rows of experts instead of FireAct's own; they are audited"
     )
-    file: str | None = Field(default=None, description="chat: the folder that `plain reformat` wrote")
+    file: str | None = Field(default=None, description="chat: the folder that plain SPIN's `reformat` wrote")
     other: OtherTask | None = Field(default=None, description="evaluate on another task; null: the source's own split")
 
     @model_validator(mode="after")
@@ -112,6 +112,8 @@ class TasksParams(Section):
             raise ValueError(f"source: {self.source!r} is unknown; choose {offered}")
         if (self.file is None) == (self.source == "chat"):
             raise ValueError("file: name the reformatted folder for source chat, and only for it")
+        if self.expert_file is not None and (self.source != "hotpotqa" or self.experts == "scripted"):
+            raise ValueError("expert_file: is read for source hotpotqa with experts gpt-4 or both; set null")
         return self
 
 
@@ -255,16 +257,19 @@ class SpinParams(Iterated):
                     f"rows.{key}.init: must be {iteration.init!r}, as iterations.{key}.init; a player starts as its "
                     "opponent"
                 )
-            end = iteration.generate.end
-            if end is not None and end > self.tasks.train:
-                raise ValueError(
-                    f"iterations.{key}.generate.end: {end} is asked for, tasks.train is {self.tasks.train}; fix one"
-                )
         for key, row in self.rows.items():
-            if row.data == "outcome" and self.iterations[row.source].generate.runs < 2:
+            if row.data != "outcome":
+                continue
+            played = self.iterations[row.source].generate
+            if played.runs < 2:
                 raise ValueError(
                     f"rows.{key}.source: {row.source} has one run a question, so no outcome differs; set its "
                     "generate.runs to 2 or more"
+                )
+            if not played.evaluate:
+                raise ValueError(
+                    f"rows.{key}.source: the episodes of {row.source} are not scored, so no outcome differs; set its "
+                    "generate.evaluate to true"
                 )
         return self
 
@@ -284,6 +289,26 @@ class SpinParams(Iterated):
             raise ValueError("prompt.format: reply is plain SPIN's, for source chat, and only for it")
         if self.prompt.format == "reply" and self.prompt.few_shot != "off":
             raise ValueError("prompt.few_shot: plain SPIN has no worked episodes; set off")
+        return self
+
+    @model_validator(mode="after")
+    def _fits(self) -> SpinParams:
+        """Refuse slices beyond their split, and replies for which the engine's context has no room."""
+        context = getattr(self.engines.get("policy"), "context", None)
+        for key, split, play in (
+            ("evaluate", self.evaluate.split, self.evaluate),
+            *((f"iterations.{key}.generate", "train", one.generate) for key, one in self.iterations.items()),
+        ):
+            count: int = getattr(self.tasks, split)
+            if play.start >= count:
+                raise ValueError(f"{key}.start: {play.start} is asked for, tasks.{split} is {count}; fix one")
+            if play.end is not None and play.end > count:
+                raise ValueError(f"{key}.end: {play.end} is asked for, tasks.{split} is {count}; fix one")
+            if context is not None and play.max_tokens >= context:
+                raise ValueError(
+                    f"{key}.max_tokens: {play.max_tokens} leaves no room for a prompt in engines.policy.context, which "
+                    f"is {context}; lower the one or raise the other"
+                )
         return self
 
     @model_validator(mode="after")

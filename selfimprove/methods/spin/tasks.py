@@ -18,7 +18,7 @@ from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example, Message, read_rows
 from selfimprove.core.sources import fetch, load_sources
 from selfimprove.envs.params import make_own
-from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates
+from selfimprove.envs.qa.base import Paragraph, Question, Split, duplicates, folded
 from selfimprove.envs.qa.datasets import load_questions
 from selfimprove.envs.qa.encyclopedia import make_encyclopedia
 from selfimprove.envs.qa.expert_files import ExpertAudit, hotpotqa_experts, read_experts
@@ -75,7 +75,7 @@ def gather(
         material = _hotpotqa(tasks, tools, download, mirror, searched=searched)
     if tasks.other is not None:
         material.splits["test"] = _first(_other(tasks.other, download, mirror), tasks.test, "test")
-    check_disjoint(material.splits)
+    check_disjoint(_once_each(material.splits) if tasks.source == "chat" else material.splits)
     return material
 
 
@@ -92,6 +92,11 @@ def check_disjoint(splits: Mapping[Split, Sequence[Question]]) -> None:
         raise UserError(
             f"spin.tasks: the question {text[:80]!r} stands in {' and '.join(names)}{more}; take it out of one of them."
         )
+
+
+def _once_each(splits: Mapping[Split, Sequence[Question]]) -> dict[Split, list[Question]]:
+    """The splits without what they repeat within themselves, as chats do: plain SPIN keeps every row."""
+    return {name: list({folded(one.question): one for one in split}.values()) for name, split in splits.items()}
 
 
 def chosen(split: Sequence[Question], cfg: PlayParams) -> list[tuple[int, Question]]:

@@ -18,7 +18,7 @@ from selfimprove.pipeline.plan.hardware import (
     parse_nodes,
     parse_price,
 )
-from selfimprove.pipeline.plan.plan import MethodPlan, faults, plans
+from selfimprove.pipeline.plan.plan import MethodPlan, faults, methods_of, plans
 from selfimprove.pipeline.plan.table import cluster_overview, overview, show, show_total
 from selfimprove.pipeline.profiles import names
 
@@ -48,6 +48,7 @@ def main(
         return [
             plan
             for name in (names() if profile == "all" else [profile])
+            if profile != "all" or method in ("all", *methods_of(name))
             for plan in plans(
                 name,
                 method,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.yaml import read_yaml
 from selfimprove.engines.config import EngineConfig, VllmEngineConfig
 from selfimprove.models.base import BaseSection
@@ -140,10 +141,17 @@ def plans(
         wide: as if each launcher named all GPUs of all machines.
 
     Raises:
-        UserError: no such profile, params that do not fit their schemas, or a model that nothing here describes.
+        UserError: no such profile, a method that it does not set up, params that do not fit their schemas, or a model
+            that nothing here describes.
     """
     values = composed(profile, folder)
-    names = [method] if method != "all" else methods_of(profile, folder)
+    own = methods_of(profile, folder)
+    if method not in ("all", *own):
+        raise UserError(
+            f"profile {profile!r} sets up {', '.join(own)} only, and {method} in it is the default's; plan that with "
+            f"PROFILE={DEFAULT} METHOD={method}."
+        )
+    names = own if method == "all" else [method]
     return [
         make_plan(
             profile,

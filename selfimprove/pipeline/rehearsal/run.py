@@ -24,14 +24,14 @@ from selfimprove.core.publish import write_json, write_text
 from selfimprove.core.records import read_object
 from selfimprove.pipeline.lock import alone
 from selfimprove.pipeline.params import METHODS
-from selfimprove.pipeline.profiles import compose
+from selfimprove.pipeline.profiles import composed
 from selfimprove.pipeline.rehearsal import folder as place
 from selfimprove.pipeline.rehearsal import stand_in
 from selfimprove.pipeline.rehearsal.rule import Here, Params, gpu_methods, rehearsable, rehearsed
 from selfimprove.pipeline.rehearsal.table import OUTCOME, outcome
 from selfimprove.pipeline.rehearsal.teacher import KEY, serving
 from selfimprove.pipeline.rehearsal.tell import printable, tell
-from selfimprove.pipeline.sections import spelled_out
+from selfimprove.pipeline.sections import schema_faults, spelled_out
 
 REAL = stand_in.REAL
 CPU_ENVIRONMENT = Path(".venvs/vllm/bin")
@@ -98,7 +98,16 @@ def _rehearse(profile: str, params: Params, methods: list[str], folder: Path, ro
 
 
 def _composed(profile: str, root: Path) -> Params:
-    return spelled_out(YAML(typ="safe", pure=True).load(compose(profile, root / "profiles")))
+    """The profile's params with every training's settings.
+
+    Raises:
+        UserError: no such profile, or it does not fit the schemas. A model that only the GPU machine has is replaced.
+    """
+    values = composed(profile, root / "profiles")
+    where = f"profiles/{profile}.yaml"
+    if found := [said for said in schema_faults(values, where) if " is no folder; for a hub model" not in said]:
+        raise UserError("\n".join(dict.fromkeys(found)))
+    return spelled_out(values)
 
 
 def _chosen(profile: str, params: Params, method: str) -> list[str]:

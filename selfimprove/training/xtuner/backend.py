@@ -154,7 +154,9 @@ def _command(python: Path, run: XtunerRun) -> list[str]:
     if run.params.launcher.processes == 1:
         return [str(python), "-m", LAUNCHER, str(run_file)]
     command = worker_command(run_file, run.params.launcher)
-    return [str(python), *command[1:-2], LAUNCHER, str(run_file)]
+    # The torch of XTuner's GPU environment, 2.5, does not know the option.
+    options = [option for option in command[1:-2] if not option.startswith("--shutdown-timeout")]
+    return [str(python), *options, LAUNCHER, str(run_file)]
 
 
 def _environment(job: SftJob) -> dict[str, str]:

@@ -117,6 +117,10 @@ def test_strategyqa_reads_booleans(tmp_path: Path) -> None:
         ("The answer is B", ""),  # leading, or not at all
         ("", ""),
         ("B2", ""),
+        ("Bézier curve", ""),  # a letter without an accent is no letter by itself
+        ("Cézanne", ""),
+        ("Dürer", ""),
+        ("Aя", ""),
     ],
 )
 def test_mmlu_a_leading_letter_by_itself_decides(answer: str, letter: str) -> None:
@@ -134,6 +138,10 @@ def test_mmlu_files_are_sorted_and_options_lettered(tmp_path: Path) -> None:
     (tmp_path / "test" / "anatomy_test.csv").write_text("When?,1,2,3,4,A\nWhy?,1,2,3,4,E\n")
     with pytest.raises(UserError, match=r"anatomy_test\.csv, line 2: a question, four options and a letter"):
         load_questions("mmlu", "test", tmp_path)
+    for letters in ("AB", "ABCD", "BC", ""):
+        (tmp_path / "test" / "anatomy_test.csv").write_text(f"When?,1,2,3,4,{letters}\n")
+        with pytest.raises(UserError, match=r"anatomy_test\.csv, line 1: a question, four options and a letter"):
+            load_questions("mmlu", "test", tmp_path)
     with pytest.raises(UserError, match=r"dev holds no \*\.csv"):
         load_questions("mmlu", "dev", tmp_path)
 

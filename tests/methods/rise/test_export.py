@@ -227,10 +227,11 @@ def test_malformed_logs_name_the_entry() -> None:
 
 def short_log(**changes: Any) -> dict[str, Any]:
     """One turn with two samples of the same text."""
-    history = {"best_actions": ["a"], "actions": {"0": ["a", "a"]}, "best_observations": ["o"], "best_rewards": [1]}
-    entry = {"task_id": 0, "query": "q", "answer": "#### 1", "turn_history": {**history, "rewards": {"0": [0, 1]}}}
-    entry["turn_history"].update({key: value for key, value in changes.items() if key in history})
-    return {"0": entry | {key: value for key, value in changes.items() if key not in history}}
+    history: dict[str, Any] = {"best_actions": ["a"], "actions": {"0": ["a", "a"]}, "rewards": {"0": [0, 1]}}
+    history |= {"best_observations": ["o"], "best_rewards": [1]}
+    history |= {key: value for key, value in changes.items() if key in history}
+    others = {key: value for key, value in changes.items() if key not in history}
+    return {"0": {"task_id": 0, "query": "q", "answer": "#### 1", "turn_history": history, **others}}
 
 
 def test_of_two_samples_with_the_same_text_the_one_with_the_best_reward_was_chosen() -> None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.core.records import write_jsonl
-from selfimprove.interop.spin import app, pair_row, preferences
+from selfimprove.interop.spin import app, pair_row, preferences, score_file
+from selfimprove.methods.spin.convert import without_terminal
 from selfimprove.methods.spin.pairs import spin_pairs
 from selfimprove.methods.spin.params import ConvertParams
 from selfimprove.methods.spin.trajectory import to_json
@@ -97,6 +99,41 @@ def test_a_file_is_scored_over_what_was_requested(files: dict[str, Path], capsys
     run("score", files["right"])
     assert '"missing": 0' in capsys.readouterr().out
     assert "raise --requested" in fails(capsys, "score", files["right"], "--requested", 2)
+
+
+@pytest.mark.parametrize("bad", ['"yes"', "[1]", "1e400", "-1e400", "{}", '""', f"1{'0' * 400}"])
+@pytest.mark.parametrize("field", ["em", "f1", "reward"])
+def test_a_score_that_is_no_finite_number_is_named(bad: str, field: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "t.json").write_text(f'{{"0": {{"traj": "x"}}, "7": {{"traj": "x", "{field}": {bad}}}}}')
+    assert fails(capsys, "score", tmp_path / "t.json").startswith(f"task 7: '{field}' must be true, false, null or a")
+
+
+def test_an_entry_that_is_no_object_is_named_and_an_absent_score_is_0() -> None:
+    with pytest.raises(UserError, match=r"^task 7: an object was expected"):
+        score_file({"7": ["em"]}, 1)
+    assert score_file({"7": {"reward": None, "em": True}}, 1)["reward"]["mean"] == 0.0
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(files: dict[str, Path], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    for target in (tmp_path / "a.json/o.json", Path("/proc/foo/o.json"), tmp_path, Path(".")):
+        said = fails(capsys, "alpaca", files["right"], target, "--mode", "parity")
+        assert said.startswith(f"{target} ")
+        assert len(said.splitlines()) == 1
+    assert (tmp_path / "a.json").read_text() == "{}"
+
+
+def test_every_terminal_line_is_dropped_however_its_lines_end() -> None:
+    over = "Observation: Episode finished, reward = False"
+    for end in ("", "\n", "\n\n\n", "\r\n", "\r\n\r\n"):
+        assert without_terminal(f"{over}{end}") == ""
+        assert without_terminal(f"Action: finish[x]\n{over}{end}") == "Action: finish[x]"
+        assert without_terminal(f"Action: finish[x]\r\n{over}{end}") == "Action: finish[x]"
+        assert without_terminal(f"Action: finish[x]\n{over}\n{over}{end}") == "Action: finish[x]"
+    assert (
+        without_terminal("Action: search[x]\nObservation: No result.\n") == "Action: search[x]\nObservation: No result."
+    )
+    assert without_terminal(f"Thought: {over}\nAction: x \n{over}\n") == f"Thought: {over}\nAction: x "
 
 
 def test_a_trajectory_without_the_wrapper_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

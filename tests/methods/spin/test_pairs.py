@@ -15,6 +15,7 @@ from selfimprove.envs.qa.experts import Expert, Round
 from selfimprove.methods.spin.pairs import mixed, outcome_pairs, spin_pairs, text_of, unwritten
 from selfimprove.methods.spin.params import ConvertParams, Mix
 from selfimprove.methods.spin.parse import STOP
+from selfimprove.methods.spin.play import SpinEpisode
 from selfimprove.training.encode import EncodeCounters, encode_example
 from tests.methods.spin.episodes import BOOK, EXPERT, QUESTION, REPLIES, played
 from tests.support.tiny import train_tokenizer
@@ -85,6 +86,28 @@ def test_outcome_pairs_are_of_questions_with_different_rewards_the_rewarded_one_
     assert pair.id == "iter0-outcome-q0"
     assert "Tolma" in text_of(pair.real)
     assert "Kesby" in text_of(pair.generated)
+
+
+def said(text: str, *, own_ids: bool) -> SpinEpisode:
+    """A failed round, as an engine that keeps the stop string gives it."""
+    ids = [11, 12, 13] if own_ids else None
+    episode = played([text], retries=0)
+    last = episode.messages[-1].model_copy(update={"token_ids": ids, "finish": "stop"})
+    return episode.model_copy(update={"messages": [*episode.messages[:-1], last]})
+
+
+def test_an_end_that_the_policy_did_not_write_in_a_failed_round_is_not_learnt(chat: ChatFormat) -> None:
+    stopped, ended = said(f" hm{STOP}", own_ids=False), said(" hm", own_ids=True)
+    right = played(SPOKEN, run=1)
+    for episode, finish in ((stopped, "length"), (ended, "stop")):
+        before = episode.model_dump()
+        (pair,), _ = spin_pairs([EXPERT], [episode], ConvertParams(), "iter0")
+        (outcome,) = outcome_pairs([episode, right], "iter0")
+        assert pair.generated[-1].content == outcome.generated[-1].content == " hm"
+        assert pair.generated[-1].finish == outcome.generated[-1].finish == finish
+        assert (masked_and_learnt(chat, pair, pair.generated)[1][-1] == chat.end_id) is (finish == "stop")
+        assert outcome.real == right.messages
+        assert episode.model_dump() == before  # what self-play wrote stays as it is
 
 
 def test_without_evaluation_there_are_no_outcome_pairs() -> None:

@@ -14,7 +14,7 @@ def section(**more: Any) -> dict[str, Any]:
     """A whole section, smallest."""
     return {
         "tasks": {"train": 4, "dev": 0, "test": 2},
-        "engines": {"policy": {"engine": "transformers"}},
+        "engines": {"policy": {"engine": "transformers", "context": 2048}},
         "evaluate": {},
         "iterations": {"iter0": {"init": "base", "generate": {"runs": 2}}, "iter1": {"init": "iter0", "generate": {}}},
         "rows": ROWS,
@@ -47,6 +47,12 @@ def iterations(**inits: str) -> dict[str, Any]:
 def rows(name: str, **more: Any) -> dict[str, Any]:
     """Changes of one row."""
     return {"rows": {**ROWS, name: {**ROWS[name], **more}}}
+
+
+def plays(name: str, **generate: Any) -> dict[str, Any]:
+    """Changes of what one iteration plays."""
+    whole = section()["iterations"]
+    return {"iterations": {**whole, name: {**whole[name], "generate": generate}}}
 
 
 def test_every_iteration_has_its_own_lr_beta_and_epochs() -> None:
@@ -105,7 +111,37 @@ def test_the_defaults_are_the_specs() -> None:
             },
             "plain SPIN has no worked episodes",
         ),
+        (
+            {"tasks": {"train": 4, "dev": 0, "test": 2, "expert_file": "x"}},
+            "expert_file: is read for source hotpotqa with",
+        ),
+        (
+            {
+                "tasks": {
+                    "source": "hotpotqa",
+                    "experts": "scripted",
+                    "train": 4,
+                    "dev": 0,
+                    "test": 2,
+                    "expert_file": "x",
+                }
+            },
+            "expert_file: is read for source hotpotqa with experts gpt-4 or both; set null",
+        ),
         ({"evaluate": {"start": 5, "end": 5}}, "end: 5 is not after start 5"),
+        ({"evaluate": {"end": 3}}, "evaluate.end: 3 is asked for, tasks.test is 2; fix one"),
+        ({"evaluate": {"start": 2}}, "evaluate.start: 2 is asked for, tasks.test is 2; fix one"),
+        (
+            {"evaluate": {"max_tokens": 2048}},
+            "evaluate.max_tokens: 2048 leaves no room for a prompt in engines.policy.co",
+        ),
+        (plays("iter1", start=4), "iterations.iter1.generate.start: 4 is asked for, tasks.train is 4; fix one"),
+        (plays("iter1", end=5), "iterations.iter1.generate.end: 5 is asked for, tasks.train is 4; fix one"),
+        (plays("iter1", max_tokens=4000), "iterations.iter1.generate.max_tokens: 4000 leaves no room for a prompt"),
+        (
+            plays("iter0", runs=2, evaluate=False),
+            "rows.outcome_dpo.source: the episodes of iter0 are not scored, so no outcome differs",
+        ),
         ({"evaluate": {"evaluate": False}}, "an evaluation without scores has no results to report; set true"),
         ({"engines": {"policy": {"engine": "transformers", "model": "models/mine"}}}, "every row would be evaluated"),
         ({"engines": {"policy": {"engine": "vllm", "chat_template": "zephyr"}}}, "set base.spin.chat_template"),
@@ -180,6 +216,14 @@ def test_what_does_not_go_with_an_environment_is_refused(changes: dict[str, Any]
     with pytest.raises(ValidationError) as refused:
         SpinParams.model_validate(values)
     assert said in str(refused.value)
+
+
+def test_experts_of_a_file_of_ones_own_are_hotpotqa_s() -> None:
+    for experts in ("gpt-4", "both"):
+        tasks = {
+            "source": "hotpotqa", "experts": experts, "train": 4, "dev": 0, "test": 2, "expert_file": "x"
+        }  # fmt: skip
+        assert SpinParams.model_validate(section(tasks=tasks)).tasks.expert_file == "x"
 
 
 def test_the_default_environment_is_the_questions_of_the_source() -> None:

@@ -142,6 +142,29 @@ def test_answers_have_their_own_noise_and_lose_the_end_of_turn() -> None:
     assert [(m.role, m.content) for m in asked[0].messages] == [("system", ""), ("user", "Ask 7?")]
 
 
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {},
+        {"real": "x"},
+        {"real": [{"content": "a"}]},
+        {"real": [{"content": "a"}, {"content": None}]},
+        {"real": [{"content": "a"}, "b"]},
+    ],
+)
+def test_rows_of_another_shape_are_named_before_any_is_answered(bad: Any) -> None:
+    asked = []
+
+    def answer(request: Any, sample: Any) -> str:
+        asked.append(request)
+        return "said"
+
+    rows = [(3, make_row("Ask?", "real", "")), (7, bad)]
+    with pytest.raises(UserError, match=r"^row 7: no prompt and answer under 'real'; write the file with `reformat`"):
+        asyncio.run(answer_all(rows, ScriptedEngine(answer), seed=42, temperature=1.0, top_p=1.0, max_tokens=256))
+    assert asked == []
+
+
 def test_a_fraction_generated_again_is_the_same_file(ultrachat: Any, tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     run("reformat", "--data", ultrachat, "--output-dir", tmp_path / "rows")
@@ -198,6 +221,36 @@ def test_the_same_pipeline_takes_the_rows_as_splits_and_experts(ultrachat: Any, 
     assert [(m.role, m.content) for m in example.messages[:2]] == [("system", ""), ("user", "Ask 0?")]
 
 
+def chats_in(folder: Path, split: str, *rows: tuple[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    write_rows_to(folder / f"{split}_prefs-00000-of-00001.jsonl", [make_row(asked, real, "") for asked, real in rows])
+
+
+def test_prompts_that_repeat_within_a_split_are_rows_of_their_own(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    chats_in(folder, "train", ("Hello", "a"), ("Hello", "b"), ("hello", "c"), ("Hello", "d"))
+    chats_in(folder, "test", ("Bye", "e"), ("bye", "f"))
+    tasks = TasksParams(source="chat", file=str(folder), train=4, dev=0, test=2)
+    made = gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
+    first, second, other, third = (expert.id for expert in made.experts)
+    assert (second, third) == (f"{first}-2", f"{first}-3")
+    assert not other.startswith(first)
+    assert [expert.question.gold for expert in made.experts] == ["a", "b", "c", "d"]
+    assert [question.id for question in made.splits["train"]] == [first, second, other, third]
+    episodes = [played(["mine"], question=question, form="reply") for question in made.splits["train"]]
+    pairs, _ = spin_pairs(made.experts, episodes, ConvertParams(), "iter0")
+    assert [text_of(pair.real) for pair in pairs] == ["a", "b", "c", "d"]
+
+
+def test_a_prompt_of_two_splits_is_refused_however_often_it_repeats(tmp_path: Path) -> None:
+    folder = tmp_path / "rows"
+    chats_in(folder, "train", ("Hello", "a"), ("hello", "b"))
+    chats_in(folder, "test", ("HELLO", "c"))
+    tasks = TasksParams(source="chat", file=str(folder), train=2, dev=0, test=1)
+    with pytest.raises(UserError, match="the question 'hello' stands in train and test; take it out"):
+        gather(tasks, ToolsParams(), seed=1, download=tmp_path, mirror=None)
+
+
 def test_zephyr_turns_with_an_empty_system_turn(tmp_path: Path) -> None:
     train_tokenizer(tmp_path)
     zephyr = ChatFormat.load(tmp_path, "zephyr")
@@ -210,15 +263,17 @@ def test_parquet_is_written_and_read_and_a_torn_file_is_named(tmp_path: Path) ->
     file = tmp_path / "x.parquet"
     write_rows_to(file, [make_row("a", "b", "c")])
     assert [row for _, row in read_rows_of(file)] == [make_row("a", "b", "c")]
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(UserError, match=r"x\.parquet is no readable parquet file"):
-        list(read_rows_of(file))
+    whole = file.read_bytes()
+    for damaged in (whole[:-10], whole[:4] + bytes(len(whole) // 3) + whole[4 + len(whole) // 3 :]):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"x\.parquet is no readable parquet file"):
+            list(read_rows_of(file))
 
 
 def test_plain_spin_needs_its_own_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
         read_chats(tmp_path / "none", "train")
-    with pytest.raises(UserError, match="write it with `plain reformat`"):
+    with pytest.raises(UserError, match=r"write it with `reformat`"):
         read_chats(tmp_path, "train")
 
 

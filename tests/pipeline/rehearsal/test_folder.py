@@ -142,3 +142,11 @@ def test_what_cannot_be_rehearsed_is_told_in_one_sentence(repo: Path, words: lis
     assert sentence in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (repo / ".rehearsal" / words[0]).exists()
+
+
+def test_a_profile_that_does_not_fit_is_no_profile_that_needs_no_rehearsal(repo: Path) -> None:
+    file = repo / "profiles/rize.yaml"
+    file.write_text("rize: {tasks: {train: 5}}\n")
+    done = run(repo, *COMMAND, "rize", check=False)
+    file.unlink()
+    assert (done.returncode, done.stderr) == (2, "profiles/rize.yaml: unknown section 'rize'; did you mean 'rise'?\n")

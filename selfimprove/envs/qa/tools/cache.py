@@ -1,7 +1,8 @@
 """Answers of a paid search, kept by exact query (docs/spin.md, S23).
 
 Every answer is written when it comes; the original saves at exit, so a crash loses what was paid for.
-A torn last line is dropped on reading. One file serves any number of runs, one after the other.
+A torn last line is dropped on reading. One file serves any number of runs, one after the other. A file of anything else
+is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Lock
 
-from selfimprove.core.journal import Journal
+from selfimprove.core.errors import UserError
+from selfimprove.core.journal import Journal, begins_as_journal
+from selfimprove.core.records import only_regular
 from selfimprove.envs.qa.tools.search import Tool
 
 
@@ -20,9 +23,13 @@ class CachedSearch:
     """
 
     def __init__(self, search: Tool, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        """Open the file, or make it.
+
+        Raises:
+            UserError: it holds something else than answers, is no regular file, or can't be opened or made.
+        """
         self._search = search
-        self._journal = Journal(file)
+        self._journal = _opened(file)
         self._lock = Lock()
         self._asking: dict[str, Lock] = {}
         self.hits = 0
@@ -45,3 +52,16 @@ class CachedSearch:
 
     def close(self) -> None:
         self._journal.close()
+
+
+def _opened(file: Path) -> Journal:
+    try:
+        only_regular(file)
+        if file.is_dir():
+            raise UserError(f"tools.cache: {file} is a folder; name a file.")
+        if file.exists() and not begins_as_journal(file):
+            raise UserError(f"tools.cache: {file} holds no answers of a search; name another file.")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return Journal(file)
+    except OSError as error:
+        raise UserError(f"tools.cache: {file} can't be opened ({error.strerror}); name another file.") from None

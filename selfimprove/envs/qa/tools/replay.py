@@ -44,7 +44,7 @@ def read_snippets(path: Path) -> list[tuple[str, str]]:
     """(query, snippet) pairs of a JSONL file; rows without a snippet are left out.
 
     Raises:
-        UserError: the file is missing or empty, or a row has no query.
+        UserError: the file is missing, no row of it has a snippet, or a row has no query.
     """
     pairs = []
     for line, row in read_rows(path):
@@ -53,4 +53,6 @@ def read_snippets(path: Path) -> list[tuple[str, str]]:
             raise UserError(f"{path}, line {line}: a query and a snippet were expected; fix or delete the line.")
         if snippet and snippet.strip():
             pairs.append((query, snippet))
+    if not pairs:
+        raise UserError(f"{path}: no row has a snippet; give it at least one, or name another file.")
     return pairs

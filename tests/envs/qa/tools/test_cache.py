@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.tools.cache import CachedSearch
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -88,6 +89,7 @@ def test_answers_survive_a_process_that_is_killed(tmp_path: Path) -> None:
     program = """
 import os, signal, sys
 from pathlib import Path
+from selfimprove.core.errors import UserError
 from selfimprove.envs.qa.tools.cache import CachedSearch
 cache = CachedSearch(lambda query: query.upper(), Path(sys.argv[1]))
 cache("paid for")
@@ -100,3 +102,44 @@ os.kill(os.getpid(), signal.SIGKILL)
     search = Counting()
     assert CachedSearch(search, tmp_path / "c.jsonl")("paid for") == "PAID FOR"
     assert search.asked == []
+
+
+@pytest.mark.parametrize(
+    "foreign", [b"my thesis", b"{}\n", b'{"a": 1}', b"0123456789abcdef\n", b"0123456789abcdef x", b"\n", b"DEADBEEF 1"]
+)
+def test_a_foreign_file_is_refused_and_untouched(foreign: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "thesis.txt"
+    file.write_bytes(foreign)
+    with pytest.raises(
+        UserError, match=r"^tools\.cache: .*thesis\.txt holds no answers of a search; name another file"
+    ):
+        CachedSearch(Counting(), file)
+    assert file.read_bytes() == foreign
+
+
+def test_a_file_whose_first_line_is_torn_is_ours(tmp_path: Path) -> None:
+    file = tmp_path / "cache.jsonl"
+    cache = CachedSearch(Counting(), file)
+    cache("abc")
+    cache.close()
+    line = file.read_bytes()
+    for length in (0, 1, 15, 16, 17, 18, 19, len(line) - 1):
+        file.write_bytes(line[:length])
+        cache = CachedSearch(Counting(), file)
+        assert cache("abc") == "cba"
+        cache.close()
+        assert file.read_bytes() == line
+
+
+def test_a_cache_that_is_no_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("folder", "is a folder; name a file"),
+        ("file/cache.jsonl", "can't be opened"),
+        ("pipe", "is a pipe or a device"),
+    ):
+        with pytest.raises(UserError, match=said):
+            CachedSearch(Counting(), tmp_path / name)
+    assert (tmp_path / "file").read_text() == "x"

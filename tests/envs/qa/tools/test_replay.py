@@ -37,3 +37,12 @@ def test_rows_without_a_snippet_are_left_out_and_bad_ones_named(tmp_path: Path) 
     file.write_text('{"query": "b", "snippet": "B"}\n{"snippet": "B"}\n')
     with pytest.raises(UserError, match=r"snippets\.jsonl, line 2: a query and a snippet were expected"):
         read_snippets(file)
+
+
+@pytest.mark.parametrize(
+    "rows", ['{"query": "a", "snippet": null}\n', '{"query": "a"}\n{"query": "b", "snippet": " "}\n']
+)
+def test_a_file_without_any_snippet_is_refused(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "snippets.jsonl").write_text(rows)
+    with pytest.raises(UserError, match=r"snippets\.jsonl: no row has a snippet"):
+        read_snippets(tmp_path / "snippets.jsonl")
