@@ -58,7 +58,7 @@ def tasks_with_trajectories(tasks: Sequence[Task], trajectories: Iterable[Teache
     """
     told: dict[int, list[OriginalTrajectory]] = {}
     for one in trajectories:
-        if one.env != "autoexplore" or one.task_id >= len(tasks):
+        if one.env != "autoexplore" or not 0 <= one.task_id < len(tasks):
             raise UserError(f"trajectory {one.id} is of no task of the list; export it with the tasks it was made of.")
         steps = [Reflected(reflection=step.reflection, cmd=step.done or step.command) for step in one.steps]
         told.setdefault(one.task_id, []).append(

@@ -231,6 +231,11 @@ def test_levels_share_out_autoexplores_tasks(tmp_path: Path) -> None:
         env.reset(0, 0, "deep")
 
 
+def test_kitchens_have_no_levels_to_choose_from() -> None:
+    with pytest.raises(UserError, match="ALFWorld has no levels"):
+        listed_env(name="alfworld", curriculum_index=1).make()
+
+
 def test_taxis_levels() -> None:
     assert EnumeratedTaxi().levels == ("pickup", "dropoff", "full")
     one = listed_env(curriculum_index=1).make()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from selfimprove.core.errors import UserError
 from selfimprove.envs.alfworld.kitchen_things import KINDS, Kind
 from selfimprove.envs.interface import AgentEnv, EnumeratedEnv
 from selfimprove.envs.labels import LABELS
@@ -59,10 +60,13 @@ class AlfworldParams(ListedParams):
         """See ``ListedParams``.
 
         Raises:
-            UserError: no goal with that thing and place; ALFWorld's environment or its folder of games is missing.
+            UserError: no goal with that thing and place; a level; ALFWorld's environment or its folder of games is
+                missing.
         """
         from selfimprove.envs.alfworld.listed import EnumeratedKitchen
 
+        if self.curriculum_index > 0:
+            raise UserError("reflect_rl.env.curriculum_index: ALFWorld has no levels; set -1.")
         game = self._game(UNCUT)
         return EnumeratedKitchen(game, self.max_turns, LABELS[self.labels], self.shuffle_action, self.seed)
 

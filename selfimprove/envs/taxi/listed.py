@@ -51,9 +51,10 @@ _ARRIVED = ("This is the destination, and the passenger is aboard.", "With the p
 _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the {target} is {where}")
 
 
-_VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*)(?: \w+){0,2}?"
+_VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*)(?: \w+){0,2}?"
+_NUMBER = r"(?:action|option|choice)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
 _TELLS = [
-    re.compile(rf"\b(?:{words}|action {number})\b", re.IGNORECASE)
+    re.compile(rf"\b(?:{words}|{_NUMBER}{number})\b", re.IGNORECASE)
     for number, words in enumerate(
         (
             *(rf"{_VERBS} {compass}(?:ward|wards)?" for compass in ("south", "north", "east", "west")),
@@ -159,7 +160,7 @@ class EnumeratedTaxi:
     def reveals(self, text: str) -> bool:
         """See ``EnumeratedEnv``: by the action's words or number; where the target lies may be told."""
         way = self._game.oracle()
-        return bool(way) and bool(_TELLS[way[0]].search(text))
+        return bool(way) and bool(_TELLS[way[0]].search(" ".join(text.split())))
 
     def snapshot(self) -> LevelSnapshot:
         """Numbers only, hashable."""

@@ -24,7 +24,7 @@ from selfimprove.envs.interface import EnumeratedEnv, Played, State
 from selfimprove.envs.labels import oracle_label
 from selfimprove.methods.reflect_rl.episode import RLEpisode, RLStep, play_steps, taken
 from selfimprove.methods.reflect_rl.params import AgentParams
-from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_label
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, SYSTEM, read_choice
 
 REFLECT, ACT = 0, 1
 """Sample indices of a step's two answers."""
@@ -85,14 +85,14 @@ class ChatAgent:
         here, actions = f"{env.instruction}{state.pre.strip()}", f"{state.post.strip()}\n\n{CHOOSE}"
         if self._cfg.kind == "direct":
             asked = [system, Message(role="user", content=f"{here}\n\n{actions}")]
-            return AgentChoice(None, read_label(await self._ask(asked, key.at(ACT)), state.labels) or "")
+            return AgentChoice(None, read_choice(await self._ask(asked, key.at(ACT)), env) or "")
         before = self._dialogue if self._cfg.kind == "react" else []
         asked = [*(before or [system]), Message(role="user", content=f"{here}\n\n{ANALYZE}")]
         reflection = await self._ask(asked, key.at(REFLECT))
         turns = [*asked, Message(role="assistant", content=reflection), Message(role="user", content=actions)]
         answer = await self._ask(turns, key.at(ACT))
         self._dialogue = [*turns, Message(role="assistant", content=answer)]
-        return AgentChoice(reflection, read_label(answer, state.labels) or "")
+        return AgentChoice(reflection, read_choice(answer, env) or "")
 
     async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> str:
         cfg = self._cfg

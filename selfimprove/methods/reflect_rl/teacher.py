@@ -84,6 +84,13 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
     return number[0] if number is not None and number[0] in labels else None
 
 
+def read_choice(text: str, env: EnumeratedEnv) -> str | None:
+    """The label that a chat model chose: that of a command which is the whole answer, else as ``read_label``."""
+    said = text.strip()
+    whole = next((label for label, command in env.commands().items() if command == said), None)
+    return whole or read_label(text, env.state().labels)
+
+
 class Teacher(Protocol):
     """Reflects on states and, for complete trajectories, acts."""
 
@@ -160,7 +167,7 @@ class ChatTeacher:
             Message(role="assistant", content=reflection),
             Message(role="user", content=f"{state.post.strip()}\n\n{CHOOSE}"),
         ]
-        return read_label((await self._ask(dialogue, key.at(1))).text, state.labels)
+        return read_choice((await self._ask(dialogue, key.at(1))).text, env)
 
     async def _ask(self, dialogue: Sequence[Message], key: SeedKey) -> Completion:
         cfg = self._cfg

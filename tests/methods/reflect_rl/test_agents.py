@@ -16,7 +16,7 @@ from selfimprove.methods.reflect_rl.agents import make_agent, play_agent
 from selfimprove.methods.reflect_rl.episode import RLEpisode, episode_id
 from selfimprove.methods.reflect_rl.evaluate import EvaluationEpisode, evaluation_episodes
 from selfimprove.methods.reflect_rl.params import AgentParams, EvaluateParams
-from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE
+from selfimprove.methods.reflect_rl.teacher import ANALYZE, CHOOSE, read_choice
 from tests.methods.reflect_rl.corridor import nan_cost
 
 ENV = listed_env().make()
@@ -57,6 +57,24 @@ def test_direct_is_one_request_a_step() -> None:
     assert len(requests) == 2
     assert len(requests[1].messages) == 2
     assert "The actions you can take now is:\nAction 0" in requests[0].messages[1].content
+
+
+def test_an_answer_that_is_a_command_word_for_word_is_that_action() -> None:
+    one = played("direct", lambda request, sample: " move north\n")
+    assert [step.label for step in one.steps] == ["1", "1"]
+
+
+def test_a_command_with_a_number_in_it_is_no_label() -> None:
+    """``cat "chapter 2.md"`` once was label 2."""
+    labels = {"1": 'cat "chapter 2.md"', "2": 'id "chapter 2.md"'}
+
+    class Book(type(ENV)):  # type: ignore[misc]
+        def commands(self) -> dict[str, str]:
+            return labels
+
+    env = Book()
+    env.reset(61)
+    assert [read_choice(text, env) for text in (*labels.values(), "2")] == ["1", "2", "2"]
 
 
 def test_react_keeps_one_dialogue_and_alternates() -> None:
