@@ -22,6 +22,7 @@ split          train.json, validate.json and test.json of one list of tasks, 7:2
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -134,7 +135,7 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
                     {
                         "step": step["step"],
                         "Q_value": step["Q_value"],
-                        "prob": math.exp(step["logprob"]),
+                        "prob": _probability(step["logprob"]),
                         "entropy": step["entropy"],
                         "cost": step["cost"],
                         "prompt": step["prompt"],
@@ -146,9 +147,18 @@ def log_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
             for entry in row["log"]
         ]
         kept = {key: row[key] for key in ("loss", "critic_loss", "cost", "succ")}
-        return {"iter": row["iter"] - 1, **kept, "log": log}
-    except (KeyError, TypeError) as error:
+        made = {"iter": row["iter"] - 1, **kept, "log": log}
+        json.dumps(made, allow_nan=False)  # 1e999 is read as infinity, which can't be written
+        return made
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise UserError(f"{where}: no row of a log.jsonl of reinforcement learning ({error}); fix it.") from None
+
+
+def _probability(logprob: Any) -> float:
+    """Raises: ValueError: it is no logarithm of a probability."""
+    if not isinstance(logprob, float | int) or logprob > 0:
+        raise ValueError(f"logprob is {logprob!r}, not a number of at most 0")
+    return math.exp(logprob)
 
 
 MOST_BYTES = 2**30
@@ -245,8 +255,12 @@ def export_split(
     seed: Annotated[int, typer.Option(help="of the shuffle")] = 0,
 ) -> None:
     """A list of tasks as the original's three files, 7:2:1, of one seeded shuffle."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name, tasks in split_tasks(read_tasks(source), seed)._asdict().items():
+    parts = split_tasks(read_tasks(source), seed)._asdict()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{target} can't be made a folder ({error.strerror}); name another place.") from None
+    for name, tasks in parts.items():
         with aside(target / f"{name}.json") as part:
             write_tasks(part, tasks)
         typer.echo(f"{name}: {len(tasks)} tasks")

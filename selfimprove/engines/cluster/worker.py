@@ -13,9 +13,11 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from selfimprove.core.errors import UserError
@@ -125,7 +127,14 @@ class WorkerAnswers:
 
 
 async def _answer_all(line: Connection, engine: Any) -> None:
-    answers = WorkerAnswers(engine, lambda number, outcome, value: line.send((number, outcome, value, engine.stats)))
+    # A thread sends: while the connection is full of answers, this one must go on reading, since the stage may be
+    # waiting for room for its next request, and reads no answer until it has it.
+    sender = ThreadPoolExecutor(max_workers=1)
+
+    def tell(number: int, outcome: Outcome, value: Any) -> None:
+        sender.submit(line.send_bytes, ForkingPickler.dumps((number, outcome, value, engine.stats)))
+
+    answers = WorkerAnswers(engine, tell)
 
     def take() -> None:
         try:

@@ -58,7 +58,12 @@ def explorable(name: str, entry: Entry) -> bool:
 
 
 def list_actions(view: View, folder: str, seen: Collection[str] = (), most: int = len(LABELS)) -> list[Action]:
-    """The first ``most`` actions in a folder, as they are listed; ``seen``: paths that have been ``cat``-ed.
+    """The first ``most`` actions in a folder, as they are listed; ``seen``: paths that have been ``cat``-ed."""
+    return every_action(view, folder, seen)[:most]
+
+
+def every_action(view: View, folder: str, seen: Collection[str] = ()) -> list[Action]:
+    """What can be done in a folder, whether or not there are as many labels.
 
     ``cd ..`` unless at the root, then by name: ``cd`` for a folder, ``cat`` (unless seen) and ``id`` for a file.
     """
@@ -70,7 +75,7 @@ def list_actions(view: View, folder: str, seen: Collection[str] = (), most: int 
             if join(folder, name) not in seen:
                 actions.append(Action("cat", name))
             actions.append(Action("id", name))
-    return actions[:most]
+    return actions
 
 
 def label(

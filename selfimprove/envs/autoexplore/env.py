@@ -54,7 +54,16 @@ from typing import NamedTuple
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
-from selfimprove.envs.autoexplore.actions import LABELS, Action, Choice, can_be_listed, choose, label, list_actions
+from selfimprove.envs.autoexplore.actions import (
+    LABELS,
+    Action,
+    Choice,
+    can_be_listed,
+    choose,
+    every_action,
+    label,
+    list_actions,
+)
 from selfimprove.envs.autoexplore.expert import explain, plan
 from selfimprove.envs.autoexplore.repos import Repo
 from selfimprove.envs.autoexplore.sandbox import COMMANDS, Result, Sandbox, quoted
@@ -284,6 +293,12 @@ class AutoExplore:
         key = (self._seed, now.task, now.episode, now.steps) if self._shuffle_action else None
         actions = list_actions(self._sandbox.view, now.cwd, now.seen, len(self._labels))
         return label(actions, key, self._labels)
+
+    def unlisted(self) -> int:
+        """How many actions of this folder have no label, since there are more of them than labels; 0 when done."""
+        now = self._moment
+        every = () if now.done else every_action(self._sandbox.view, now.cwd, now.seen)
+        return max(0, len(every) - len(self._labels))
 
     def valid_actions(self) -> list[str]:
         """The listed commands, sorted."""

@@ -8,13 +8,15 @@ rows explored the same files (docs/reflect-rl.md, L36). No place on the machine 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from selfimprove.core.records import Record
-from selfimprove.envs.autoexplore.repos import Dropped, Repo, open_repos
+from selfimprove.envs.autoexplore.repos import Dropped, Repo, filtered, open_repos, why_dropped
+from selfimprove.envs.autoexplore.sandbox import shown
 
 _CHUNK = 1 << 24  # bytes of a file that its hash is made of, with its size: more than any file that is explored
 
@@ -30,7 +32,7 @@ class RepoRow(Record):
 
 
 class Filtered(NamedTuple):
-    """Repositories after the filter, by name, and a row about each."""
+    """Repositories after the filter, by name, and a row about each, also about those of which nothing is left."""
 
     repos: Mapping[str, Repo]
     rows: list[RepoRow]
@@ -43,7 +45,21 @@ def filter_repo(folder: Path | str) -> Filtered:
         UserError: it can't be listed, or nothing in it is left to explore.
     """
     repos = open_repos(folder)
-    return Filtered(repos, inventory(repos))
+    return Filtered(repos, sorted([*inventory(repos), *_emptied(folder, repos)], key=lambda row: row.name))
+
+
+def _emptied(folder: Path | str, repos: Mapping[str, Repo]) -> list[RepoRow]:
+    """Rows about the repositories in a folder of which nothing is left; hidden folders are none."""
+    root = os.path.realpath(folder)
+    if any(repo.tree.root == root for repo in repos.values()):  # the folder is one repository
+        return []
+    rows = []
+    for entry in os.scandir(root):
+        if entry.is_dir() and not entry.name.startswith(".") and entry.name not in repos:
+            reason = why_dropped(Path(entry.path), entry.name, "link" if entry.is_symlink() else "dir")
+            dropped = {reason: 1} if reason else dict(filtered(entry.path)[0].dropped)
+            rows.append(RepoRow(name=shown(entry.name), files=0, bytes=0, sha256=sha256().hexdigest(), dropped=dropped))
+    return rows
 
 
 def inventory(repos: Mapping[str, Repo]) -> list[RepoRow]:

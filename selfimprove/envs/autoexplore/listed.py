@@ -13,11 +13,12 @@ from functools import lru_cache
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
+from selfimprove.envs.autoexplore.actions import choose
 from selfimprove.envs.autoexplore.env import ACTION_HEADING, AutoExplore, ExploreSnapshot
 from selfimprove.envs.autoexplore.expert import plan, shared_word
 from selfimprove.envs.autoexplore.repos import Repo, installed_repos, open_repos
 from selfimprove.envs.autoexplore.tasks import Task, depth_levels
-from selfimprove.envs.interface import Last, Played, State
+from selfimprove.envs.interface import CutState, Last, Played, State
 
 TASKS_FILE = "tasks.json"
 
@@ -90,10 +91,17 @@ class EnumeratedAutoExplore:
     def state(self) -> State:
         """See ``EnumeratedEnv``; split at the last heading, since a file that was read may hold one, too."""
         pre, heading, actions = self._game.observation().rpartition(ACTION_HEADING)
-        return State(pre, heading + actions, tuple(self.commands()))
+        state = CutState(pre, heading + actions, tuple(self.commands()))
+        state.without_label = self._game.unlisted()
+        return state
 
     def commands(self) -> dict[str, str]:
         return {choice.label: choice.action.text for choice in self._game.choices()}
+
+    def named(self, text: str) -> str | None:
+        """The command that ``step`` does at a text, None if it does none."""
+        chosen = choose(self._game.choices(), text)
+        return chosen.text if chosen else None
 
     def step(self, label: str) -> Played:
         """See ``EnumeratedEnv``; which texts name a label: ``actions.choose``."""

@@ -41,7 +41,6 @@ from selfimprove.envs.autoexplore.questions import (
     read_text,
 )
 from selfimprove.envs.autoexplore.repos import Repo
-from selfimprove.envs.autoexplore.sandbox import unquoted
 from selfimprove.envs.autoexplore.tasks import Task, optimal_path
 from selfimprove.envs.autoexplore.truncation import CODE_SUFFIXES, DATA_SUFFIXES, SHELL_SUFFIXES, Cut, first_tokens
 from selfimprove.envs.params import Asking
@@ -131,7 +130,7 @@ def parse_pairs(text: str) -> list[QuestionAnswer]:
     """The pairs in a model's answer, each question once, in order.
 
     A QUERY counts with the ANSWER that follows it next; one without, an empty one, and one that is too long are left
-    out. Lines are joined, quotes around the whole taken away, digits kept.
+    out. Lines are joined, quotes around the whole and lines that fence taken away, digits kept.
     """
     marks = list(_LABEL.finditer(text))
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
@@ -144,11 +143,18 @@ def parse_pairs(text: str) -> list[QuestionAnswer]:
     return list(pairs.values())
 
 
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)\w*[ \t\r]*$", re.MULTILINE)
+
+
 def _plain(text: str) -> str:
-    """One line of what can be printed, without quotes around it."""
-    paragraph = text.strip().split("\n\n", 1)[0]  # what a chat model adds after its pairs
+    """One line of what can be printed, without fences, and without quotes around it if there are none like them inside.
+
+    So ``'host' is set to 'local'`` stays as it is.
+    """
+    paragraph = _FENCE.sub("", text.strip()).strip().split("\n\n", 1)[0]  # what a chat model adds after its pairs
     line = " ".join("".join(char if char.isprintable() else " " for char in paragraph).split())
-    return unquoted(line)
+    quoted = len(line) > 1 and line[0] in "'\"" and line[0] == line[-1] and line[0] not in line[1:-1]
+    return line[1:-1].strip() if quoted else line
 
 
 def _same(query: str) -> str:

@@ -55,20 +55,8 @@ class Repo:
         Raises:
             UserError: it can't be listed, or nothing in it is left to explore.
         """
-        unreadable: list[str] = []
-        dropped: Counter[Dropped] = Counter()
-
-        def keep(path: Path, entry: str, kind: Kind) -> bool:
-            reason = why_dropped(path, entry, kind)
-            if reason is not None:
-                dropped[reason] += 1
-            if reason == "unreadable":
-                unreadable.append(entry)
-            return reason is None
-
-        tree = Tree.scan(folder, keep)
-        files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
-        if not files:
+        repo, unreadable = filtered(folder, name)
+        if not repo.files:
             blocked = ""
             if unreadable:
                 blocked = f" ({len(unreadable)} of its files can't be read, the first is {min(unreadable)!r})"
@@ -76,8 +64,30 @@ class Repo:
                 f"{folder}: nothing to explore{blocked}; name a folder with readable text files "
                 f"such as .py, .md or .csv that are not all tests or examples."
             )
-        counts = MappingProxyType(dict(sorted(dropped.items())))
-        return cls(name or Path(tree.root).name or "root", tree, files, counts)
+        return repo
+
+
+def filtered(folder: Path | str, name: str | None = None) -> tuple[Repo, list[str]]:
+    """What the filter leaves of a folder, which may be nothing, and the names of files that can't be read.
+
+    Raises:
+        UserError: it can't be listed.
+    """
+    unreadable: list[str] = []
+    dropped: Counter[Dropped] = Counter()
+
+    def keep(path: Path, entry: str, kind: Kind) -> bool:
+        reason = why_dropped(path, entry, kind)
+        if reason is not None:
+            dropped[reason] += 1
+        if reason == "unreadable":
+            unreadable.append(entry)
+        return reason is None
+
+    tree = Tree.scan(folder, keep)
+    files = tuple(path for path in tree.files() if explorable(path.rpartition("/")[2], Entry("file")))
+    counts = MappingProxyType(dict(sorted(dropped.items())))
+    return Repo(name or Path(tree.root).name or "root", tree, files, counts), unreadable
 
 
 def why_dropped(path: Path, name: str, kind: Kind) -> Dropped | None:

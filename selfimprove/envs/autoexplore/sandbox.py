@@ -133,7 +133,8 @@ class Sandbox:
         if entry.kind != "file":
             raise _Refused(f"{name}: {shown(operand)}: Not a regular file")
         data, complete = self._read(path, name)
-        content = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+        decoded = data.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+        content = self.view.tree.hide_root(decoded)  # before it is cut, which would leave a part of it
         if lines is not None:
             there = _lines(content)
             asked = there[:lines] if name == "head" else there[max(0, len(there) - lines) :]

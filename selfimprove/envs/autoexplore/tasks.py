@@ -161,7 +161,7 @@ class Split(NamedTuple):
 
 def split_tasks(tasks: Iterable[Task], seed: int) -> Split:
     """Shuffle by the seed, cut at round(0.7 n) and round(0.2 n) more; tasks without a question are left out."""
-    shuffled = [task for task in tasks if task.question]
+    shuffled = [task for task in tasks if task.question.strip()]
     rng("autoexplore split", seed).shuffle(shuffled)
     train, validate = round(0.7 * len(shuffled)), round(0.2 * len(shuffled))
     return Split(shuffled[:train], shuffled[train : train + validate], shuffled[train + validate :])

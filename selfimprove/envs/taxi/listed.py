@@ -22,7 +22,7 @@ from typing import NamedTuple
 from selfimprove.core.errors import UserError
 from selfimprove.core.seeds import rng
 from selfimprove.envs.interface import Last, Played, State
-from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, succeeded
+from selfimprove.envs.taxi.env import ACTION_LIST, LABELS, Mode, Taxi, TaxiSnapshot, read_action, succeeded
 from selfimprove.envs.taxi.grid import (
     ABOARD,
     ACTIONS,
@@ -51,6 +51,8 @@ _ARRIVED = ("This is the destination, and the passenger is aboard.", "With the p
 _LIES = ("The {target} is {where}", "{where} lies the {target}", "From here the {target} is {where}")
 
 
+_MARKS = re.compile(r"[*`\"'()\[\]]")
+"""What chat models put around words: **Action:** (1)."""
 _VERBS = r"(?:mov\w*|go\w*|driv\w*|head\w*|steer\w*|turn\w*|travel\w*|continu\w*|proceed\w*)(?: \w+){0,2}?"
 _NUMBER = r"(?:action|option|choice)(?: (?:number|no\.?|is|would be|should be))*[ :#]*"
 _TELLS = [
@@ -126,6 +128,11 @@ class EnumeratedTaxi:
     def commands(self) -> dict[str, str]:
         return {} if self._moment.ending else dict(zip(LABELS, ACTIONS, strict=True))
 
+    def named(self, text: str) -> str | None:
+        """The command that ``step`` does at a text, None if it does none."""
+        action = None if self._moment.ending else read_action(text)
+        return None if action is None else ACTIONS[action]
+
     def step(self, label: str) -> Played:
         """See ``EnumeratedEnv``; success is judged by Q₀, and without a curriculum by the delivery."""
         if self._moment.ending:
@@ -160,7 +167,8 @@ class EnumeratedTaxi:
     def reveals(self, text: str) -> bool:
         """See ``EnumeratedEnv``: by the action's words or number; where the target lies may be told."""
         way = self._game.oracle()
-        return bool(way) and bool(_TELLS[way[0]].search(" ".join(text.split())))
+        plain = " ".join(_MARKS.sub("", text).split())
+        return bool(way) and bool(_TELLS[way[0]].search(plain))
 
     def snapshot(self) -> LevelSnapshot:
         """Numbers only, hashable."""

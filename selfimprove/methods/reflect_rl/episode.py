@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -70,13 +70,23 @@ class RLEpisode(Record):
         return self.status == "solved"
 
 
+@runtime_checkable
+class ReadsCommands(Protocol):
+    """An environment that takes more than the labels as they are listed: blanks around them, a dot, a command."""
+
+    def named(self, text: str) -> str | None:
+        """The command that ``step`` does at a text, None if it does none."""
+        ...
+
+
 def taken(env: EnumeratedEnv, task: int, label: str) -> tuple[str | None, Played]:
-    """Act: what the label stands for (None: nothing), and what came of it.
+    """Act: the command that was done (None: none), and what came of it.
 
     Raises:
         UserError: the environment gave a cost that is no number.
     """
-    command, played = env.commands().get(label), env.step(label)
+    command = env.named(label) if isinstance(env, ReadsCommands) else env.commands().get(label)
+    played = env.step(label)
     if not math.isfinite(played.cost):
         raise UserError(
             f"{env.name}: action {label!r} in task {task} cost {played.cost}, which is no number; fix the "

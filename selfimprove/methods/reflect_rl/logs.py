@@ -143,17 +143,32 @@ def read_original(folder: Path) -> list[Log]:
         points = {point.step: point for file in _logs(here) for point in original_points(file)}
         if not points:
             raise UserError(f"{here} has no checkpoint-K with a logs.json; name a folder that a training run wrote.")
-        accumulation = int(setting.get("gradient_accumulation_steps") or 1)
-        lineage.append(Log([points[step] for step in sorted(points)], accumulation, limit))
+        lineage.append(Log([points[step] for step in sorted(points)], _accumulation(here, setting), limit))
         loaded = setting.get("load_dir")
         found = _CHECKPOINT.fullmatch(Path(str(loaded)).name) if loaded else None
         if loaded and found is None:
             raise UserError(f"{here}/setting.yml: load_dir {loaded!r} is no checkpoint-K; fix it.")
         parent = None if found is None else _beside(here, Path(str(loaded)).parent)
+        if parent is not None and not parent.is_dir():
+            raise UserError(
+                f"{here}/setting.yml: the run of load_dir {loaded!r} is not there, nor is {parent}; restore its folder."
+            )
         if parent is not None and not _logs(parent):  # what it was loaded from may be supervised, without a log
             parent = None
         here, limit = parent, int(found[1]) if found else None
     return lineage[::-1]
+
+
+def _accumulation(run: Path, setting: Mapping[str, Any]) -> int:
+    """How many of a run's iterations make an optimiser step; 1 unless its settings say so."""
+    steps = setting.get("gradient_accumulation_steps")
+    if steps is None:
+        return 1
+    if type(steps) is not int or steps < 1:
+        raise UserError(
+            f"{run}/setting.yml: gradient_accumulation_steps must be a whole number from 1 on, not {steps!r}; fix it."
+        )
+    return steps
 
 
 def _logs(run: Path) -> list[Path]:
@@ -178,7 +193,7 @@ def original_points(path: Path) -> list[Point]:
     """
     try:
         return [_point(row) for row in load_json(path)]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError):
         raise UserError(f"{path}: no list of iterations with iter, loss, cost and succ; restore it.") from None
 
 
@@ -186,4 +201,7 @@ def _point(row: Mapping[str, Any]) -> Point:
     loss = row["loss"]
     current = loss[0] if isinstance(loss, list) else loss
     success, cost, lost = (None if x is None else float(x) for x in (row["succ"], row["cost"], current))
-    return Point(float(row["iter"] + 1), success, cost, lost)
+    point = Point(float(row["iter"] + 1), success, cost, lost)
+    if not all(math.isfinite(value) for value in point if value is not None):
+        raise ValueError("not finite")
+    return point

@@ -291,3 +291,10 @@ def test_a_cold_process_makes_replicas_through_the_factory(folder: Path) -> None
     command = [sys.executable, "-c", code, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.stdout.split() == ["ReplicatedEngine", "4"], done.stderr
+
+
+def test_bursts_of_long_answers_to_long_prompts_do_not_block_both_ends_of_a_connection() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.cluster.burst"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "answered\n"

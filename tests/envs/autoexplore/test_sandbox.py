@@ -261,6 +261,16 @@ def test_any_file_is_cut_at_500_tokens_of_the_given_tokenizer() -> None:
     assert max(len(first_tokens(char * 100_000, 500)) for char in "a1_=é \n漢") <= 500 * 17
 
 
+def test_the_roots_place_is_hidden_before_a_file_is_cut(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
+    folder = make_folder("root", {"a.py": ""})
+    for words in range(480, 500):  # the cut goes through each part of the path
+        (folder / "a.py").write_text("a " * words + f"{folder}/x" + " b" * 30)
+        said = sandbox(folder).run(["cat", "a.py"]).text
+        assert said.endswith("500 tokens.\n")
+        assert "/" not in said
+        assert " x" in said
+
+
 def test_of_a_huge_file_only_the_start_or_the_end_is_read(make_folder: Callable[[str, dict[str, str]], Path]) -> None:
     folder = make_folder("root", {"huge.txt": "first\n"})
     with (folder / "huge.txt").open("r+b") as file:

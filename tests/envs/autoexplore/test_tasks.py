@@ -147,7 +147,7 @@ def test_repeated_tasks_are_merged_with_their_trajectories(repo: Repo, make_task
 def test_split_is_seeded_disjoint_and_exact(make_task: Any) -> None:
     for n, sizes in ((10, (7, 2, 1)), (9, (6, 2, 1)), (1, (1, 0, 0)), (422, (295, 84, 43)), (0, (0, 0, 0))):
         tasks = [make_task("a.py", f"{i}?") for i in range(n)]
-        split = split_tasks([*tasks, make_task("a.py", "")], seed=3)
+        split = split_tasks([*tasks, make_task("a.py", ""), make_task("a.py", " \n")], seed=3)
         assert tuple(map(len, split)) == sizes
         assert sorted(task.question for part in split for task in part) == sorted(task.question for task in tasks)
     tasks = [make_task("a.py", f"{i}?") for i in range(20)]

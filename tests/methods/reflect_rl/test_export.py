@@ -91,6 +91,13 @@ def test_several_positives_are_all_positive_and_negatives_are_numbered_on_when_r
     assert [one.info for one in merged.trajectories] == [*infos, "positive", "negative3"]
 
 
+@pytest.mark.parametrize("task_id", [-1, 1])
+def test_a_trajectory_of_no_task_of_the_list_is_refused(task_id: int) -> None:
+    made = TeacherTrajectory(id="x", env="autoexplore", task_id=task_id, info="positive", teacher="t", status="solved")
+    with pytest.raises(UserError, match="trajectory x is of no task of the list"):
+        tasks_with_trajectories([task_for("core/hub.py")], [made])
+
+
 def test_reflected_states_as_one_list(tmp_path: Path) -> None:
     for name, more in (("taxi", set()), ("alfworld", {"problem"})):
         env = listed_env(name=name).make()
@@ -153,6 +160,23 @@ def test_filtered_repositories_are_copied_and_what_was_dropped_is_told(tmp_path:
         run("filter-repo", tmp_path / "repos", tmp_path / "filtered")
 
 
+def test_a_repository_of_which_nothing_is_left_is_told_as_well(tmp_path: Path) -> None:
+    plant(tmp_path / "repos/eventlib", FILES)
+    plant(tmp_path / "repos/empty", {"logo.png": "pixels " * 9, "a.py": "x"})
+    plant(tmp_path / "repos/tests", {"a.py": "x = 1\n" * 9})
+    (tmp_path / "repos/none").mkdir()
+    (tmp_path / "repos/.git").mkdir()
+    (tmp_path / "repos/linked").symlink_to(tmp_path / "repos/eventlib")
+    said = run("filter-repo", tmp_path / "repos", tmp_path / "filtered").splitlines()
+    assert [line for line in said if not line.startswith("eventlib: 6 files")] == [
+        "empty: 0 files, 0 bytes; dropped: 1 short, 1 suffix",
+        "linked: 0 files, 0 bytes; dropped: 1 special",
+        "none: 0 files, 0 bytes; dropped: nothing",
+        "tests: 0 files, 0 bytes; dropped: 1 ignored",
+    ]
+    assert [path.name for path in (tmp_path / "filtered").iterdir()] == ["eventlib"]
+
+
 def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path) -> None:
     write_tasks(tmp_path / "data.json", [task_for("core/hub.py", f"Where is {i}?") for i in range(10)])
     assert run("split", tmp_path / "data.json", tmp_path / "parts", "--seed", "3").splitlines() == [
@@ -160,6 +184,8 @@ def test_a_list_of_tasks_is_split_into_the_originals_three_files(tmp_path: Path)
     ]  # fmt: skip
     parts = [read_tasks(tmp_path / f"parts/{name}.json") for name in ("train", "validate", "test")]
     assert tuple(parts) == tuple(split_tasks(read_tasks(tmp_path / "data.json"), 3))
+    with pytest.raises(UserError, match=r"data\.json can't be made a folder"):
+        run("split", tmp_path / "data.json", tmp_path / "data.json")
 
 
 def test_logs_as_the_original_writes_them(tmp_path: Path) -> None:
@@ -174,6 +200,10 @@ def test_logs_as_the_original_writes_them(tmp_path: Path) -> None:
     assert back["iter"] == 0  # the original's iterations count from 0
     assert original_points(tmp_path / "logs.json") == [Point(1, 0.5, -1.0, 0.5)]
     assert back["log"][0]["detail"][0]["prob"] == pytest.approx(0.25)
-    write_rows(tmp_path / "log.jsonl", [{"iter": 1}])
-    with pytest.raises(UserError, match=r"log\.jsonl, line 1"):
-        run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")
+    wrong = [
+        json.dumps(row).replace(json.dumps(math.log(0.25)), text) for text in ("1000", "0.5", "null", f"-1{0:0400}")
+    ]
+    for bad in ('{"iter": 1}', json.dumps(row | {"loss": "big"}).replace('"big"', "1e999"), *wrong):
+        (tmp_path / "log.jsonl").write_text(bad + "\n")
+        with pytest.raises(UserError, match=r"log\.jsonl, line 1: no row of a log"):
+            run("logs", tmp_path / "log.jsonl", tmp_path / "logs.json")

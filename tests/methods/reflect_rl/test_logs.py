@@ -127,6 +127,23 @@ def test_bad_runs_are_refused_in_one_sentence(tmp_path: Path) -> None:
     run = original(tmp_path / "002_rl_finetune", 2, 1.0, 2, load_dir="somewhere")
     with pytest.raises(UserError, match="load_dir 'somewhere' is no checkpoint-K"):
         read_original(run)
-    (tmp_path / "logs.json").write_text('[{"iter": 1}]')
-    with pytest.raises(UserError, match="no list of iterations"):
+    run = original(tmp_path / "003_rl_finetune", 2, 1.0, 2, load_dir="results/000_gone/checkpoint-2")
+    with pytest.raises(UserError, match=r"003_rl_finetune/setting\.yml: the run of load_dir .*000_gone.* is not there"):
+        read_original(run)
+
+
+@pytest.mark.parametrize("steps", [-2, 0, 1.5, "many", [1], True])
+def test_an_accumulation_that_is_no_positive_whole_number_is_refused(tmp_path: Path, steps: object) -> None:
+    run = original(tmp_path / "001_rl_finetune", 2, 1.0, 2, gradient_accumulation_steps=json.dumps(steps))
+    with pytest.raises(UserError, match=r"setting\.yml: gradient_accumulation_steps must be a whole number from 1 on"):
+        read_original(run)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"loss": []}, {"loss": [[]]}, {"cost": "much"}, {"cost": "nan"}, {"iter": 10**400}]
+)
+def test_rows_that_are_no_iterations_are_refused_in_one_sentence(tmp_path: Path, fields: dict[str, Any]) -> None:
+    row = {"iter": 0, "loss": [0.5, None], "cost": 1.0, "succ": 0.5} | fields if fields else {"iter": 1}
+    (tmp_path / "logs.json").write_text(json.dumps([row]))
+    with pytest.raises(UserError, match=r"logs\.json: no list of iterations"):
         original_points(tmp_path / "logs.json")

@@ -1,0 +1,41 @@
+"""DangerousTaxi with labels: what counts as telling the action, and which texts name one."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfimprove.envs.taxi.listed import EnumeratedTaxi
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("**Action:** 1", True),
+        ("Action (1)", True),
+        ('The best action is "1".', True),
+        ("Move **north**.", True),
+        ("Proceed\n\tnorth", True),
+        ("Action: 12", False),
+        ("Action 2 would be wrong.", False),
+        ("The passenger is *one row north*.", False),
+        ("From here the passenger is one row north, 1 action away.", False),
+    ],
+)
+def test_an_action_is_told_however_a_chat_model_decorates_it(text: str, told: bool) -> None:
+    env = EnumeratedTaxi()
+    env.reset(61)  # the passenger is one row north: action 1
+    assert env.reveals(text) is told
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [("1", "move north"), (" 1", "move north"), ("1.", "move north"), ("move north", "move north"), ("01", None)],
+)
+def test_the_command_that_a_text_names_is_the_one_that_is_done(text: str, command: str | None) -> None:
+    env = EnumeratedTaxi()
+    env.reset(61)
+    assert env.named(text) == command
+    assert env.step(text).valid == (command is not None)
+    env.reset(61)
+    env.step("3")  # into the wall
+    assert env.named(text) is None

@@ -1,0 +1,24 @@
+"""What the record of an episode says was done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfimprove.envs.labels import oracle_label
+from selfimprove.methods.reflect_rl.episode import taken
+from tests.envs.labelled_worlds import all_three
+
+
+@pytest.mark.parametrize("text", ["{label}", " {label}", "{label}.", "{label}. and so on", "{command}", "no such"])
+def test_the_command_that_was_done_is_recorded_however_it_was_named(tmp_path: Path, text: str) -> None:
+    for env in all_three(tmp_path):
+        task = env.task_ids()[0]
+        env.reset(task)
+        label = oracle_label(env)
+        assert label is not None
+        wanted = env.commands()[label]
+        command, played = taken(env, task, text.format(label=label, command=wanted))
+        assert command == (wanted if played.valid else None)
+        assert played.valid == (text == "{label}" or (env.name != "alfworld" and text != "no such"))
