@@ -87,7 +87,8 @@ def read_label(text: str, labels: Collection[str]) -> str | None:
 def read_choice(text: str, env: EnumeratedEnv) -> str | None:
     """The label that a chat model chose: that of a command which is the whole answer, else as ``read_label``."""
     said = text.strip()
-    whole = next((label for label, command in env.commands().items() if command == said), None)
+    forms = (said, said.strip("*`").strip())  # chat models put a command in backticks
+    whole = next((label for label, command in env.commands().items() if command in forms), None)
     return whole or read_label(text, env.state().labels)
 
 

@@ -75,6 +75,8 @@ def test_a_command_with_a_number_in_it_is_no_label() -> None:
     env = Book()
     env.reset(61)
     assert [read_choice(text, env) for text in (*labels.values(), "2")] == ["1", "2", "2"]
+    assert [read_choice(f"```\n{text}\n```", env) for text in labels.values()] == ["1", "2"]
+    assert read_choice(f"`{labels['1']}`", env) == "1"
 
 
 def test_react_keeps_one_dialogue_and_alternates() -> None:
