@@ -235,9 +235,12 @@ def test_own_questions_are_asked_by_rise_and_spin(forks: Forks, root: Path) -> N
     ],
 )
 def test_a_class_that_does_not_fit_is_refused_in_one_sentence(root: Path, name: str, said: str) -> None:
-    laid(root, f"agent_r: {{env: {{name: '{name}'}}, tasks: {{layouts: 1}}}}\n")
+    (root / "my").mkdir(exist_ok=True)
+    (root / "my/worlds.py").write_text("\n\n".join(blocks("python")))
+    overlay = f"agent_r: {{env: {{name: '{name}'}}, tasks: {{layouts: 1}}}}\n"
+    (root / "profiles/mine.yaml").write_text(overlay)
     done = subprocess.run(
-        [sys.executable, "-m", "selfimprove.pipeline.check", "agent_r"], cwd=root, capture_output=True, text=True
+        [sys.executable, "-m", "selfimprove.pipeline.profiles", "mine"], cwd=root, capture_output=True, text=True
     )
     assert done.returncode == 2
     assert said in done.stderr + done.stdout
