@@ -20,13 +20,14 @@ import pytest
 import torch
 from torch.utils.cpp_extension import _get_build_directory
 from torch.utils.file_baton import FileBaton
+from transformers import TrainingArguments
 
 from selfimprove.core.errors import UserError
 from selfimprove.core.records import Example
 from selfimprove.pipeline.params import load_section
 from selfimprove.training.config import FinetuneParams, LauncherConfig
 from selfimprove.training.encode import EncodedExample
-from selfimprove.training.job import check_hardware
+from selfimprove.training.job import RunJob, _arguments, check_hardware
 from selfimprove.training.launch import finetune
 from selfimprove.training.processes import (
     PARENT_SECONDS,
@@ -275,6 +276,20 @@ def test_several_nodes_meet_at_the_rendezvous_and_one_stays_local() -> None:
     one = worker_command(Path("/s/c/job.json"), LauncherConfig(kind="torchrun", processes=2))
     assert "--nnodes=1" in one
     assert any(part.startswith("--rdzv-endpoint=127.0.0.1:") for part in one)
+
+
+def test_a_process_trains_on_one_gpu_however_many_it_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the Trainer cuts packed rows in two and hands their halves to two GPUs."""
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda self: 4))
+    job = RunJob(
+        model_dir=tmp_path,
+        out_dir=tmp_path,
+        checkpoints=tmp_path / "c",
+        params=params(kind="single"),
+        seed=1,
+        threads=1,
+    )
+    assert _arguments(job, {})._n_gpu == 1
 
 
 def test_zero_configuration_follows_the_params() -> None:

@@ -78,7 +78,7 @@ def link_named_files(folder: Path, root: Path, params: Params, methods: list[str
 
 
 def make_chats(folder: Path) -> None:
-    """Chats in the format of ``plain reformat``, where a profile's own data set is not at hand: made word problems."""
+    """Word problems as chats, as plain SPIN's ``reformat`` writes them, where a profile's own data are not at hand."""
     for split, place in (("train", "train"), ("test", "test")):
         problems = generate(12, seed=0, split="train" if split == "train" else "test", difficulty=Difficulty())
         rows = [

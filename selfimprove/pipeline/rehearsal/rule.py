@@ -6,7 +6,7 @@ compares the two sets of params key by key for every GPU profile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from selfimprove.methods.rows import NONE
 from selfimprove.models.base import SHIPPED
 from selfimprove.pipeline.params import METHODS
+from selfimprove.pipeline.rehearsal.keys import mappings, matches, value_at
 
 Params = dict[str, Any]
 Kind = Literal["size", "device", "model", "service", "data", "left out"]
@@ -111,7 +112,7 @@ class Here:
         gpus: 0 for a rehearsal on the CPU.
         models: method -> folder of the model that stands in for the profile's; a method without one keeps its own.
         teacher: base address of the local OpenAI-compatible server.
-        chats: folder of chats in the format of ``plain reformat``.
+        chats: folder of chats in the format of plain SPIN's ``reformat``.
         snippets: file of search snippets.
         quick: tasks are made here instead of being fetched from their declared source; one iteration, no control.
     """
@@ -138,7 +139,7 @@ def gpu_methods(params: Mapping[str, Any]) -> list[str]:
     """The methods whose section asks for a GPU: some device is cuda, or an engine is vLLM."""
 
     def asks(section: Mapping[str, Any]) -> bool:
-        return any(node.get("device") == "cuda" or node.get("engine") == "vllm" for _, node in _mappings(section))
+        return any(node.get("device") == "cuda" or node.get("engine") == "vllm" for _, node in mappings(section))
 
     return [method for method in METHODS if asks(params[method])]
 
@@ -169,10 +170,10 @@ def rehearsed(params: Mapping[str, Any], methods: list[str], here: Here) -> tupl
         if not here.gpus:
             _let_expert_search(edit, method)
         _fit_sizes(edit, method)
-        for path, node in list(_mappings(edit.params[method], (method,))):
+        for path, node in list(mappings(edit.params[method], (method,))):
             _fit_device(edit, path, node, here.gpus)
     if not here.gpus:
-        several = any(node.get("processes", 1) > 1 for m in methods for _, node in _mappings(edit.params[m]))
+        several = any(node.get("processes", 1) > 1 for m in methods for _, node in mappings(edit.params[m]))
         edit.set("run.threads", 1 if several else 2, "device")
     return edit.params, edit.made
 
@@ -268,7 +269,8 @@ def _embed_tasks(edit: _Edit, method: str) -> None:
         edit.clear("rise.tasks.files", "data")
     if method == "spin" and edit.get("spin.tasks.source") == "hotpotqa":
         edit.set("spin.tasks.source", "encyclopedia", "data")
-        edit.clear("spin.tasks.other", "data")
+        for key in ("spin.tasks.other", "spin.tasks.expert_file"):
+            edit.clear(key, "data")
 
 
 def _keep_one_row(edit: _Edit, method: str) -> None:
@@ -318,11 +320,11 @@ def _let_expert_search(edit: _Edit, method: str) -> None:
 def _fit_sizes(edit: _Edit, method: str) -> None:
     for table, absent_means_all in ((CAPS, False), (LIMITS, True)):
         for pattern, cap in table.items():
-            for key in list(_matches(edit.params, pattern, method, create=absent_means_all)):
-                old = _value(edit.params, key)
+            for key in list(matches(edit.params, pattern, method, create=absent_means_all)):
+                old = value_at(edit.params, key)
                 if old is not None or absent_means_all:
                     edit.set(key, cap if old is None or old == "auto" else min(old, cap), "size")
-    for path, node in list(_mappings(edit.params[method], (method,))):
+    for path, node in list(mappings(edit.params[method], (method,))):
         if "launcher" not in node or path[-1] == "rl":
             continue
         place = ".".join(path)
@@ -361,43 +363,3 @@ def _fit_device(edit: _Edit, path: tuple[str, ...], node: Mapping[str, Any], gpu
             edit.set(f"{place}.{key}", here, "device")
     if node.get("backend") == "xtuner":
         edit.set(f"{place}.launcher.processes", 1, "device")
-
-
-def _mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """Every mapping at or below ``node`` with its path."""
-    if isinstance(node, dict):
-        yield path, node
-        for key, value in node.items():
-            yield from _mappings(value, (*path, str(key)))
-
-
-def _matches(params: Params, pattern: str, method: str, *, create: bool) -> Iterator[str]:
-    """Keys of ``method`` that a pattern names; with ``create`` also an absent last part of a mapping that is there."""
-    *parts, last = pattern.split(".")
-    if parts[0] not in ("*", method):
-        return
-    places: list[tuple[tuple[str, ...], Any]] = [((method,), params[method])]
-    for part in parts[1:]:
-        places = [
-            ((*path, name), value)
-            for path, node in places
-            for name, value in _children(node)
-            if part in ("*", name) and isinstance(value, dict | list)
-        ]
-    for path, node in places:
-        names = [name for name, _ in _children(node) if last in ("*", name)]
-        for name in names or ([last] if create and isinstance(node, dict) else []):
-            yield ".".join((*path, name))
-
-
-def _children(node: Any) -> list[tuple[str, Any]]:
-    if isinstance(node, list):
-        return [(str(index), value) for index, value in enumerate(node)]
-    return [(str(key), value) for key, value in node.items()]
-
-
-def _value(params: Params, key: str) -> Any:
-    node: Any = params
-    for part in key.split("."):
-        node = node[int(part)] if isinstance(node, list) else node.get(part)
-    return node

@@ -127,6 +127,13 @@ def test_a_quick_rehearsal_has_one_iteration_and_no_control_and_fetches_nothing(
     assert list(own["reflect_rl"]["models"]) == ["reflector", "policy"]
 
 
+def test_a_quick_rehearsal_needs_no_experts_of_a_file() -> None:
+    params = deepcopy(PROFILES["spin-llama2-7b"])
+    params["spin"]["tasks"]["expert_file"] = "experts.json"
+    own, _ = rehearsed(params, ["spin"], here(quick=True))
+    load_section(own, "spin", SCHEMAS["spin"], "own")
+
+
 def test_a_training_of_no_epochs_stays_one() -> None:
     own, _ = rehearse("agent-r-llama3.1-8b", here())
     assert own["agent_r"]["rows"]["base"]["train"]["epochs"] == 0

@@ -67,6 +67,14 @@ def settings_of(text: str) -> dict[str, Any]:
     return {ast.unparse(node.targets[0]): value(node.value) for node in body if isinstance(node, ast.Assign)}
 
 
+def test_its_launcher_is_given_no_option_that_torch_2_5_lacks() -> None:
+    """The GPU environment's torch is older than ours: its torchrun ends at an option that it does not know."""
+    command = xtuner._command(Path("/x/python"), run_of(FinetuneParams.model_validate(PAPER, strict=False)))
+    assert command[:4] == ["/x/python", "-m", "torch.distributed.run", "--nproc-per-node=8"]
+    assert command[-3:] == ["-m", xtuner.LAUNCHER, "/s/run/run.json"]
+    assert not any("shutdown-timeout" in part for part in command)
+
+
 def test_the_papers_recipe_is_what_the_config_says() -> None:
     config = settings_of(config_text(run_of(FinetuneParams.model_validate(PAPER, strict=False))))
     assert config["optim_wrapper"] == {

@@ -1,0 +1,47 @@
+"""Keys of params as paths with dots: which of them a pattern such as ``*.engines.*.dtype`` names, and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def mappings(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Every mapping at or below ``node`` with its path."""
+    if isinstance(node, dict):
+        yield path, node
+        for key, value in node.items():
+            yield from mappings(value, (*path, str(key)))
+
+
+def matches(params: dict[str, Any], pattern: str, method: str, *, create: bool) -> Iterator[str]:
+    """Keys of ``method`` that a pattern names; with ``create`` also an absent last part of a mapping that is there."""
+    *parts, last = pattern.split(".")
+    if parts[0] not in ("*", method):
+        return
+    places: list[tuple[tuple[str, ...], Any]] = [((method,), params[method])]
+    for part in parts[1:]:
+        places = [
+            ((*path, name), value)
+            for path, node in places
+            for name, value in _children(node)
+            if part in ("*", name) and isinstance(value, dict | list)
+        ]
+    for path, node in places:
+        names = [name for name, _ in _children(node) if last in ("*", name)]
+        for name in names or ([last] if create and isinstance(node, dict) else []):
+            yield ".".join((*path, name))
+
+
+def _children(node: Any) -> list[tuple[str, Any]]:
+    if isinstance(node, list):
+        return [(str(index), value) for index, value in enumerate(node)]
+    return [(str(key), value) for key, value in node.items()]
+
+
+def value_at(params: dict[str, Any], key: str) -> Any:
+    """What stands at a key with dots; None if its last part is not there."""
+    node: Any = params
+    for part in key.split("."):
+        node = node[int(part)] if isinstance(node, list) else node.get(part)
+    return node
