@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from selfimprove.core.params import CHOICE, LARGEST_SEED, Section
+from selfimprove.core.params import CHOICE, LARGEST_SEED, Section, check_answer_room
 from selfimprove.engines.config import EngineConfig, OpenAiEngineConfig, ScriptedEngineConfig, check_own_model
 from selfimprove.envs.interface import MakesProblems
 from selfimprove.envs.params import AnswerParams, EnvParams, TextParams, own_class
@@ -294,7 +294,6 @@ class SpinParams(Iterated):
     @model_validator(mode="after")
     def _fits(self) -> SpinParams:
         """Refuse slices beyond their split, and replies for which the engine's context has no room."""
-        context = getattr(self.engines.get("policy"), "context", None)
         for key, split, play in (
             ("evaluate", self.evaluate.split, self.evaluate),
             *((f"iterations.{key}.generate", "train", one.generate) for key, one in self.iterations.items()),
@@ -304,11 +303,7 @@ class SpinParams(Iterated):
                 raise ValueError(f"{key}.start: {play.start} is asked for, tasks.{split} is {count}; fix one")
             if play.end is not None and play.end > count:
                 raise ValueError(f"{key}.end: {play.end} is asked for, tasks.{split} is {count}; fix one")
-            if context is not None and play.max_tokens >= context:
-                raise ValueError(
-                    f"{key}.max_tokens: {play.max_tokens} leaves no room for a prompt in engines.policy.context, which "
-                    f"is {context}; lower the one or raise the other"
-                )
+            check_answer_room(f"{key}.max_tokens", play.max_tokens, "policy", self.engines.get("policy"))
         return self
 
     @model_validator(mode="after")

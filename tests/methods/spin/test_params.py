@@ -133,11 +133,14 @@ def test_the_defaults_are_the_specs() -> None:
         ({"evaluate": {"start": 2}}, "evaluate.start: 2 is asked for, tasks.test is 2; fix one"),
         (
             {"evaluate": {"max_tokens": 2048}},
-            "evaluate.max_tokens: 2048 leaves no room for a prompt in engines.policy.co",
+            "evaluate.max_tokens: 2048 tokens leave no room for a prompt in engines.policy.co",
         ),
         (plays("iter1", start=4), "iterations.iter1.generate.start: 4 is asked for, tasks.train is 4; fix one"),
         (plays("iter1", end=5), "iterations.iter1.generate.end: 5 is asked for, tasks.train is 4; fix one"),
-        (plays("iter1", max_tokens=4000), "iterations.iter1.generate.max_tokens: 4000 leaves no room for a prompt"),
+        (
+            plays("iter1", max_tokens=4000),
+            "iterations.iter1.generate.max_tokens: 4000 tokens leave no room for a prompt",
+        ),
         (
             plays("iter0", runs=2, evaluate=False),
             "rows.outcome_dpo.source: the episodes of iter0 are not scored, so no outcome differs",
